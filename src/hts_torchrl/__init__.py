@@ -1,0 +1,50 @@
+"""High-Throughput Synchronous RL: asynchronous speed, one update behind, bit for bit reproducible."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from hts_torchrl.collector import HTSCollector
+    from hts_torchrl.data import HTSDataModule
+    from hts_torchrl.envs.atari import AtariEnvs
+    from hts_torchrl.envs.gym import GymEnvs
+    from hts_torchrl.errors import ConfigurationError, ProtocolError, WorkerError
+    from hts_torchrl.learner import A2C, PPO
+    from hts_torchrl.models import ActorCritic, make_actor_critic
+
+_HOMES = {
+    "A2C": "learner",
+    "PPO": "learner",
+    "ActorCritic": "models",
+    "AtariEnvs": "envs.atari",
+    "ConfigurationError": "errors",
+    "GymEnvs": "envs.gym",
+    "HTSCollector": "collector",
+    "HTSDataModule": "data",
+    "ProtocolError": "errors",
+    "WorkerError": "errors",
+    "make_actor_critic": "models",
+}
+
+__all__ = [
+    "A2C",
+    "PPO",
+    "ActorCritic",
+    "AtariEnvs",
+    "ConfigurationError",
+    "GymEnvs",
+    "HTSCollector",
+    "HTSDataModule",
+    "ProtocolError",
+    "WorkerError",
+    "make_actor_critic",
+]
+
+
+def __getattr__(name: str) -> object:
+    """Import a public name when it is first used: executors need neither torch nor lightning."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -1,0 +1,86 @@
+"""All that the crew shares, allocated once and handed to every worker."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from copy import copy
+from typing import Any, Self
+
+from hts_torchrl.buffers.action_buffer import ActionBuffer
+from hts_torchrl.buffers.arena import Layout, SharedArena
+from hts_torchrl.buffers.doorbell import Doorbell
+from hts_torchrl.buffers.double_storage import DoubleStorage
+from hts_torchrl.buffers.logbook import Logbook
+from hts_torchrl.buffers.ready_queue import ReadyQueue
+from hts_torchrl.buffers.state_buffer import StateBuffer
+from hts_torchrl.config import ArraySpec, CrewConfig, EnvSpec, Key
+from hts_torchrl.schedule import Schedule
+
+
+class Board:
+    """The shared buffers, and the settings that give them their shapes.
+
+    Made by the collector before the workers start; a worker gets the part it needs
+    (:meth:`for_executor`, :meth:`for_actor`) as a process argument and sees the same memory.
+    """
+
+    def __init__(
+        self,
+        spec: EnvSpec,
+        outputs: Mapping[Key, ArraySpec],
+        config: CrewConfig,
+        schedule: Schedule,
+        weights_layout: Layout,
+    ) -> None:
+        self.spec = spec
+        self.outputs = dict(outputs)
+        self.config = config
+        self.schedule = schedule
+        num_envs = config.num_envs
+        self.arena = SharedArena(
+            StateBuffer.layout(spec, num_envs)
+            | ActionBuffer.layout(outputs, num_envs)
+            | DoubleStorage.layout(spec, outputs, num_envs, schedule.steps_per_round)
+            | Logbook.layout(config.num_executors + config.num_actors)
+            | weights_layout
+        )
+        self.ready = ReadyQueue()
+        self.finished = ReadyQueue()
+        self.doorbells = {executor: Doorbell() for executor in range(config.num_executors)}
+        self._attach()
+
+    def _attach(self) -> None:
+        self.state = StateBuffer(self.arena, self.spec)
+        self.actions = ActionBuffer(self.arena, self.outputs)
+        self.storages = DoubleStorage(self.arena, self.spec, self.outputs)
+        self.logbook = Logbook(self.arena)
+
+    def for_executor(self, executor: int) -> Self:
+        """Return the board with this executor's doorbell only."""
+        board = copy(self)
+        board.doorbells = {executor: self.doorbells[executor]}
+        return board
+
+    def for_actor(self) -> Self:
+        """Return the board with doorbells that can be rung only."""
+        board = copy(self)
+        board.doorbells = {index: bell.for_ringing() for index, bell in self.doorbells.items()}
+        return board
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what is rebuilt from the arena."""
+        built = ("state", "actions", "storages", "logbook")
+        return {name: value for name, value in self.__dict__.items() if name not in built}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Attach to the same memory in a worker."""
+        self.__dict__.update(state)
+        self._attach()
+
+    def close(self) -> None:
+        """Close pipes and the memory's descriptor here; arrays live on while they are used."""
+        for bell in self.doorbells.values():
+            bell.close()
+        self.ready.close()
+        self.finished.close()
+        self.arena.close()

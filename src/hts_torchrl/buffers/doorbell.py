@@ -1,0 +1,61 @@
+"""A pipe on which one executor is told that something waits for it."""
+
+from __future__ import annotations
+
+import os
+import select
+from copy import copy
+from multiprocessing.connection import Connection, Pipe
+from typing import Self
+
+from hts_torchrl.errors import HTSError
+
+
+class CrewStopped(HTSError):
+    """The parent has closed the lifeline, or is gone: the worker leaves."""
+
+
+def sleep_until_readable(fd: int, lifeline: Connection) -> None:
+    """Sleep until ``fd`` has something to read; raises :class:`CrewStopped` if the lifeline has."""
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    poll.register(lifeline.fileno(), select.POLLIN)
+    if any(ready == lifeline.fileno() for ready, _ in poll.poll()):
+        raise CrewStopped("the parent has closed the lifeline")
+
+
+class Doorbell:
+    """Counts rings, and sleeps until enough have come.
+
+    **Writer**: the actors (one ring for each answer) and, between rounds, the collector (one ring
+    starts a round). **Reader**: the executor it belongs to. **Visible when**: data is written
+    before the ring that announces it. A ring is one byte, so writes never interleave.
+    """
+
+    def __init__(self) -> None:
+        self._reader, self._writer = Pipe(duplex=False)
+
+    def for_ringing(self) -> Self:
+        """Return the same bell without its reading end, which halves what an actor inherits."""
+        bell = copy(self)
+        del bell._reader
+        return bell
+
+    def ring(self, times: int = 1) -> None:
+        """Announce ``times`` things."""
+        os.write(self._writer.fileno(), b"\0" * times)
+
+    def wait(self, rings: int, lifeline: Connection) -> None:
+        """Sleep until ``rings`` rings have come; released by actors, or by the collector.
+
+        Raises:
+            CrewStopped: if the parent closes the lifeline, or dies.
+        """
+        while rings:
+            sleep_until_readable(self._reader.fileno(), lifeline)
+            rings -= len(os.read(self._reader.fileno(), rings))
+
+    def close(self) -> None:
+        """Close both ends here."""
+        self._reader.close()
+        self._writer.close()

@@ -1,0 +1,58 @@
+"""A queue of numbers: environments that wait for an action, executors that have finished."""
+
+from __future__ import annotations
+
+import os
+from multiprocessing.connection import Connection, Pipe
+
+import numpy as np
+
+from hts_torchrl.buffers.arena import Array
+from hts_torchrl.buffers.doorbell import sleep_until_readable
+
+_ID = np.dtype(np.int32)
+
+
+class ReadyQueue:
+    """Numbers whose data is written: ``observation_ready`` and ``round_finished``.
+
+    One pipe is queue and doorbell in one: a write under PIPE_BUF is atomic, a read takes all that
+    waits, so any number of executors and actors share it without a lock that a killed process
+    could keep.
+    """
+
+    def __init__(self) -> None:
+        self._reader, self._writer = Pipe(duplex=False)
+        os.set_blocking(self._reader.fileno(), False)
+
+    def put(self, numbers: Array) -> None:
+        """Announce numbers (int32)."""
+        os.write(self._writer.fileno(), numbers.tobytes())
+
+    def take(self, most: int, lifeline: Connection) -> Array:
+        """Take up to ``most`` numbers; sleeps until an executor announces one.
+
+        Raises:
+            CrewStopped: if the parent closes the lifeline, or dies.
+        """
+        while True:
+            sleep_until_readable(self.fileno(), lifeline)
+            numbers = self.take_waiting(most)
+            if len(numbers):  # else another actor was faster
+                return numbers
+
+    def take_waiting(self, most: int) -> Array:
+        """Take up to ``most`` numbers, none if none waits."""
+        try:
+            return np.frombuffer(os.read(self.fileno(), most * _ID.itemsize), _ID)
+        except BlockingIOError:
+            return np.empty(0, _ID)
+
+    def fileno(self) -> int:
+        """Return the descriptor that becomes readable when something waits."""
+        return self._reader.fileno()
+
+    def close(self) -> None:
+        """Close both ends here."""
+        self._reader.close()
+        self._writer.close()

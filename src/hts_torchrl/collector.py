@@ -1,0 +1,369 @@
+"""The collector: rounds of experience as TensorDicts, collected while the caller learns."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import cloudpickle
+import torch
+from tensordict import TensorDict, TensorDictBase
+from tensordict.nn import TensorDictModuleBase
+from torch import nn
+from torchrl.collectors import BaseCollector
+
+from hts_torchrl.buffers.board import Board
+from hts_torchrl.config import CrewConfig, Precision, StartMethod
+from hts_torchrl.envs.group import CreateEnv, EnvFactory, make_group
+from hts_torchrl.errors import ConfigurationError, ProtocolError
+from hts_torchrl.inference import PolicyInference
+from hts_torchrl.policy import as_policy
+from hts_torchrl.schedule import Schedule
+from hts_torchrl.weights import PolicyWeights
+from hts_torchrl.workers.actor import Actor, ActorSettings, ActorTask
+from hts_torchrl.workers.crew import Crew, ProcessCrew, SerialCrew
+from hts_torchrl.workers.executor import Executor, ExecutorTask
+from hts_torchrl.workers.process import WorkerTask
+
+
+class HTSCollector(BaseCollector):
+    """Collects rounds of ``frames_per_batch`` environment steps, each while the one before is used.
+
+    ``next`` on its iterator *is* the rendezvous: it waits for the running round, takes the weights
+    that were published with :meth:`update_policy_weights_`, starts the next round in the
+    background and returns the finished one. An ordinary loop is therefore concurrent::
+
+        for batch in collector:
+            loss_of(batch).backward()
+            optimizer.step()
+            collector.update_policy_weights_()
+
+    A batch is a ``TensorDict[N, T]`` (N environments, T steps, the last dimension named ``time``)
+    with the observation, the action, ``action_log_prob`` ``[N, T]``, ``state_value`` ``[N, T, 1]``
+    if the policy has a value, ``reward``, ``done``, ``terminated``, ``truncated`` ``[N, T, 1]`` and
+    the true next observation under ``next``, also where an episode ended; beside them
+    ``("next", "episode_reward")`` and ``("next", "step_count")`` (raw score and steps of the game
+    so far), ``("next", "episode_end")``, ``("collector", "traj_ids")`` and
+    ``("collector", "policy_version")`` (updates in the acting weights), int64 ``[N, T]``.
+    **Its memory is reused**: it is valid until the following ``next``, unless ``clone`` is set.
+
+    The same seed gives the same bits whatever ``num_actors``, ``envs_per_executor``,
+    ``start_method`` and timing.
+
+    Args:
+        create_env_fn: an environment factory (``AtariEnvs``, ``GymEnvs``), or a function of the
+            environment's index, or a list with one for each environment, returning a
+            ``gymnasium.Env``, a vector environment of ``envs_per_executor``, or a TorchRL
+            ``EnvBase``.
+        policy: a TensorDict policy with one probabilistic module (``ProbabilisticActor``,
+            ``ActorValueOperator``, ``hts_torchrl.models.ActorCritic``), or a plain module that maps
+            the observation to logits (discrete) or to mean and standard deviation (continuous).
+        policy_factory: makes the policy, where it cannot be pickled; instead of ``policy``.
+        frames_per_batch: environment steps in a round, ``num_envs * alpha``.
+        total_frames: steps in the whole run, rounded up to whole rounds; -1 is endless.
+        num_envs: environments.
+        num_actors: actor processes; 0 runs everything in this process, the serial twin.
+        envs_per_executor: environments that one executor process steps in lock step.
+        delay: 1 collects the next round during the update; 0 only after it (A2C, PPO, PAAC).
+        seed: decides every environment and every action.
+        inference_batch_size: rows of every forward pass; None is ``min(8, num_envs)``.
+        precision: of the actors, in Lightning's words; give the learner the same.
+        policy_device: where actors compute.
+        start_method: ``forkserver`` or ``spawn``.
+        timeout_s: seconds without any environment step after which the run is given up.
+        first_env: global index of environment 0; ranks of a distributed run start at different ones.
+        clone: hand out batches with memory of their own.
+
+    Raises:
+        ConfigurationError: for settings that cannot work.
+        WorkerError: from ``next``, if a worker raised, died or went silent.
+    """
+
+    init_random_frames = 0
+
+    def __init__(
+        self,
+        create_env_fn: CreateEnv | EnvFactory,
+        policy: nn.Module | None = None,
+        *,
+        policy_factory: Callable[[], nn.Module] | None = None,
+        frames_per_batch: int,
+        total_frames: int = -1,
+        num_envs: int = 16,
+        num_actors: int = 1,
+        envs_per_executor: int = 1,
+        delay: int = 1,
+        seed: int = 0,
+        inference_batch_size: int | None = None,
+        precision: Precision = "32-true",
+        policy_device: str = "cpu",
+        start_method: StartMethod = "forkserver",
+        timeout_s: float = 120.0,
+        first_env: int = 0,
+        clone: bool = False,
+    ) -> None:
+        super().__init__()
+        self._crew: Crew | None = None
+        self._board: Board | None = None
+        self.schedule = Schedule.from_frames(
+            frames_per_batch, total_frames=total_frames, num_envs=num_envs, delay=delay
+        )
+        self.config = CrewConfig(
+            num_envs=num_envs,
+            num_actors=num_actors,
+            envs_per_executor=envs_per_executor,
+            inference_batch_size=inference_batch_size,
+            start_method=start_method,
+            timeout_s=timeout_s,
+            first_env=first_env,
+        )
+        if (policy is None) == (policy_factory is None):
+            raise ConfigurationError("give a policy or a policy_factory, one of the two")
+        self.total_frames = total_frames
+        self.frames_per_batch = self.requested_frames_per_batch = frames_per_batch
+        self.seed = seed
+        self._clone = clone
+        self._create_env_fn = create_env_fn
+        group = make_group(create_env_fn, self._envs_of_executor(0))
+        self.env_spec = group.spec
+        group.close()
+        source = policy if policy is not None else policy_factory()  # type: ignore[misc]
+        self.policy: TensorDictModuleBase = as_policy(source, self.env_spec)
+        self._source = source
+        self._policy_factory = policy_factory
+        self._settings, self._outputs = self._probe(precision, policy_device)
+        self._round = 0
+        self._frames = 0
+        self._version = 0
+
+    def _envs_of_executor(self, executor: int) -> list[int]:
+        return [self.config.first_env + env for env in self.config.envs_of(executor)]
+
+    def _probe(self, precision: Precision, device: str) -> tuple[ActorSettings, dict[Any, Any]]:
+        """Find what the policy answers, and whether its answers depend on each row alone."""
+        inference = PolicyInference(
+            copy.deepcopy(self.policy),
+            self.env_spec,
+            batch_size=self.config.batch_size,
+            device=device,
+            precision=precision,
+        )
+        outputs = inference.outputs()
+        batch_size = self.config.batch_size
+        if batch_size > 1 and not inference.depends_on_row_alone():
+            warnings.warn(
+                "the policy's answer to an observation depends on the other rows of the batch (or "
+                "on its place among them): actors answer one row at a time, exact but slower",
+                stacklevel=3,
+            )
+            batch_size = 1
+        return (
+            ActorSettings(
+                batch_size=batch_size,
+                device=device,
+                precision=precision,
+                matmul_precision=torch.get_float32_matmul_precision(),
+                deterministic=torch.are_deterministic_algorithms_enabled(),
+            ),
+            outputs,
+        )
+
+    def start(self) -> None:
+        """Start the crew, if it is not yet running; the first ``next`` does so by itself."""
+        if self._crew is not None:
+            return
+        self._board = Board(
+            self.env_spec,
+            self._outputs,
+            self.config,
+            self.schedule,
+            PolicyWeights.layout(self.policy),
+        )
+        self._weights = PolicyWeights(self._board.arena, self.policy)
+        self._weights.publish(self.policy.state_dict(), self._version)
+        self._weights.exchange()
+        self._batches = [self._tensordict(storage) for storage in range(2)]
+        self._crew = self._make_crew(self._board)
+
+    def _make_crew(self, board: Board) -> Crew:
+        create_env_fn = cloudpickle.dumps(self._create_env_fn)
+        executors = range(self.config.num_executors)
+        if self.config.num_actors == 0:
+            actor = Actor(board, copy.deepcopy(self.policy), self._settings)
+            made = [Executor(board, index, create_env_fn, self.seed) for index in executors]
+            return SerialCrew(board, made, actor)
+        make_policy = cloudpickle.dumps(self._policy_maker())
+        tasks: list[WorkerTask] = [
+            ActorTask(board.for_actor(), index, make_policy, self._settings)
+            for index in range(self.config.num_actors)
+        ]
+        tasks = [
+            ExecutorTask(board.for_executor(index), index, create_env_fn, self.seed, self._round)
+            for index in executors
+        ] + tasks
+        module = type(self._create_env_fn).__module__
+        return ProcessCrew(board, tasks, [module] if module.startswith("hts_torchrl.envs.") else [])
+
+    def _policy_maker(self) -> Callable[[], nn.Module]:
+        if self._policy_factory is not None:
+            factory, spec = self._policy_factory, self.env_spec
+            return lambda: as_policy(factory(), spec)
+        policy = copy.deepcopy(self.policy).cpu()
+        return lambda: policy
+
+    def _tensordict(self, storage: int) -> TensorDict:
+        """Lay a TensorDict over one storage, without copying."""
+        assert self._board is not None
+        shape = [self.schedule.num_envs, self.schedule.steps_per_round]
+        arrays = self._board.storages[storage].arrays
+        batch = TensorDict(
+            {key: torch.from_numpy(array) for key, array in arrays.items()},
+            shape,
+            names=[None, "time"],
+        )
+        for key in ("done", "terminated", "truncated"):
+            batch[key] = torch.zeros(*shape, 1, dtype=torch.bool)
+        return batch
+
+    def iterator(self) -> Iterator[TensorDictBase]:
+        """Yield one batch a round; going on after a ``break`` continues the run."""
+        self.start()
+        crew, schedule = self._crew, self.schedule
+        assert crew is not None
+        while schedule.exists(self._round):
+            round_index = self._round
+            if round_index == 0 or not schedule.starts_before_update():
+                self._start_round(round_index)
+            crew.wait_round(round_index)
+            batch = self._batch(round_index)
+            self._round += 1
+            self._frames += schedule.frames_per_round
+            if schedule.starts_before_update() and schedule.exists(round_index + 1):
+                self._start_round(round_index + 1)
+            if self._post_collect_hook is not None:
+                self._post_collect_hook(batch)
+            yield batch
+        self.shutdown()
+
+    def _start_round(self, round_index: int) -> None:
+        """Hand the published weights to the actors, then let the executors go."""
+        assert self._crew is not None
+        if self._pre_collect_hook is not None:
+            self._pre_collect_hook()
+        self._weights.exchange()
+        self._running_version = self._weights.acting_version
+        self._crew.start_round(round_index)
+
+    def _batch(self, round_index: int) -> TensorDictBase:
+        batch = self._batches[self.schedule.storage_of(round_index)].copy()
+        batch["next", "done"] = batch["next", "terminated"] | batch["next", "truncated"]
+        version = torch.full(batch.shape, self._running_version, dtype=torch.int64)
+        batch["collector", "policy_version"] = version
+        return batch.clone() if self._clone else batch
+
+    @property
+    def policy_version(self) -> int:
+        """Updates in the weights that were published last."""
+        return self._weights.newest_version if self._board is not None else self._version
+
+    def update_policy_weights_(
+        self,
+        policy_or_weights: TensorDictBase | nn.Module | dict[str, Any] | None = None,
+        *,
+        weights: TensorDictBase | dict[str, Any] | None = None,
+        policy: nn.Module | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Publish weights; the round that starts at the next rendezvous acts with them.
+
+        Args:
+            policy_or_weights: a module, its ``state_dict``, or its weights as a TensorDict; None
+                takes the policy that the collector was given.
+            weights: the same by keyword.
+            policy: the same by keyword.
+            kwargs: TorchRL's arguments for many policies, of which there are none here.
+
+        Raises:
+            ConfigurationError: if the names are not those of the collector's policy, or an argument
+                for many policies is given.
+        """
+        if any(value is not None for value in kwargs.values()):
+            raise ConfigurationError(
+                f"arguments {sorted(kwargs)} are not supported: one policy acts"
+            )
+        given = [item for item in (policy_or_weights, weights, policy) if item is not None]
+        if len(given) > 1:
+            raise ConfigurationError("give the weights once")
+        source = given[0] if given else self.policy
+        if source is self._source:
+            source = self.policy
+        if isinstance(source, nn.Module):
+            state = source.state_dict()
+        elif isinstance(source, TensorDictBase):
+            state = source.flatten_keys(".").to_dict()
+        else:
+            state = source
+        self.start()
+        self._weights.publish(state)
+
+    def stats(self) -> dict[str, int | float | bool]:
+        """Add to TorchRL's counters the seconds that workers worked and waited, summed by role."""
+        stats = super().stats()
+        if self._board is not None:
+            logbook, executors = self._board.logbook, self.config.num_executors
+            for role, rows in (("executors", slice(executors)), ("actors", slice(executors, None))):
+                stats[f"{role}_busy_s"] = float(logbook.busy_s[rows].sum())
+                stats[f"{role}_waiting_s"] = float(logbook.waiting_s[rows].sum())
+        return stats
+
+    def set_seed(self, seed: int, static_seed: bool = False) -> int:
+        """Set the run's seed, before the first batch; returns it.
+
+        Raises:
+            ProtocolError: if the crew already runs.
+        """
+        if self._crew is not None:
+            raise ProtocolError(
+                "set_seed after the crew was started: environments have their seeds"
+            )
+        self.seed = seed
+        return seed
+
+    def state_dict(self) -> OrderedDict[str, Any]:
+        """Return counters; environments are not part of it."""
+        return OrderedDict(policy_version=self.policy_version, frames=self._frames)
+
+    def load_state_dict(self, state_dict: OrderedDict[str, Any]) -> None:
+        """Take over counters, before the first batch.
+
+        Raises:
+            ProtocolError: if the crew already runs.
+        """
+        if self._crew is not None:
+            raise ProtocolError("load_state_dict after the crew was started")
+        self._version = int(state_dict["policy_version"])
+        self._frames = int(state_dict["frames"])
+
+    def shutdown(
+        self,
+        timeout: float | None = None,
+        close_env: bool = True,
+        raise_on_error: bool = True,
+    ) -> None:
+        """Stop all workers and free the shared memory; may be called twice, at most 5 s.
+
+        The last batch stays valid. The arguments are TorchRL's and change nothing here.
+        """
+        if self._crew is not None:
+            self._crew.shutdown()
+        if self._board is not None:
+            self._board.close()
+
+    def __del__(self) -> None:
+        """Leave no process behind."""
+        with contextlib.suppress(Exception):
+            self.shutdown()

@@ -1,0 +1,133 @@
+"""Frozen records that describe environments and workers; validated where they are made."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+from hts_torchrl.errors import ConfigurationError
+
+Key: TypeAlias = str | tuple[str, ...]
+"""A TensorDict key: a name, or a path of names."""
+
+ActionKind: TypeAlias = Literal["discrete", "one_hot", "multi_discrete", "continuous"]
+Precision: TypeAlias = Literal["32-true", "bf16-mixed", "bf16-true", "64-true"]
+StartMethod: TypeAlias = Literal["forkserver", "spawn"]
+
+
+@dataclass(frozen=True)
+class ArraySpec:
+    """Shape (without environment and time) and numpy dtype of one array."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+
+@dataclass(frozen=True)
+class ActionSpec:
+    """What an environment accepts.
+
+    ``sizes`` holds the number of choices: one for ``discrete`` and ``one_hot``, one a component
+    for ``multi_discrete``, empty for ``continuous``, which has ``low`` and ``high`` instead.
+    """
+
+    kind: ActionKind
+    array: ArraySpec
+    sizes: tuple[int, ...] = ()
+    low: np.ndarray[Any, Any] | None = None
+    high: np.ndarray[Any, Any] | None = None
+
+    @property
+    def num_draws(self) -> int:
+        """Uniform numbers that decide one action."""
+        return len(self.sizes) if self.sizes else math.prod(self.array.shape)
+
+
+@dataclass(frozen=True)
+class EnvSpec:
+    """Observations by key, and actions, of one environment."""
+
+    observations: dict[Key, ArraySpec]
+    action: ActionSpec
+
+    def __post_init__(self) -> None:
+        """Refuse an environment without observations."""
+        if not self.observations:
+            raise ConfigurationError("the environment has no observation")
+
+    def __eq__(self, other: object) -> bool:
+        """Compare shapes and kinds; bounds of actions are not compared."""
+        if not isinstance(other, EnvSpec):
+            return NotImplemented
+        return self.observations == other.observations and (
+            (self.action.kind, self.action.array, self.action.sizes)
+            == (other.action.kind, other.action.array, other.action.sizes)
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+@dataclass(frozen=True)
+class CrewConfig:
+    """How many workers there are, and how they start and wait."""
+
+    num_envs: int = 16
+    """Environments in all."""
+    num_actors: int = 1
+    """Actor processes; 0 runs everything in the caller's process."""
+    envs_per_executor: int = 1
+    """Environments that one executor process steps in lock step."""
+    inference_batch_size: int | None = None
+    """Rows of every forward pass; None is min(8, num_envs). Results depend on it in the last bits."""
+    start_method: StartMethod = "forkserver"
+    """How worker processes start."""
+    timeout_s: float = 120.0
+    """Seconds without a single environment step after which a round is given up."""
+    first_env: int = 0
+    """Global index of environment 0 here: distributed ranks have distinct environments."""
+
+    def __post_init__(self) -> None:
+        """Refuse counts that cannot work together."""
+        if self.num_actors < 0:
+            raise ConfigurationError(f"num_actors={self.num_actors}; 0 or more is needed")
+        if self.envs_per_executor < 1:
+            raise ConfigurationError(
+                f"envs_per_executor={self.envs_per_executor}; at least 1 is needed"
+            )
+        if self.envs_per_executor > self.num_envs:
+            raise ConfigurationError(
+                f"envs_per_executor={self.envs_per_executor} is more than num_envs={self.num_envs}"
+            )
+        if self.num_envs % self.envs_per_executor:
+            raise ConfigurationError(
+                f"num_envs={self.num_envs} is no multiple of "
+                f"envs_per_executor={self.envs_per_executor}"
+            )
+        if self.inference_batch_size is not None and self.inference_batch_size < 1:
+            raise ConfigurationError(
+                f"inference_batch_size={self.inference_batch_size}; at least 1 is needed"
+            )
+        if self.start_method not in ("forkserver", "spawn"):
+            raise ConfigurationError(
+                f"start_method={self.start_method!r}; 'forkserver' or 'spawn' is needed"
+            )
+        if self.timeout_s <= 0:
+            raise ConfigurationError(f"timeout_s={self.timeout_s}; a positive time is needed")
+
+    @property
+    def num_executors(self) -> int:
+        """Executor processes."""
+        return self.num_envs // self.envs_per_executor
+
+    @property
+    def batch_size(self) -> int:
+        """Rows of every forward pass."""
+        return self.inference_batch_size or min(8, self.num_envs)
+
+    def envs_of(self, executor: int) -> tuple[int, ...]:
+        """Local indices of the environments of one executor."""
+        first = executor * self.envs_per_executor
+        return tuple(range(first, first + self.envs_per_executor))

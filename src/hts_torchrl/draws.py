@@ -1,0 +1,61 @@
+"""Uniform draws keyed by (seed, environment, step): the randomness of every action.
+
+They come from a counter-based generator (Philox4x64-10; Salmon et al., 2011), so the draw of any
+step can be made without those before it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+_WORDS_PER_COUNT = 4
+
+
+def uniform_draws(
+    seed: int, env: int, first_step: int, num_steps: int, width: int
+) -> np.ndarray[Any, Any]:
+    """Return float64 draws ``[num_steps, width]`` in the open interval (0, 1).
+
+    Args:
+        seed: the run's seed, 64 bits.
+        env: global index of the environment.
+        first_step: the environment's step, counted from the start of the run.
+        num_steps: how many consecutive steps.
+        width: draws of each step.
+
+    Example:
+        >>> bool((uniform_draws(0, 3, 5, 1, 2) == uniform_draws(0, 3, 0, 9, 2)[5]).all())
+        True
+    """
+    counts = -(-width // _WORDS_PER_COUNT)
+    key = np.array([seed % 2**64, env], np.uint64)
+    generator = np.random.Philox(counter=first_step * counts, key=key)
+    words = generator.random_raw(num_steps * counts * _WORDS_PER_COUNT)
+    words = words.reshape(num_steps, counts * _WORDS_PER_COUNT)[:, :width]
+    return ((words >> np.uint64(11)) + 0.5) * 2.0**-53
+
+
+def normal_draws(
+    seed: int, env: int, first_step: int, num_steps: int, width: int
+) -> np.ndarray[Any, Any]:
+    """Return standard normal draws ``[num_steps, width]``, keyed like :func:`uniform_draws`.
+
+    By the Box-Muller transform, which takes a fixed number of uniform draws. It runs where the
+    environment lives and not on a batch: there its last bits would depend on the row's place.
+    """
+    pairs = -(-width // 2)
+    uniform = uniform_draws(seed, env, first_step, num_steps, 2 * pairs)
+    radius = np.sqrt(-2.0 * np.log(uniform[:, :pairs]))
+    angle = 2.0 * np.pi * uniform[:, pairs:]
+    return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)], 1)[:, :width]
+
+
+def env_seed(seed: int, env: int, stream: str = "train") -> int:
+    """Return the 31-bit seed with which environment ``env`` is reset.
+
+    ``stream`` keeps environments of training and evaluation apart.
+    """
+    entropy = (seed % 2**64, env, *stream.encode())
+    return int(np.random.SeedSequence(entropy).generate_state(1)[0] >> 1)

@@ -1,0 +1,1 @@
+"""Environment factories and the lock-step groups that executors drive; numpy only."""

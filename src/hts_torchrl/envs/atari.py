@@ -1,0 +1,141 @@
+"""Atari 2600 games through ale-py's native vector environment (C++ preprocessing)."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from ale_py import roms
+from ale_py.vector_env import AtariVectorEnv
+from gymnasium.vector import AutoresetMode
+
+from hts_torchrl.envs.group import Array, EnvGroup, Observation, Transition
+from hts_torchrl.envs.spaces import env_spec
+from hts_torchrl.errors import ConfigurationError
+
+
+@dataclass(frozen=True)
+class AtariEnvs:
+    """Environments of one Atari game, preprocessed as in Mnih et al. (2015).
+
+    Observations are uint8 ``[frame_stack, 84, 84]``: grey, the maximum of the last two of
+    ``frame_skip`` frames. Up to 30 no-ops start an episode; the fire button is pressed where a
+    game waits for it.
+
+    Example:
+        >>> from hts_torchrl import AtariEnvs
+        >>> AtariEnvs("pong").group([0]).spec.action.sizes
+        (6,)
+    """
+
+    game: str
+    """ROM name of ale-py, ``ms_pacman``; ``MsPacman`` is understood too."""
+    life_loss: bool = True
+    """End the training episode, not the game, where a life is lost."""
+    clip_reward: bool = True
+    """Learn from the sign of the reward; the score keeps the game's own."""
+    sticky_actions: float = 0.0
+    """Probability that the emulator repeats the action before (0.25: Machado et al., 2018)."""
+    full_action_set: bool = False
+    """All 18 actions instead of those that the game uses."""
+    frame_skip: int = 4
+    """Emulator frames that one action lasts."""
+    frame_stack: int = 4
+    """Frames in one observation."""
+    max_frames: int = 108_000
+    """Emulator frames after which an episode is truncated (30 minutes of play)."""
+
+    def _rom(self) -> str:
+        names = roms.get_all_rom_ids()
+        by_letters = {name.replace("_", ""): name for name in names}
+        wanted = self.game.lower().replace("_", "").replace("-", "")
+        if wanted not in by_letters:
+            near = difflib.get_close_matches(wanted, by_letters, n=3)
+            hint = f"; near to it: {', '.join(by_letters[name] for name in near)}" if near else ""
+            raise ConfigurationError(f"ale-py has no game {self.game!r}{hint}")
+        return by_letters[wanted]
+
+    def group(self, indices: Sequence[int], *, render: bool = False) -> EnvGroup:
+        """Make the environments of the given indices (:class:`EnvFactory`).
+
+        Raises:
+            ConfigurationError: if ale-py has no such game.
+        """
+        return AtariGroup(self, self._rom(), len(indices), render=render)
+
+    def vector_env(self, rom: str, num_envs: int, **preprocessing: Any) -> AtariVectorEnv:  # noqa: ANN401
+        """Make ale-py's own vector environment with these settings."""
+        return AtariVectorEnv(
+            rom,
+            num_envs,
+            num_threads=1,
+            autoreset_mode=AutoresetMode.SAME_STEP,
+            max_num_frames_per_episode=self.max_frames,
+            repeat_action_probability=self.sticky_actions,
+            full_action_space=self.full_action_set,
+            frameskip=self.frame_skip,
+            reward_clipping=False,
+            life_loss_info=self.life_loss,
+            **{"stack_num": self.frame_stack, **preprocessing},
+        )
+
+
+class AtariGroup:
+    """One native vector environment (an :class:`EnvGroup`).
+
+    A lost life is told from the end of a game by the emulator's frame counter, which goes back
+    only when the game was reset.
+    """
+
+    def __init__(self, factory: AtariEnvs, rom: str, num_envs: int, *, render: bool) -> None:
+        self.num_envs = num_envs
+        self._clip_reward = factory.clip_reward
+        self._envs = factory.vector_env(rom, num_envs)
+        self.spec = env_spec(self._envs.single_observation_space, self._envs.single_action_space)
+        self._frame_number = np.zeros(num_envs, np.int32)
+        # Colour pictures come from a twin with the same seed and actions: the native environment
+        # gives only what its own preprocessing made.
+        colour = {"grayscale": False, "img_height": 210, "img_width": 160, "stack_num": 1}
+        self._twin = factory.vector_env(rom, 1, **colour) if render else None
+        self._picture: Array | None = None
+
+    def reset(self, seeds: Sequence[int]) -> Observation:
+        """Seed and reset every environment."""
+        seed_array = np.asarray(seeds, np.int64)
+        observation, info = self._envs.reset(seed=seed_array)
+        self._frame_number = info["episode_frame_number"].copy()
+        if self._twin is not None:
+            self._picture = self._twin.reset(seed=seed_array[:1])[0]
+        return {"observation": observation}
+
+    def step(self, actions: Array) -> Transition:
+        """Step all environments at once."""
+        observation, score, terminated, truncated, info = self._envs.step(actions)
+        if self._twin is not None:
+            self._picture = self._twin.step(actions[:1])[0]
+        ends = terminated | truncated
+        after = following = {"observation": observation}
+        game_over = ends
+        if ends.any():
+            game_over = ends & (info["episode_frame_number"] <= self._frame_number)
+            final = np.where(game_over[:, None, None, None], info["final_obs"], observation)
+            after = {"observation": final}
+        self._frame_number = info["episode_frame_number"].copy()
+        score = score.astype(np.float32)
+        reward = np.sign(score) if self._clip_reward else score
+        return Transition(after, following, reward, score, terminated, truncated, game_over)
+
+    def render(self) -> Array:
+        """Return the first environment's picture, uint8 ``[210, 160, 3]``."""
+        if self._picture is None:
+            raise ConfigurationError("make the group with render=True, and reset it first")
+        return self._picture[0, -1]
+
+    def close(self) -> None:
+        """Stop the emulators' threads."""
+        self._envs.close()
+        if self._twin is not None:
+            self._twin.close()

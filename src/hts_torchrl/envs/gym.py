@@ -1,0 +1,193 @@
+"""Any Gymnasium environment: a factory by id, and the groups that wrap single and vector ones."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.vector import AutoresetMode, VectorEnv
+
+from hts_torchrl.config import ActionSpec, EnvSpec
+from hts_torchrl.envs.group import Array, EnvGroup, Observation, Transition
+from hts_torchrl.envs.spaces import env_spec
+from hts_torchrl.errors import ConfigurationError
+
+
+@dataclass(frozen=True)
+class GymEnvs:
+    """Environments of one Gymnasium id.
+
+    Example:
+        >>> from hts_torchrl import GymEnvs
+        >>> GymEnvs("CartPole-v1").group([0]).spec.action.sizes
+        (2,)
+    """
+
+    id: str
+    """Gymnasium's id, ``CartPole-v1``; ``module:Name-v0`` imports the module first."""
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    """Further arguments of ``gymnasium.make``."""
+
+    def group(self, indices: Sequence[int], *, render: bool = False) -> EnvGroup:
+        """Make the environments of the given indices (:class:`EnvFactory`).
+
+        Raises:
+            ConfigurationError: if Gymnasium knows no such environment or lacks what it needs.
+        """
+        kwargs = {**self.kwargs, **({"render_mode": "rgb_array"} if render else {})}
+        try:
+            envs = [gymnasium.make(self.id, **kwargs) for _ in indices]
+        except gymnasium.error.UnregisteredEnv as error:
+            near = difflib.get_close_matches(self.id, gymnasium.registry, n=3)
+            hint = f"; near to it: {', '.join(near)}" if near else ""
+            raise ConfigurationError(f"Gymnasium knows no environment {self.id!r}{hint}") from error
+        except (gymnasium.error.Error, ModuleNotFoundError) as error:
+            raise ConfigurationError(f"environment {self.id!r}: {error}") from error
+        return SerialGroup(envs, indices)
+
+
+class SerialGroup:
+    """Single Gymnasium environments stepped one after another (an :class:`EnvGroup`)."""
+
+    def __init__(self, envs: Sequence[gymnasium.Env[Any, Any]], indices: Sequence[int]) -> None:
+        self.envs = list(envs)
+        self.indices = list(indices)
+        self.num_envs = len(self.envs)
+        self.spec: EnvSpec = env_spec(self.envs[0].observation_space, self.envs[0].action_space)
+        space = self.envs[0].action_space
+        self._action_start = int(space.start) if isinstance(space, gymnasium.spaces.Discrete) else 0
+        self._after = self._empty()
+        self._next = self._empty()
+
+    def _empty(self) -> Observation:
+        return {
+            key: np.empty((self.num_envs, *spec.shape), spec.dtype)
+            for key, spec in self.spec.observations.items()
+        }
+
+    def _store(self, observation: Any, into: Observation, row: int) -> None:  # noqa: ANN401
+        for key, array in into.items():
+            array[row] = observation[key] if isinstance(observation, dict) else observation
+
+    def reset(self, seeds: Sequence[int]) -> Observation:
+        """Seed and reset every environment."""
+        for row, (env, seed) in enumerate(zip(self.envs, seeds, strict=True)):
+            with _named(self.indices[row], "reset"):
+                self._store(env.reset(seed=int(seed))[0], self._next, row)
+        return self._next
+
+    def step(self, actions: Array) -> Transition:
+        """Step each environment, and reset those whose episode ended."""
+        rewards = np.zeros(self.num_envs, np.float32)
+        terminated = np.zeros(self.num_envs, bool)
+        truncated = np.zeros(self.num_envs, bool)
+        for row, env in enumerate(self.envs):
+            with _named(self.indices[row], "step"):
+                action = env_action(self.spec.action, actions[row], self._action_start)
+                observation, reward, terminated[row], truncated[row], _ = env.step(action)
+                rewards[row] = float(reward)
+            self._store(observation, self._after, row)
+            if terminated[row] or truncated[row]:
+                with _named(self.indices[row], "reset"):
+                    observation = env.reset()[0]
+            self._store(observation, self._next, row)
+        ends = terminated | truncated
+        after = self._after if ends.any() else self._next
+        return Transition(after, self._next, rewards, rewards, terminated, truncated, ends)
+
+    def render(self) -> Array:
+        """Return the first environment's picture."""
+        return np.asarray(self.envs[0].render())
+
+    def close(self) -> None:
+        """Close every environment."""
+        for env in self.envs:
+            env.close()
+
+
+class VectorGroup:
+    """A Gymnasium vector environment that resets within the step (an :class:`EnvGroup`)."""
+
+    def __init__(self, envs: VectorEnv[Any, Any, Any], indices: Sequence[int]) -> None:
+        if envs.num_envs != len(indices):
+            raise ConfigurationError(
+                f"the vector environment has {envs.num_envs} environments, but an executor has "
+                f"{len(indices)}: set envs_per_executor={envs.num_envs}"
+            )
+        if envs.metadata.get("autoreset_mode") is not AutoresetMode.SAME_STEP:
+            raise ConfigurationError(
+                "the vector environment must reset within the step that ends an episode: make it "
+                "with autoreset_mode=AutoresetMode.SAME_STEP"
+            )
+        self.envs = envs
+        self.num_envs = envs.num_envs
+        self.spec = env_spec(envs.single_observation_space, envs.single_action_space)
+        space = envs.single_action_space
+        self._action_start = int(space.start) if isinstance(space, gymnasium.spaces.Discrete) else 0
+
+    def _arrays(self, observation: Any) -> Observation:  # noqa: ANN401
+        if isinstance(observation, dict):
+            return {key: observation[key] for key in self.spec.observations}
+        return {"observation": observation}
+
+    def reset(self, seeds: Sequence[int]) -> Observation:
+        """Seed and reset every environment."""
+        return self._arrays(self.envs.reset(seed=[int(seed) for seed in seeds])[0])
+
+    def step(self, actions: Array) -> Transition:
+        """Step all environments at once."""
+        batch = env_action(self.spec.action, actions, self._action_start)
+        observation, reward, terminated, truncated, info = self.envs.step(batch)
+        following = self._arrays(observation)
+        ends = terminated | truncated
+        after = following
+        if ends.any():
+            after = {key: array.copy() for key, array in following.items()}
+            for row in np.flatnonzero(ends):
+                final = info["final_obs"][row]
+                for key, array in after.items():
+                    array[row] = final[key] if isinstance(final, dict) else final
+        reward = reward.astype(np.float32)
+        return Transition(after, following, reward, reward, terminated, truncated, ends)
+
+    def render(self) -> Array:
+        """Return the first environment's picture."""
+        frames = self.envs.render()
+        if not frames:
+            raise ConfigurationError("the vector environment renders nothing")
+        return np.asarray(frames[0])
+
+    def close(self) -> None:
+        """Close the vector environment."""
+        self.envs.close()
+
+
+def env_action(spec: ActionSpec, action: Array, start: int) -> Any:  # noqa: ANN401
+    """Turn an answer of the policy into what the environment accepts.
+
+    Continuous actions are clipped to the bounds, as in Stable-Baselines3; the storage keeps the
+    action that was drawn.
+    """
+    if spec.kind == "continuous":
+        return np.clip(action, spec.low, spec.high)
+    if spec.kind == "discrete":
+        return action + start
+    return action
+
+
+class _named:  # noqa: N801
+    """Add the environment's index to whatever is raised inside."""
+
+    def __init__(self, index: int, call: str) -> None:
+        self.note = f"raised by {call}() of environment {index}"
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if error is not None:
+            error.add_note(self.note)

@@ -1,0 +1,101 @@
+"""TorchRL environments as a group. The only environment module that imports torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torchrl.data import Binary, Bounded, Categorical, Composite, MultiCategorical, OneHot
+from torchrl.data import TensorSpec, Unbounded
+from torchrl.envs import EnvBase
+
+from hts_torchrl.config import ActionSpec, ArraySpec, EnvSpec, Key
+from hts_torchrl.envs.group import Array, Observation, Transition
+from hts_torchrl.errors import ConfigurationError
+
+
+class EnvBaseGroup:
+    """Unbatched TorchRL environments stepped one after another (an ``EnvGroup``)."""
+
+    def __init__(self, envs: Sequence[EnvBase], indices: Sequence[int]) -> None:
+        self.envs = list(envs)
+        self.indices = list(indices)
+        self.num_envs = len(self.envs)
+        env = self.envs[0]
+        if env.batch_size:
+            raise ConfigurationError(
+                f"environment {indices[0]} has batch size {tuple(env.batch_size)}; give unbatched "
+                "environments: the collector does the batching"
+            )
+        observations = {
+            key: _array_spec(spec)
+            for key, spec in env.observation_spec.items(include_nested=True, leaves_only=True)
+            if not isinstance(spec, Composite)
+        }
+        self.spec = EnvSpec(observations, _action_spec(env.action_spec))
+        self._act_on: list[Any] = []
+
+    def reset(self, seeds: Sequence[int]) -> Observation:
+        """Seed and reset every environment."""
+        for env, seed in zip(self.envs, seeds, strict=True):
+            env.set_seed(int(seed))
+        self._act_on = [env.reset() for env in self.envs]
+        return self._arrays(self._act_on)
+
+    def _arrays(self, tensordicts: Sequence[Any]) -> Observation:
+        return {
+            key: np.stack([tensordict.get(key).cpu().numpy() for tensordict in tensordicts])
+            for key in self.spec.observations
+        }
+
+    def step(self, actions: Array) -> Transition:
+        """Step each environment, and reset those whose episode ended."""
+        stepped, following = [], []
+        for env, tensordict, action in zip(self.envs, self._act_on, actions, strict=True):
+            tensordict.set(env.action_key, torch.as_tensor(action))
+            done, after = env.step_and_maybe_reset(tensordict)
+            stepped.append(done.get("next"))
+            following.append(after)
+        self._act_on = following
+        reward = np.array([step.get("reward").sum().item() for step in stepped], np.float32)
+        terminated = np.array([step.get("terminated").any().item() for step in stepped])
+        done = np.array([step.get("done").any().item() for step in stepped])
+        return Transition(
+            self._arrays(stepped), self._arrays(following), reward, reward,
+            terminated, done & ~terminated, done,
+        )  # fmt: skip
+
+    def render(self) -> Array:
+        """Return the first environment's picture, from its ``pixels`` key."""
+        return self._act_on[0].get("pixels").cpu().numpy()
+
+    def close(self) -> None:
+        """Close every environment."""
+        for env in self.envs:
+            if not env.is_closed:
+                env.close()
+
+
+def _array_spec(spec: TensorSpec) -> ArraySpec:
+    return ArraySpec(tuple(spec.shape), torch.empty((), dtype=spec.dtype).numpy().dtype)
+
+
+def _action_spec(spec: TensorSpec) -> ActionSpec:
+    array = _array_spec(spec)
+    match spec:
+        case OneHot():
+            return ActionSpec("one_hot", array, (int(spec.n),))
+        case Categorical():
+            return ActionSpec("discrete", array, (int(spec.n),))
+        case MultiCategorical():
+            return ActionSpec("multi_discrete", array, tuple(int(n) for n in spec.nvec))
+        case Bounded() | Unbounded() if not isinstance(spec, Binary):
+            low = spec.space.low.numpy() if isinstance(spec, Bounded) else None
+            high = spec.space.high.numpy() if isinstance(spec, Bounded) else None
+            return ActionSpec("continuous", array, low=low, high=high)
+    raise ConfigurationError(
+        f"the action spec {spec} is not supported; OneHot, Categorical, MultiCategorical and a "
+        "Bounded or Unbounded of floats are"
+    )

@@ -1,0 +1,55 @@
+"""Typed errors: whose mistake it is decides the class."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+class HTSError(Exception):
+    """Base of all errors raised by this package on purpose."""
+
+
+class ConfigurationError(HTSError, ValueError):
+    """The user's settings cannot work; the message says which and what would."""
+
+
+class ProtocolError(HTSError, RuntimeError):
+    """A mistake of this package: a call came out of order."""
+
+
+@dataclass(frozen=True)
+class WorkerPlace:
+    """Where a worker was when it failed.
+
+    ``envs`` holds environment indices (empty for an actor); ``step`` counts from 0 in its round.
+    """
+
+    role: str
+    index: int
+    envs: tuple[int, ...]
+    round_index: int
+    step: int
+
+    def __str__(self) -> str:
+        """Name the worker, its environments, its round and its step."""
+        envs = f" (environments {list(self.envs)})" if self.envs else ""
+        step = f", step {self.step}" if self.envs else ""
+        return f"{self.role} {self.index}{envs}, round {self.round_index}{step}"
+
+
+class WorkerError(HTSError, RuntimeError):
+    """A worker process raised, died or did not answer in time.
+
+    Attributes:
+        place: which worker, and how far it had come.
+        cause: the signal, the exit status, or the worker's own traceback.
+    """
+
+    def __init__(self, place: WorkerPlace, cause: str) -> None:
+        super().__init__(f"{place}: {cause}")
+        self.place = place
+        self.cause = cause
+
+    def __reduce__(self) -> tuple[type[WorkerError], tuple[WorkerPlace, str]]:
+        """Pickle by the constructor's arguments."""
+        return type(self), (self.place, self.cause)

@@ -1,0 +1,17 @@
+"""Actor-critics as TensorDict modules, and the trunks they are built on."""
+
+from hts_torchrl.models.actor_critic import ActorCritic, make_actor_critic
+from hts_torchrl.models.distributions import MultiCategorical
+from hts_torchrl.models.impala import ImpalaResNet
+from hts_torchrl.models.mlp import MLP
+from hts_torchrl.models.nature import NatureCNN, NipsCNN
+
+__all__ = [
+    "MLP",
+    "ActorCritic",
+    "ImpalaResNet",
+    "MultiCategorical",
+    "NatureCNN",
+    "NipsCNN",
+    "make_actor_critic",
+]

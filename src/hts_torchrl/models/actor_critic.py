@@ -1,0 +1,168 @@
+"""An actor-critic over one trunk: usable as TorchRL's operator, and in one fused pass."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import torch
+from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModule
+from torch import Tensor, nn
+from torch import distributions as d
+from torch.nn import functional
+from torchrl.modules import ActorValueOperator, ValueOperator
+
+from hts_torchrl.config import ActionSpec, EnvSpec, Key
+from hts_torchrl.errors import ConfigurationError
+from hts_torchrl.models.distributions import action_head, parameter_keys
+from hts_torchrl.models.impala import ImpalaResNet
+from hts_torchrl.models.initialization import orthogonal
+from hts_torchrl.models.mlp import MLP
+from hts_torchrl.models.nature import NatureCNN, NipsCNN
+
+
+class Trunk(Protocol):
+    """Maps an observation ``[B, ...]`` to features ``[B, out_features]``."""
+
+    out_features: int
+
+
+_NARROWEST = 4
+
+
+class NarrowLinear(nn.Linear):
+    """A linear layer whose rows keep their bits at any place of the batch, also if it is narrow.
+
+    With 2 or 3 outputs the CPU kernel's last bits depend on the row's place in the batch; with 1 or
+    at least 4 they do not (docs/decisions.md). So a narrow weight is padded with zeros.
+    """
+
+    def __init__(self, in_features: int, out_features: int, gain: float) -> None:
+        super().__init__(in_features, out_features)
+        orthogonal(self, gain)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Return float32 ``[B, out_features]``."""
+        if not 1 < self.out_features < _NARROWEST:
+            return super().forward(features).float()
+        missing = _NARROWEST - self.out_features
+        weight = functional.pad(self.weight, (0, 0, 0, missing))
+        outputs = functional.linear(features, weight, functional.pad(self.bias, (0, missing)))
+        return outputs[..., : self.out_features].float()
+
+
+class GaussianHead(nn.Module):
+    """Mean from the features; one learned standard deviation a dimension, 1 at the start."""
+
+    def __init__(self, in_features: int, size: int) -> None:
+        super().__init__()
+        self.loc = NarrowLinear(in_features, size, 0.01)
+        self.log_scale = nn.Parameter(torch.zeros(size))
+
+    def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """Return mean and standard deviation, float32 ``[B, size]``."""
+        loc = self.loc(features)
+        return loc, self.log_scale.float().exp().expand_as(loc)
+
+
+class ActorCritic(ActorValueOperator):
+    """Policy and value of one observation over a common trunk.
+
+    To TorchRL it is an ``ActorValueOperator`` (``get_policy_operator``, ``get_value_operator``);
+    :meth:`heads` runs the same modules once without the TensorDict between them, which costs a
+    tenth.
+
+    Args:
+        trunk: module with ``out_features``.
+        spec: observations and actions of the environment.
+        observation: key of the observation that the trunk reads.
+        squash: whether continuous actions pass through tanh into their bounds.
+    """
+
+    def __init__(
+        self,
+        trunk: nn.Module,
+        spec: EnvSpec,
+        *,
+        observation: Key = "observation",
+        squash: bool = False,
+    ) -> None:
+        width = int(trunk.out_features)  # type: ignore[arg-type]
+        action, parameters = spec.action, parameter_keys(spec.action)
+        if action.kind == "continuous":
+            actor: nn.Module = GaussianHead(width, math.prod(action.array.shape))
+        else:
+            actor = NarrowLinear(width, sum(action.sizes), 0.01)
+        head = action_head(action, squash=squash)
+        policy = TensorDictModule(actor, in_keys=["hidden"], out_keys=parameters)
+        super().__init__(
+            TensorDictModule(trunk, in_keys=[observation], out_keys=["hidden"]),
+            ProbabilisticTensorDictSequential(policy, head),
+            ValueOperator(NarrowLinear(width, 1, 1.0), in_keys=["hidden"]),
+        )
+        self.observation = observation
+        self._distribution: Callable[..., d.Distribution] = head.distribution_class
+        self._distribution_kwargs = dict(head.distribution_kwargs)
+        self._distribution_keys = parameters
+
+    def heads(self, observations: Mapping[Key, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
+        """Return parameters of B actions' distribution and values ``[B, 1]``: one trunk pass."""
+        common, policy, value = self.module
+        features = common.module(observations[self.observation])
+        outputs = policy.module[0].module(features)
+        parameters = outputs if isinstance(outputs, tuple) else (outputs,)
+        named = dict(zip(self._distribution_keys, parameters, strict=True))
+        return named, value.module(features)
+
+    def distribution(self, parameters: Mapping[str, Tensor]) -> d.Distribution:
+        """Return the distribution of B actions."""
+        return self._distribution(**parameters, **self._distribution_kwargs)
+
+
+_TRUNKS: dict[str, Callable[[tuple[int, ...]], nn.Module]] = {
+    "nature": NatureCNN,
+    "nips": NipsCNN,
+    "impala": ImpalaResNet,
+    "mlp": MLP,
+}
+
+
+def make_actor_critic(network: str, spec: EnvSpec, *, squash: bool = False) -> ActorCritic:
+    """Build an actor-critic by the name of its trunk.
+
+    Args:
+        network: ``nature``, ``nips``, ``impala``, ``mlp``, or ``module.Class`` of a trunk of yours,
+            called with the observation's shape.
+        spec: observations and actions of the environment.
+        squash: whether continuous actions pass through tanh into their bounds.
+
+    Raises:
+        ConfigurationError: if there is no such trunk, or it cannot read the observation.
+    """
+    if len(spec.observations) != 1:
+        raise ConfigurationError(
+            f"the environment has the observations {sorted(map(str, spec.observations))}; a "
+            "built-in network reads one: give a policy of your own"
+        )
+    ((key, array),) = spec.observations.items()
+    try:
+        trunk = _trunk(network)(array.shape)
+    except (RuntimeError, IndexError, ValueError, TypeError) as error:
+        raise ConfigurationError(
+            f"the network {network!r} cannot read observations of shape {array.shape}: {error}"
+        ) from error
+    return ActorCritic(trunk, spec, observation=key, squash=squash)
+
+
+def _trunk(network: str) -> Callable[[tuple[int, ...]], Any]:
+    if network in _TRUNKS:
+        return _TRUNKS[network]
+    module, _, name = network.rpartition(".")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigurationError(
+            f"no network {network!r}; {', '.join(_TRUNKS)} or module.Class of a trunk is needed"
+        ) from error

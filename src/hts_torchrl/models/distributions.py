@@ -1,0 +1,78 @@
+"""The distribution of each kind of action."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from tensordict.nn import ProbabilisticTensorDictModule
+from torch import Tensor
+from torch import distributions as d
+from torchrl.modules import OneHotCategorical, TanhNormal
+
+from hts_torchrl.config import ActionSpec
+
+
+class MultiCategorical(d.Independent):
+    """Independent categorical choices of different sizes; actions int64 ``[..., K]``.
+
+    Args:
+        logits: ``[..., sum(sizes)]``, the choices side by side.
+        sizes: number of categories of each of the K choices.
+    """
+
+    def __init__(
+        self, logits: Tensor, sizes: Sequence[int], validate_args: bool | None = None
+    ) -> None:
+        padded = logits.new_full((*logits.shape[:-1], len(sizes), max(sizes)), -torch.inf)
+        for choice, part in enumerate(logits.split(tuple(sizes), -1)):
+            padded[..., choice, : part.shape[-1]] = part
+        super().__init__(d.Categorical(logits=padded, validate_args=False), 1, validate_args)
+
+    @property
+    def mode(self) -> Tensor:
+        """The likeliest category of each choice."""
+        return self.base_dist.mode
+
+
+class DiagonalNormal(d.Independent):
+    """Independent Gaussians; actions float ``[..., K]``."""
+
+    def __init__(self, loc: Tensor, scale: Tensor, validate_args: bool | None = None) -> None:
+        super().__init__(d.Normal(loc, scale, validate_args=False), 1, validate_args)
+
+
+def parameter_keys(action: ActionSpec) -> list[str]:
+    """Return the keys of the parameters of an action's distribution."""
+    return ["loc", "scale"] if action.kind == "continuous" else ["logits"]
+
+
+def action_head(action: ActionSpec, *, squash: bool = False) -> ProbabilisticTensorDictModule:
+    """Return the module that makes the distribution of an action, for TorchRL's losses too.
+
+    Args:
+        action: what the environment accepts.
+        squash: whether a continuous action passes through tanh into its bounds.
+    """
+    kwargs: dict[str, Any] = {"validate_args": False}
+    match action.kind:
+        case "discrete":
+            distribution: type[d.Distribution] = d.Categorical
+        case "one_hot":
+            distribution, kwargs = OneHotCategorical, {}
+        case "multi_discrete":
+            distribution, kwargs["sizes"] = MultiCategorical, action.sizes
+        case "continuous" if squash:
+            distribution = TanhNormal
+            kwargs = {"low": torch.as_tensor(action.low), "high": torch.as_tensor(action.high)}
+        case "continuous":
+            distribution = DiagonalNormal
+    return ProbabilisticTensorDictModule(
+        in_keys=parameter_keys(action),
+        out_keys=["action"],
+        distribution_class=distribution,
+        distribution_kwargs=kwargs,
+        return_log_prob=True,
+        default_interaction_type="random",
+    )

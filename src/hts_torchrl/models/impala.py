@@ -1,0 +1,43 @@
+"""The residual trunk of IMPALA (Espeholt et al., 2018, figure 3, right)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from hts_torchrl.models.initialization import orthogonal
+from hts_torchrl.models.nature import PixelTrunk
+
+
+class _Residual(nn.Module):
+    """Two 3x3 convolutions around a shortcut; shapes are kept."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.ReLU(),
+            orthogonal(nn.Conv2d(channels, channels, 3, padding=1)),
+            nn.ReLU(),
+            orthogonal(nn.Conv2d(channels, channels, 3, padding=1)),
+        )
+
+    def forward(self, features: Tensor) -> Tensor:
+        return features + self.body(features)
+
+
+class ImpalaResNet(PixelTrunk):
+    """Three stages of 16, 32, 32 channels, two residual blocks each, and 256 features."""
+
+    def __init__(self, shape: Sequence[int]) -> None:
+        stages: list[nn.Module] = []
+        channels = shape[0]
+        for width in (16, 32, 32):
+            stages += [
+                orthogonal(nn.Conv2d(channels, width, 3, padding=1)),
+                nn.MaxPool2d(3, stride=2, padding=1),
+                _Residual(width),
+                _Residual(width),
+            ]
+            channels = width
+        super().__init__([*stages, nn.ReLU()], shape, 256)

@@ -1,0 +1,30 @@
+"""A multilayer perceptron for vector observations."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from hts_torchrl.models.initialization import orthogonal
+
+
+class MLP(nn.Sequential):
+    """Two hidden layers of ``width`` tanh units: ``[B, ...]`` to features ``[B, width]``."""
+
+    def __init__(self, shape: Sequence[int], width: int = 64) -> None:
+        super().__init__(
+            nn.Flatten(),
+            orthogonal(nn.Linear(math.prod(shape), width)),
+            nn.Tanh(),
+            orthogonal(nn.Linear(width, width)),
+            nn.Tanh(),
+        )
+        self.out_features = width
+
+    def forward(self, observation: Tensor) -> Tensor:
+        """Return features ``[B, width]``."""
+        dtype: torch.dtype = self[1].weight.dtype
+        return super().forward(observation.to(dtype))

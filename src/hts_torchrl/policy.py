@@ -1,0 +1,119 @@
+"""One pass of any policy: its distribution and its value, without sampling."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from tensordict.nn import (
+    ProbabilisticTensorDictModule,
+    ProbabilisticTensorDictSequential,
+    TensorDictModule,
+    TensorDictModuleBase,
+    TensorDictSequential,
+)
+from torch import Tensor, nn
+from torch import distributions as d
+
+from hts_torchrl.config import EnvSpec, Key
+from hts_torchrl.errors import ConfigurationError
+from hts_torchrl.models.actor_critic import ActorCritic
+from hts_torchrl.models.distributions import action_head, parameter_keys
+
+
+@dataclass
+class Evaluation:
+    """What a policy says of B observations."""
+
+    distribution: d.Distribution
+    """B distributions of actions."""
+    value: Tensor | None
+    """Values ``[B, 1]``; None if the policy has no critic."""
+    written: TensorDictBase | dict[str, Tensor]
+    """The parameters of the distribution, and whatever else the modules wrote."""
+
+
+def evaluate(policy: nn.Module, observations: dict[Key, Tensor], batch_size: int) -> Evaluation:
+    """Run actor and critic once, the common trunk once.
+
+    TorchRL's own ``forward`` of a policy would sample, and its losses run actor and critic apart;
+    here the modules of a sequence run in order with the sampling left out.
+    """
+    if isinstance(policy, ActorCritic):
+        parameters, value = policy.heads(observations)
+        return Evaluation(policy.distribution(parameters), value, parameters)
+    tensordict = TensorDict(observations, [batch_size])
+    distribution = None
+    for module in _steps(policy):
+        if isinstance(module, ProbabilisticTensorDictModule):
+            distribution = module.get_dist(tensordict)
+        else:
+            tensordict = module(tensordict)
+    if distribution is None:
+        raise ConfigurationError("the policy has no probabilistic module: nothing to sample from")
+    return Evaluation(distribution, tensordict.get("state_value", None), tensordict)
+
+
+def probabilistic_module(policy: nn.Module) -> ProbabilisticTensorDictModule:
+    """Return the policy's one probabilistic module, which names action and log-probability.
+
+    Raises:
+        ConfigurationError: if it has none, or more than one.
+    """
+    found = [step for step in _steps(policy) if isinstance(step, ProbabilisticTensorDictModule)]
+    if len(found) != 1:
+        raise ConfigurationError(
+            f"the policy has {len(found)} probabilistic modules; exactly one, such as torchrl's "
+            "ProbabilisticActor, is needed"
+        )
+    return found[0]
+
+
+def _steps(policy: nn.Module) -> Iterator[nn.Module]:
+    if isinstance(policy, TensorDictSequential | ProbabilisticTensorDictSequential):
+        for module in policy.module:
+            yield from _steps(module)
+    else:
+        yield policy
+
+
+def as_policy(policy: nn.Module, spec: EnvSpec) -> TensorDictModuleBase:
+    """Return a TensorDict policy; a plain module is wrapped where that is obvious.
+
+    A plain module maps the one observation to logits (discrete actions) or to a pair of mean and
+    standard deviation (continuous actions).
+
+    Raises:
+        ConfigurationError: if it is not obvious.
+    """
+    if isinstance(policy, TensorDictModuleBase):
+        return policy
+    if len(spec.observations) != 1:
+        raise ConfigurationError(
+            f"a plain module cannot tell the observations {sorted(map(str, spec.observations))} "
+            "apart; wrap the policy in a TensorDictModule with in_keys"
+        )
+    keys = parameter_keys(spec.action)
+    return ProbabilisticTensorDictSequential(
+        TensorDictModule(policy, in_keys=list(spec.observations), out_keys=keys),
+        action_head(spec.action),
+    )
+
+
+def values_of(policy: nn.Module, observations: dict[Key, Tensor]) -> Tensor:
+    """Return float32 values ``[B, 1]`` without gradient.
+
+    Raises:
+        ConfigurationError: if the policy has no value.
+    """
+    batch_size = next(iter(observations.values())).shape[0]
+    with torch.no_grad():
+        value = evaluate(policy, observations, batch_size).value
+    if value is None:
+        raise ConfigurationError(
+            "the policy has no value: an actor-critic that writes 'state_value' is needed, such as "
+            "hts_torchrl.models.ActorCritic or torchrl's ActorValueOperator"
+        )
+    return value.float()

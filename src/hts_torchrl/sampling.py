@@ -1,0 +1,82 @@
+"""From a distribution and a draw to an action.
+
+The draw belongs to the environment, so neither the order of requests nor the batch around a row
+decides anything, and no process-global state (generator, exploration type) is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+from torch import distributions as d
+from torchrl.modules import OneHotCategorical, TanhNormal
+
+RowDistribution: TypeAlias = Callable[[int], d.Distribution]
+
+
+def sample(dist: d.Distribution, draws: Tensor, of_row: RowDistribution | None = None) -> Tensor:
+    """Return the action ``[B, *event]`` that each row's draw decides.
+
+    Categorical actions invert the cumulative distribution by a uniform draw; Gaussian ones
+    (squashed or not) scale and shift a normal draw. Any other distribution samples row by row from
+    a generator seeded by the row's draw, which is slower.
+
+    Args:
+        dist: batch of B distributions.
+        draws: float64 ``[B, K]``, K numbers for each action: uniform in (0, 1), or standard normal
+            for continuous actions.
+        of_row: the distribution of one row alone, batch size 1; needed for "any other" only.
+
+    Raises:
+        NotImplementedError: for "any other" distribution without ``of_row``.
+    """
+    match dist:
+        case d.OneHotCategorical() | OneHotCategorical():
+            index = _invert(dist.probs, draws[:, 0])
+            return torch.nn.functional.one_hot(index, dist.probs.shape[-1])
+        case d.Categorical():
+            probs = dist.probs
+            return _invert(probs, draws[:, 0] if probs.ndim == 2 else draws)
+        case d.TransformedDistribution():
+            action = sample(dist.base_dist, draws, of_row)
+            for transform in dist.transforms:
+                action = transform(action)
+            return action
+        case d.Independent():
+            return sample(dist.base_dist, draws, of_row)
+        case d.Normal():
+            return dist.loc + dist.scale * draws.to(dist.loc.dtype).view(dist.loc.shape)
+    if of_row is None:
+        raise NotImplementedError(f"sampling from {type(dist).__name__} by draw")
+    return _sample_rows(of_row, draws)
+
+
+def mode(dist: d.Distribution) -> Tensor:
+    """Return the greedy action: the likeliest category, or the (squashed) mean."""
+    match dist:
+        case TanhNormal():
+            return dist.deterministic_sample
+        case d.TransformedDistribution():
+            action = mode(dist.base_dist)
+            for transform in dist.transforms:
+                action = transform(action)
+            return action
+    return dist.mode
+
+
+def _invert(probs: Tensor, draw: Tensor) -> Tensor:
+    cumulative = probs.double().cumsum(-1)
+    threshold = draw.unsqueeze(-1) * cumulative[..., -1:]
+    return (cumulative <= threshold).sum(-1).clamp_(max=probs.shape[-1] - 1)
+
+
+def _sample_rows(of_row: RowDistribution, draws: Tensor) -> Tensor:
+    actions = []
+    with torch.random.fork_rng(devices=[]):
+        for row, draw in enumerate(draws):
+            torch.manual_seed(int(draw[:1].view(torch.int64)))
+            actions.append(of_row(row).sample())
+    return torch.cat(actions)

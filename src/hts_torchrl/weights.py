@@ -1,0 +1,103 @@
+"""A versioned copy of the policy's weights in shared memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from hts_torchrl.buffers.arena import Array, Layout, SharedArena
+from hts_torchrl.errors import ConfigurationError
+
+_ALIGNMENT = 64
+
+
+class PolicyWeights:
+    """Two slots of weights: ``acting``, which actors load, and the one that is published into.
+
+    **Writer**: the learner's process (:meth:`publish` between, :meth:`exchange` at rendezvous).
+    **Readers**: actors (:meth:`load`). **Visible when**: published weights become the acting ones
+    at the rendezvous and not before: the collector exchanges the slots while no environment waits
+    for an action, and starts the round after that.
+
+    Example:
+        >>> weights.publish(policy.state_dict())        # the learner       # doctest: +SKIP
+        >>> weights.exchange()                          # at the rendezvous # doctest: +SKIP
+        >>> version = weights.load(replica, version)    # an actor          # doctest: +SKIP
+    """
+
+    def __init__(self, arena: SharedArena, module: nn.Module) -> None:
+        self._acting: Array = arena["weights_acting"]
+        slots = torch.from_numpy(arena["weights"])
+        self._slots = [_views(slots[slot], module.state_dict()) for slot in range(2)]
+        self._published: int | None = None
+
+    @staticmethod
+    def layout(module: nn.Module) -> Layout:
+        """Two slots of raw bytes, and (version, slot) of the acting weights."""
+        size = sum(_padded(tensor) for tensor in module.state_dict().values())
+        return {"weights": ((2, max(size, 1)), "uint8"), "weights_acting": ((2,), "int64")}
+
+    @property
+    def acting_version(self) -> int:
+        """Number of updates in the acting weights."""
+        return int(self._acting[0])
+
+    @property
+    def newest_version(self) -> int:
+        """Number of updates in the weights that were published last."""
+        return self.acting_version if self._published is None else self._published
+
+    def publish(self, state: Mapping[str, Tensor], version: int | None = None) -> None:
+        """Copy weights for the round that starts next.
+
+        Args:
+            state: tensors by ``state_dict`` name, on any device.
+            version: number of updates in them; None is one more than the newest.
+
+        Raises:
+            ConfigurationError: if a name is missing.
+        """
+        views = self._slots[1 - int(self._acting[1])]
+        missing = sorted(set(views) - set(state))
+        if missing:
+            raise ConfigurationError(
+                f"the weights lack {missing[0]!r} (and {len(missing) - 1} more names); those of "
+                "the collector's policy are needed"
+            )
+        with torch.no_grad():
+            for name, view in views.items():
+                view.copy_(state[name])
+        self._published = self.newest_version + 1 if version is None else version
+
+    def exchange(self) -> None:
+        """Make the published weights, if any, the acting ones."""
+        if self._published is not None:
+            self._acting[:] = self._published, 1 - self._acting[1]
+            self._published = None
+
+    def load(self, module: nn.Module, version: int) -> int:
+        """Copy the acting weights into ``module`` unless it has them; returns their version."""
+        if version != self.acting_version:
+            state = module.state_dict()
+            with torch.no_grad():
+                for name, view in self._slots[int(self._acting[1])].items():
+                    state[name].copy_(view)
+        return self.acting_version
+
+
+def _padded(tensor: Tensor) -> int:
+    return -(-tensor.numel() * tensor.element_size() // _ALIGNMENT) * _ALIGNMENT
+
+
+def _views(slot: Tensor, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Lay the state's tensors over one slot, in their own memory order."""
+    views, offset = {}, 0
+    for name, tensor in state.items():
+        size = tensor.numel() * tensor.element_size()
+        flat = slot[offset : offset + size].view(tensor.dtype)
+        strides = torch.empty_like(tensor, device="meta").stride()  # dense, keeps channels_last
+        views[name] = flat.as_strided(tensor.shape, strides)
+        offset += _padded(tensor)
+    return views

@@ -1,0 +1,92 @@
+"""The actor: answers whatever observations are ready, one batched pass at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+
+import cloudpickle
+import numpy as np
+import torch
+from torch import nn
+
+from hts_torchrl.buffers.arena import Array
+from hts_torchrl.buffers.board import Board
+from hts_torchrl.buffers.logbook import Stopwatch
+from hts_torchrl.config import Precision
+from hts_torchrl.inference import PolicyInference
+from hts_torchrl.weights import PolicyWeights
+
+
+@dataclass(frozen=True)
+class ActorSettings:
+    """How every actor computes; the same in all of them, or bits would differ."""
+
+    batch_size: int
+    device: str
+    precision: Precision
+    matmul_precision: str
+    deterministic: bool
+
+    def apply(self) -> None:
+        """Set what is global to a process."""
+        torch.set_num_threads(1)
+        torch.set_float32_matmul_precision(self.matmul_precision)
+        torch.use_deterministic_algorithms(self.deterministic)
+
+
+class Actor:
+    """Owns a copy of the policy, and loads the acting weights when a round has brought new ones."""
+
+    def __init__(self, board: Board, policy: nn.Module, settings: ActorSettings) -> None:
+        self._board = board
+        self._inference = PolicyInference(
+            policy,
+            board.spec,
+            batch_size=settings.batch_size,
+            device=settings.device,
+            precision=settings.precision,
+        )
+        self._weights = PolicyWeights(board.arena, policy)
+        self._version = -1
+
+    def answer(self, envs: Array) -> None:
+        """Answer the environments ``envs`` (int32): state buffer to action buffer."""
+        self._version = self._weights.load(self._inference.policy, self._version)
+        state = self._board.state
+        observations = {key: slots[envs] for key, slots in state.observations.items()}
+        self._board.actions.put(envs, self._inference.answer(observations, state.draws[envs]))
+
+
+@dataclass
+class ActorTask:
+    """What an actor process is started with."""
+
+    board: Board
+    index: int
+    make_policy: bytes
+    settings: ActorSettings
+
+    @property
+    def worker(self) -> int:
+        """Row in the logbook."""
+        return self.board.config.num_executors + self.index
+
+    def run(self, lifeline: Connection) -> None:
+        """Serve until stopped: observation ready -> weights of the round -> pass -> action ready."""
+        board = self.board
+        self.settings.apply()
+        make_policy: Callable[[], nn.Module] = cloudpickle.loads(self.make_policy)
+        actor = Actor(board, make_policy(), self.settings)
+        watch = Stopwatch(board.logbook, self.worker)
+        group = board.config.envs_per_executor
+        while True:
+            watch.waits()
+            envs = board.ready.take(self.settings.batch_size, lifeline)
+            watch.works()
+            actor.answer(envs)
+            for executor, answers in zip(
+                *np.unique(envs // group, return_counts=True), strict=True
+            ):
+                board.doorbells[int(executor)].ring(int(answers))

@@ -1,0 +1,238 @@
+"""The crew: all worker processes, started, watched and stopped together; and its serial twin."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import select
+import signal
+import sys
+import time
+import types
+from collections.abc import Iterator, Sequence
+from multiprocessing.process import BaseProcess
+from typing import Protocol
+
+import numpy as np
+
+from hts_torchrl.buffers.board import Board
+from hts_torchrl.errors import ProtocolError, WorkerError, WorkerPlace
+from hts_torchrl.workers.actor import Actor
+from hts_torchrl.workers.executor import Executor
+from hts_torchrl.workers.process import WorkerTask, work
+
+_STOP_S = 3.0
+_SILENCE_CHECK_S = 1.0
+
+
+class Crew(Protocol):
+    """Whoever carries out rounds, for the collector.
+
+    Example:
+        >>> crew.start_round(0)     # doctest: +SKIP
+        >>> crew.wait_round(0)      # doctest: +SKIP
+        >>> crew.shutdown()         # doctest: +SKIP
+    """
+
+    def start_round(self, round_index: int) -> None:
+        """Let the executors begin a round; the round before must have been waited for."""
+        ...
+
+    def wait_round(self, round_index: int) -> None:
+        """Return when every executor has finished the round."""
+        ...
+
+    def shutdown(self) -> None:
+        """Stop whatever runs; may be called twice."""
+        ...
+
+
+class SerialCrew:
+    """The same rounds in the caller's process, one plain loop: what every crew must equal."""
+
+    def __init__(self, board: Board, executors: Sequence[Executor], actor: Actor) -> None:
+        self._board = board
+        self._executors = list(executors)
+        self._actor = actor
+
+    def start_round(self, round_index: int) -> None:
+        """Play the whole round."""
+        for executor in self._executors:
+            executor.begin_round(round_index)
+        for step in range(self._board.schedule.steps_per_round):
+            for executor in self._executors:
+                executor.put_state(step)
+            self._actor.answer(np.arange(self._board.config.num_envs, dtype=np.int32))
+            for executor in self._executors:
+                executor.step(step)
+
+    def wait_round(self, round_index: int) -> None:
+        """Do nothing: the round was finished when it was started."""
+
+    def shutdown(self) -> None:
+        """Close the environments."""
+        for executor in self._executors:
+            executor.close()
+        self._executors = []
+
+
+class ProcessCrew:
+    """Executor and actor processes.
+
+    Each holds the reading end of one pipe, the lifeline: when the parent closes it, or dies, all of
+    them leave by themselves.
+    """
+
+    def __init__(self, board: Board, tasks: Sequence[WorkerTask], preload: Sequence[str]) -> None:
+        self._board = board
+        self._tasks = list(tasks)
+        self._processes: list[BaseProcess] = []
+        self._started = self._waited = -1
+        self._lifeline, self._parent_end = multiprocessing.Pipe(duplex=False)
+        try:
+            self._start(preload)
+        except BaseException:
+            self.shutdown()
+            raise
+
+    def _start(self, preload: Sequence[str]) -> None:
+        context = multiprocessing.get_context(self._board.config.start_method)
+        if self._board.config.start_method == "forkserver":
+            context.set_forkserver_preload(["hts_torchrl.workers.process", *preload])
+        with _single_threaded_children(), _without_main_module():
+            for task in self._tasks:
+                name = f"hts-{type(task).__name__.removesuffix('Task').lower()}-{task.index}"
+                process = context.Process(  # type: ignore[attr-defined]
+                    target=work, args=(task, self._lifeline), name=name, daemon=True
+                )
+                process.start()
+                self._processes.append(process)
+        self._poll = select.poll()
+        self._poll.register(self._board.finished.fileno(), select.POLLIN)
+        for process in self._processes:
+            self._poll.register(process.sentinel, select.POLLIN)
+
+    def start_round(self, round_index: int) -> None:
+        """Ring every executor."""
+        if self._started != self._waited:
+            raise ProtocolError(f"round {round_index} starts before {self._started} was waited for")
+        self._started = round_index
+        for bell in self._board.doorbells.values():
+            bell.ring()
+
+    def wait_round(self, round_index: int) -> None:
+        """Sleep until all executors have reported; released by the executors' reports.
+
+        Raises:
+            WorkerError: if a worker has died or raised, or no environment has stepped for
+                ``timeout_s``.
+        """
+        if self._started != round_index:
+            raise ProtocolError(f"waiting for round {round_index}, but {self._started} runs")
+        num_executors, timeout_s = self._board.config.num_executors, self._board.config.timeout_s
+        missing = set(range(num_executors))
+        progress, last_progress_s = self._progress(), time.monotonic()
+        while missing:
+            ready = self._poll.poll(_SILENCE_CHECK_S * 1000)
+            missing -= set(self._board.finished.take_waiting(num_executors).tolist())
+            if any(fd != self._board.finished.fileno() for fd, _ in ready):
+                self._raise_dead_worker(round_index)
+            now = self._progress()
+            if now != progress:
+                progress, last_progress_s = now, time.monotonic()
+            elif time.monotonic() - last_progress_s > timeout_s:
+                self._raise_silent_worker(round_index, missing)
+        self._waited = round_index
+
+    def _progress(self) -> tuple[int, int]:
+        executors = slice(0, self._board.config.num_executors)
+        logbook = self._board.logbook
+        return int(logbook.rounds[executors].sum()), int(logbook.steps[executors].sum())
+
+    def _place(self, worker: int, round_index: int) -> WorkerPlace:
+        config, logbook = self._board.config, self._board.logbook
+        if worker < config.num_executors:
+            envs = tuple(config.first_env + env for env in config.envs_of(worker))
+            started = int(logbook.rounds[worker]) == round_index
+            step = int(logbook.steps[worker]) if started else 0
+            return WorkerPlace("executor", worker, envs, round_index, step)
+        return WorkerPlace("actor", worker - config.num_executors, (), round_index, 0)
+
+    def _raise_dead_worker(self, round_index: int) -> None:
+        """Raise for the worker that failed first: one with a traceback, else any that died."""
+        dead = [n for n, process in enumerate(self._processes) if process.exitcode is not None]
+        for process in self._processes:
+            process.join(0.05)
+        with_error = [worker for worker in dead if self._board.logbook.read_error(worker)]
+        if not dead:
+            return
+        worker = (with_error or dead)[0]
+        raise WorkerError(self._place(worker, round_index), self._cause(worker))
+
+    def _cause(self, worker: int) -> str:
+        error = self._board.logbook.read_error(worker)
+        if error:
+            return f"raised\n{error}"
+        code = self._processes[worker].exitcode
+        if code is not None and code < 0:
+            return f"was killed by {signal.Signals(-code).name}"
+        return f"ended with status {code}"
+
+    def _raise_silent_worker(self, round_index: int, missing: set[int]) -> None:
+        waiting = ", ".join(str(self._place(worker, round_index)) for worker in sorted(missing))
+        raise WorkerError(
+            self._place(min(missing), round_index),
+            f"no environment has stepped for {self._board.config.timeout_s:g} s; "
+            f"not finished: {waiting}",
+        )
+
+    def shutdown(self) -> None:
+        """Ask by closing the lifeline, wait, terminate, kill; at most 5 s."""
+        if self._parent_end.closed:
+            return
+        self._parent_end.close()
+        deadline = time.monotonic() + _STOP_S
+        for process in self._processes:
+            process.join(max(0.0, deadline - time.monotonic()))
+        for stop in (BaseProcess.terminate, BaseProcess.kill):
+            alive = [process for process in self._processes if process.is_alive()]
+            for process in alive:
+                stop(process)
+            deadline = time.monotonic() + 1.0
+            for process in alive:
+                process.join(max(0.0, deadline - time.monotonic()))
+        for process in self._processes:
+            process.close()
+        self._processes = []
+        self._lifeline.close()
+
+
+@contextlib.contextmanager
+def _single_threaded_children() -> Iterator[None]:
+    """Keep numerical libraries of the children at one thread, unless the user chose a number."""
+    names = [
+        name
+        for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+        if name not in os.environ
+    ]
+    os.environ.update(dict.fromkeys(names, "1"))
+    try:
+        yield
+    finally:
+        for name in names:
+            del os.environ[name]
+
+
+@contextlib.contextmanager
+def _without_main_module() -> Iterator[None]:
+    """Keep children from importing the user's script, which often imports torch.
+
+    They need nothing from it: functions of the script travel by value (cloudpickle).
+    """
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main

@@ -1,0 +1,135 @@
+"""The executor: owns environments, steps them, records what happened. Imports no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+
+import cloudpickle
+import numpy as np
+
+from hts_torchrl.buffers.board import Board
+from hts_torchrl.buffers.logbook import Stopwatch
+from hts_torchrl.buffers.rollout_storage import next_key
+from hts_torchrl.draws import env_seed, normal_draws, uniform_draws
+from hts_torchrl.envs.group import Transition, make_group
+
+
+class Executor:
+    """Steps a group of environments in lock step and fills their rows of the storages.
+
+    Both the executor process (:func:`run`) and the serial crew call, in this order::
+
+        executor.begin_round(round_index)
+        for step in range(steps_per_round):
+            executor.put_state(step)     # an actor answers in between
+            executor.step(step)
+    """
+
+    def __init__(self, board: Board, index: int, create_env_fn: bytes, seed: int) -> None:
+        self._board = board
+        self._schedule = board.schedule
+        self._seed = seed
+        envs = board.config.envs_of(index)
+        self.envs = np.asarray(envs, np.int32)
+        self._rows = slice(envs[0], envs[-1] + 1)
+        self._global_envs = [board.config.first_env + env for env in envs]
+        self._group = make_group(cloudpickle.loads(create_env_fn), self._global_envs)
+        seeds = [env_seed(seed, env) for env in self._global_envs]
+        self._observation = self._group.reset(seeds)
+        self._episode = np.zeros(len(envs), np.int64)
+        self._episode_reward = np.zeros(len(envs), np.float32)
+        self._step_count = np.zeros(len(envs), np.int64)
+        self._answers = {key: array[self._rows] for key, array in board.actions.answers.items()}
+
+    def begin_round(self, round_index: int) -> None:
+        """Draw the round's random numbers and turn to its storage."""
+        steps, action = self._schedule.steps_per_round, self._board.spec.action
+        draw = normal_draws if action.kind == "continuous" else uniform_draws
+        self._draws = np.stack(
+            [
+                draw(self._seed, env, round_index * steps, steps, action.num_draws)
+                for env in self._global_envs
+            ]
+        )
+        self._storage = self._board.storages[self._schedule.storage_of(round_index)]
+
+    def put_state(self, step: int) -> None:
+        """Write observation and draw into the state buffer, and the observation into its cell."""
+        self._board.state.put(self._rows, self._observation, self._draws[:, step])
+        self._storage.record(self._rows, step, self._observation)
+
+    def step(self, step: int) -> None:
+        """Step the environments by the actions in the action buffer, and record the transition."""
+        transition = self._group.step(self._answers["action"])
+        self._storage.record(self._rows, step, self._answers)
+        self._record(step, transition)
+        self._observation = transition.next_observation
+
+    def _record(self, step: int, transition: Transition) -> None:
+        self._episode_reward += transition.score
+        self._step_count += 1
+        rows, storage = self._rows, self._storage
+        after = {next_key(key): array for key, array in transition.observation.items()}
+        storage.record(rows, step, after)
+        numbers = {
+            "reward": transition.reward,
+            "terminated": transition.terminated,
+            "truncated": transition.truncated,
+            "episode_end": transition.episode_end,
+            "episode_reward": self._episode_reward,
+            "step_count": self._step_count,
+        }
+        storage.record(rows, step, {("next", key): n[:, None] for key, n in numbers.items()})
+        trajectory = self.envs + self._episode * self._schedule.num_envs
+        storage.record(rows, step, {("collector", "traj_ids"): trajectory})
+        self._episode += transition.terminated | transition.truncated
+        self._episode_reward[transition.episode_end] = 0.0
+        self._step_count[transition.episode_end] = 0
+
+    def close(self) -> None:
+        """Close the environments."""
+        self._group.close()
+
+
+@dataclass
+class ExecutorTask:
+    """What an executor process is started with."""
+
+    board: Board
+    index: int
+    create_env_fn: bytes
+    seed: int
+    first_round: int
+
+    @property
+    def worker(self) -> int:
+        """Row in the logbook."""
+        return self.index
+
+    def run(self, lifeline: Connection) -> None:
+        """Run rounds: start -> put state -> observation ready -> action ready -> step -> finished."""
+        board, logbook = self.board, self.board.logbook
+        bell, watch = board.doorbells[self.index], Stopwatch(logbook, self.worker)
+        executor = Executor(board, self.index, self.create_env_fn, self.seed)
+        try:
+            round_index = self.first_round
+            while True:
+                watch.waits()
+                bell.wait(1, lifeline)
+                watch.works()
+                logbook.rounds[self.worker] = round_index
+                executor.begin_round(round_index)
+                for step in range(board.schedule.steps_per_round):
+                    logbook.steps[self.worker] = step
+                    executor.put_state(step)
+                    board.ready.put(executor.envs)
+                    watch.waits()
+                    bell.wait(len(executor.envs), lifeline)
+                    watch.works()
+                    executor.step(step)
+                logbook.steps[self.worker] = board.schedule.steps_per_round
+                board.finished.put(np.array([self.index], np.int32))
+                round_index += 1
+        finally:
+            executor.close()
