@@ -159,7 +159,8 @@ class PolicyInference:
 
     def _everything(self) -> list[Tensor]:
         answers, result = self._pass(greedy=False)
-        return [*answers.values(), *(value for _, value in result.written.items())]
+        written = [*answers.values(), *(value for _, value in result.written.items())]
+        return [value.clone() for value in written]  # the inputs are among them
 
     def _rows(self) -> list[Tensor]:
         return [*self._inputs.values(), self._draws]

@@ -1,0 +1,220 @@
+"""The data module: rounds for training, episodes for evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from lightning.pytorch import LightningDataModule
+
+from hts_torchrl.collector import HTSCollector
+from hts_torchrl.config import EnvSpec, Precision, StartMethod
+from hts_torchrl.envs.group import EnvFactory, make_group
+from hts_torchrl.errors import ConfigurationError
+from hts_torchrl.evaluation import Evaluation
+from hts_torchrl.round_part import RoundPart
+from hts_torchrl.schedule import Schedule
+
+
+class RoundLoader:
+    """The parts of all rounds, in order: the Trainer's loader.
+
+    It has a length: from a loader without one Lightning fetches a batch ahead, which would be a
+    hidden second round of delay. Iterating again goes on where the last iteration stopped.
+    """
+
+    def __init__(self, collector: HTSCollector, parts_per_round: int) -> None:
+        self._collector = collector
+        self._parts_per_round = parts_per_round
+        self._parts = self._run()
+
+    def __len__(self) -> int:
+        """Return the parts in the whole run."""
+        return len(self._collector) * self._parts_per_round
+
+    def __iter__(self) -> Iterator[RoundPart]:
+        """Return the one iterator there is."""
+        return self._parts
+
+    def _run(self) -> Iterator[RoundPart]:
+        for batch in self._collector:
+            for index in range(self._parts_per_round):
+                yield RoundPart(batch, index, self._parts_per_round)
+        raise ConfigurationError(
+            "the run's frames are used up: an epoch is the whole run, set Trainer(max_epochs=1)"
+        )
+
+
+class EvaluationLoader:
+    """One evaluation, as the Trainer's validation loader (a plain list would be many loaders)."""
+
+    def __init__(self, evaluation: Evaluation) -> None:
+        self._evaluation = evaluation
+
+    def __len__(self) -> int:
+        """Return 1."""
+        return 1
+
+    def __iter__(self) -> Iterator[Evaluation]:
+        """Yield the evaluation."""
+        yield self._evaluation
+
+
+class HTSDataModule(LightningDataModule):
+    """Collects rounds while the learner learns, and evaluates on environments of their own.
+
+    One epoch of the Trainer is the whole run: use ``Trainer(max_epochs=1)``. The collector is built
+    when training begins and closed at its end, also after an exception.
+
+    Args:
+        env: factory of the environments, such as ``AtariEnvs`` or ``GymEnvs``.
+        frames_per_batch: environment steps in a round, ``num_envs * alpha``.
+        total_frames: steps of each rank in the whole run.
+        num_envs: environments of each rank.
+        num_actors: actor processes; 0 runs everything in this process.
+        envs_per_executor: environments that one executor process steps in lock step.
+        delay: 1 collects the next round during the update; 0 only after it.
+        seed: decides every environment and every action.
+        inference_batch_size: rows of every forward pass; None is ``min(8, num_envs)``.
+        start_method: how processes start.
+        timeout_s: seconds without any environment step after which the run is given up.
+        evaluation_episodes: games of each evaluation.
+        evaluation_frames: steps between evaluations; None evaluates at the end only.
+        evaluation_greedy: play the likeliest action instead of a drawn one.
+    """
+
+    def __init__(
+        self,
+        env: EnvFactory,
+        *,
+        frames_per_batch: int,
+        total_frames: int,
+        num_envs: int = 16,
+        num_actors: int = 1,
+        envs_per_executor: int = 1,
+        delay: int = 1,
+        seed: int = 0,
+        inference_batch_size: int | None = None,
+        start_method: StartMethod = "forkserver",
+        timeout_s: float = 120.0,
+        evaluation_episodes: int = 10,
+        evaluation_frames: int | None = None,
+        evaluation_greedy: bool = False,
+    ) -> None:
+        super().__init__()
+        if total_frames < 1:
+            raise ConfigurationError(
+                f"total_frames={total_frames}; the Trainer needs an end: give a positive count"
+            )
+        self.schedule = Schedule.from_frames(
+            frames_per_batch, total_frames=total_frames, num_envs=num_envs, delay=delay
+        )
+        self.env = env
+        self.seed = seed
+        self.evaluation_episodes = evaluation_episodes
+        self.evaluation_frames = evaluation_frames
+        self.evaluation_greedy = evaluation_greedy
+        self._settings: dict[str, Any] = {
+            "frames_per_batch": frames_per_batch,
+            "total_frames": total_frames,
+            "num_envs": num_envs,
+            "num_actors": num_actors,
+            "envs_per_executor": envs_per_executor,
+            "delay": delay,
+            "seed": seed,
+            "inference_batch_size": inference_batch_size,
+            "start_method": start_method,
+            "timeout_s": timeout_s,
+        }
+        self._collector: HTSCollector | None = None
+        self._collector_state: dict[str, Any] | None = None
+        self._env_spec: EnvSpec | None = None
+
+    @property
+    def env_spec(self) -> EnvSpec:
+        """Observations and actions of the environments; makes one to ask it."""
+        if self._env_spec is None:
+            group = make_group(self.env, [0])
+            self._env_spec = group.spec
+            group.close()
+        return self._env_spec
+
+    @property
+    def collector(self) -> HTSCollector:
+        """The collector of the running training.
+
+        Raises:
+            ConfigurationError: outside of training.
+        """
+        if self._collector is None:
+            raise ConfigurationError("the collector exists during training only")
+        return self._collector
+
+    @property
+    def _precision(self) -> Precision:
+        assert self.trainer is not None
+        return self.trainer.precision  # type: ignore[return-value]
+
+    def setup(self, stage: str) -> None:
+        """Ask for an evaluation every ``evaluation_frames``, in the Trainer's own count."""
+        if stage != "fit" or self.evaluation_frames is None:
+            return
+        assert self.trainer is not None
+        rounds = max(1, round(self.evaluation_frames / self.schedule.frames_per_round))
+        assert self.schedule.num_rounds is not None
+        rounds = min(rounds, self.schedule.num_rounds)
+        self.trainer.val_check_interval = rounds * self._parts_per_round
+
+    @property
+    def _parts_per_round(self) -> int:
+        assert self.trainer is not None
+        return getattr(self.trainer.lightning_module, "parts_per_round", 1)
+
+    def train_dataloader(self) -> RoundLoader:
+        """Build the collector around the learner's policy and start its processes."""
+        assert self.trainer is not None
+        self._close()
+        device = self.trainer.strategy.root_device
+        self._collector = HTSCollector(
+            self.env,
+            self.trainer.lightning_module.policy,  # type: ignore[arg-type]
+            precision=self._precision,
+            policy_device=str(device),
+            first_env=self.trainer.global_rank * self.schedule.num_envs,
+            **self._settings,
+        )
+        if self._collector_state is not None:
+            self._collector.load_state_dict(self._collector_state)  # type: ignore[arg-type]
+        self._collector.start()
+        return RoundLoader(self._collector, self._parts_per_round)
+
+    def val_dataloader(self) -> EvaluationLoader:
+        """Return a loader of one evaluation; :meth:`Learner.validation_step` plays it."""
+        evaluation = Evaluation(
+            self.env,
+            self.evaluation_episodes,
+            self.seed,
+            greedy=self.evaluation_greedy,
+            precision=self._precision,
+        )
+        return EvaluationLoader(evaluation)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the collector's counters."""
+        return dict(self._collector.state_dict()) if self._collector is not None else {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Give the counters to the collector that will be built."""
+        self._collector_state = state_dict or None
+
+    def teardown(self, stage: str) -> None:  # noqa: ARG002
+        """Stop all workers."""
+        self._close()
+
+    def on_exception(self, exception: BaseException) -> None:  # noqa: ARG002
+        """Stop all workers: Lightning calls no teardown after an exception."""
+        self._close()
+
+    def _close(self) -> None:
+        if self._collector is not None:
+            self._collector.shutdown()

@@ -1,0 +1,94 @@
+"""Whole episodes of a policy, apart from training: raw scores."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from torch import nn
+
+from hts_torchrl.config import Precision
+from hts_torchrl.draws import env_seed, normal_draws, uniform_draws
+from hts_torchrl.envs.group import Array, CreateEnv, EnvFactory, EnvGroup, make_group
+from hts_torchrl.inference import PolicyInference
+
+_CHUNK = 1024
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What to play: ``episodes`` games, each in an environment of its own.
+
+    The same evaluation of the same weights gives the same scores: environments and draws depend on
+    ``seed`` alone, and are others than those of training with that seed.
+    """
+
+    create_env_fn: CreateEnv | EnvFactory
+    episodes: int
+    seed: int
+    greedy: bool = False
+    precision: Precision = "32-true"
+    device: str = "cpu"
+
+    def run(self, policy: nn.Module) -> EpisodeScores:
+        """Play until every environment has finished its first game."""
+        group = make_group(self.create_env_fn, range(self.episodes))
+        scores = np.zeros(self.episodes, np.float64)
+        lengths = np.zeros(self.episodes, np.int64)
+        running = np.ones(self.episodes, bool)
+        try:
+            for score, ended in self._steps(group, policy):
+                scores += score * running
+                lengths += running
+                running &= ~ended
+                if not running.any():
+                    break
+        finally:
+            group.close()
+        return EpisodeScores(scores, lengths)
+
+    def frames(self, policy: nn.Module) -> Iterator[Array]:
+        """Yield the pictures of one game, uint8 ``[height, width, 3]``."""
+        group = make_group(self.create_env_fn, [0], render=True)
+        try:
+            for _, ended in self._steps(group, policy):
+                yield group.render()
+                if ended[0]:
+                    return
+        finally:
+            group.close()
+
+    def _steps(self, group: EnvGroup, policy: nn.Module) -> Iterator[tuple[Array, Array]]:
+        """Yield score and end of game of every step, without end."""
+        envs = range(group.num_envs)
+        inference = PolicyInference(
+            policy,
+            group.spec,
+            batch_size=min(8, group.num_envs),
+            device=self.device,
+            precision=self.precision,
+        )
+        action = group.spec.action
+        draw = normal_draws if action.kind == "continuous" else uniform_draws
+        seeds = [env_seed(self.seed, env, "evaluation") for env in envs]
+        observation = group.reset(seeds)
+        first = 0
+        while True:
+            draws = np.stack(
+                [draw(seed, env, first, _CHUNK, action.num_draws) for env, seed in enumerate(seeds)]
+            )
+            for step in range(_CHUNK):
+                answers = inference.answer(observation, draws[:, step], greedy=self.greedy)
+                transition = group.step(answers["action"])
+                observation = transition.next_observation
+                yield transition.score, transition.episode_end
+            first += _CHUNK
+
+
+@dataclass(frozen=True)
+class EpisodeScores:
+    """Raw score and length in steps of each game."""
+
+    scores: Array
+    lengths: Array

@@ -1,0 +1,500 @@
+"""The learners: LightningModules that turn a finished round into one update."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import replace
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from lightning.pytorch import LightningModule
+from tensordict import TensorDict, TensorDictBase
+from torch import Tensor, nn
+from torch import distributions as d
+from torch.optim import Optimizer
+
+from hts_torchrl.config import EnvSpec, Key
+from hts_torchrl.delayed import DelayedGradient
+from hts_torchrl.errors import ConfigurationError, ProtocolError
+from hts_torchrl.evaluation import Evaluation
+from hts_torchrl.models import make_actor_critic
+from hts_torchrl.objectives.a2c import mean_entropy, policy_gradient_loss, value_loss
+from hts_torchrl.objectives.ppo import clipped_ratio_loss, clipped_value_loss
+from hts_torchrl.objectives.returns import gae_targets
+from hts_torchrl.policy import evaluate, probabilistic_module
+from hts_torchrl.round_part import RoundPart
+
+
+class Learner(LightningModule):
+    """What A2C and PPO share: targets, the delay, the optimiser, publishing of weights.
+
+    The Trainer does the rest (backward, clipping, accumulation, precision, schedules)::
+
+        part 0:    targets of the round, under the weights that collected it
+        each part: loss -> backward -> (the Trainer's) optimiser step
+        last part: the newest weights are published for the round after the next
+
+    A round's weights trail the newest by one update (``policy_version``); any other lag is an error.
+    """
+
+    parts_per_round = 1
+
+    def __init__(
+        self,
+        policy: nn.Module | None,
+        *,
+        network: str,
+        squash: bool,
+        optimizer: Literal["adam", "rmsprop"],
+        learning_rate: float,
+        learning_rate_decay: bool,
+        epsilon: float,
+        gamma: float,
+        gae_lambda: float,
+        unroll: int | None,
+        value_coef: float,
+        entropy_coef: float,
+        num_threads: int | None,
+    ) -> None:
+        super().__init__()
+        self.policy = policy
+        self.updates = 0
+        self.network, self.squash = network, squash
+        self.optimizer_name: Literal["adam", "rmsprop"] = optimizer
+        self.learning_rate, self.learning_rate_decay = learning_rate, learning_rate_decay
+        self.epsilon = epsilon
+        self.gamma, self.gae_lambda, self.unroll = gamma, gae_lambda, unroll
+        self.value_coef, self.entropy_coef = value_coef, entropy_coef
+        self.num_threads = num_threads
+
+    # Building
+
+    def configure_model(self) -> None:
+        """Build the policy for the data module's environment, unless it was given."""
+        if self.policy is None:
+            spec: EnvSpec = self.trainer.datamodule.env_spec  # type: ignore[attr-defined]
+            self.policy = make_actor_critic(self.network, spec, squash=self.squash)
+
+    def configure_optimizers(self) -> Any:  # noqa: ANN401 - Lightning accepts many forms
+        """Return Adam or RMSprop, with linear decay to zero over the run if wanted."""
+        assert self.policy is not None
+        parameters = [p for p in self.policy.parameters() if p.requires_grad]
+        optimizer: Optimizer
+        if self.optimizer_name == "adam":
+            optimizer = torch.optim.Adam(parameters, self.learning_rate, eps=self.epsilon)
+        else:
+            optimizer = torch.optim.RMSprop(
+                parameters, self.learning_rate, alpha=0.99, eps=self.epsilon
+            )
+        if not self.learning_rate_decay:
+            return optimizer
+        steps = self.trainer.estimated_stepping_batches
+        if steps == float("inf"):
+            raise ConfigurationError("learning_rate_decay needs an end: set total_frames")
+        decay = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: max(0.0, 1 - step / steps))
+        return [optimizer], [{"scheduler": decay, "interval": "step"}]
+
+    def on_fit_start(self) -> None:
+        """Take the behaviour weights of the first round, and the learner's threads."""
+        assert self.policy is not None
+        self._delayed = DelayedGradient(self.policy.parameters())
+        self._log_prob_key: Key = probabilistic_module(self.policy).log_prob_key
+        self._threads = torch.get_num_threads()
+        if self.num_threads is not None:
+            torch.set_num_threads(self.num_threads)
+
+    def on_fit_end(self) -> None:
+        """Give the threads back."""
+        torch.set_num_threads(self._threads)
+
+    # A round
+
+    def transfer_batch_to_device(
+        self,
+        batch: Any,  # noqa: ANN401
+        device: torch.device,
+        dataloader_idx: int,  # noqa: ARG002
+    ) -> Any:  # noqa: ANN401
+        """Move a round to the device once, with its first part; an evaluation has nothing to move."""
+        if isinstance(batch, RoundPart) and batch.is_first and device.type != "cpu":
+            return RoundPart(batch.round.to(device), batch.index, batch.count)
+        return batch
+
+    def training_step(self, part: RoundPart, _: int) -> Tensor:
+        """Return the loss of one part of a round."""
+        if part.is_first:
+            self._begin_round(part.round)
+        samples = self._samples[self._rows(part)]
+        self._before_forward(part)
+        result = evaluate(self._policy, self._observations(samples), samples.shape[0])
+        if result.value is None:
+            raise ConfigurationError(_NO_VALUE)
+        return self._loss(samples, result.distribution, result.value.float().squeeze(-1))
+
+    def _begin_round(self, batch: TensorDictBase) -> None:
+        """Compute the round's targets under the weights that collected it."""
+        versions = batch["collector", "policy_version"]
+        self.lag = self.updates - int(versions.flatten()[0])
+        if self.lag not in (0, 1):
+            raise ProtocolError(
+                f"the round was collected {self.lag} updates ago (policy_version "
+                f"{int(versions.flatten()[0])}, updates {self.updates}); 0 or 1 is possible"
+            )
+        self._delayed.begin_round()
+        if "state_value" not in batch.keys():
+            raise ConfigurationError(_NO_VALUE)
+        after = batch["next"]
+        targets = gae_targets(
+            reward=after["reward"],
+            value=batch["state_value"],
+            next_value=self._next_value(batch),
+            done=after["done"],
+            terminated=after["terminated"],
+            gamma=self.gamma,
+            gae_lambda=self.gae_lambda,
+            unroll=self.unroll,
+        )
+        self._samples = TensorDict(
+            {
+                **self._observations(batch),
+                "action": batch["action"],
+                "behaviour_log_prob": batch[self._log_prob_key],
+                "behaviour_value": batch["state_value"].squeeze(-1),
+                "advantage": self._scale(targets.advantage.squeeze(-1)),
+                "returns": targets.returns.squeeze(-1),
+            },
+            batch.shape,
+        ).reshape(-1)
+
+    def _next_value(self, batch: TensorDictBase) -> Tensor:
+        """Shift the stored values by a step; evaluate what no actor saw: the true final ones."""
+        after = batch["next"]
+        next_value = batch["state_value"].roll(-1, 1)
+        unseen = after["truncated"].squeeze(-1).clone()
+        unseen[:, -1] = True
+        unseen &= ~after["terminated"].squeeze(-1)
+        if unseen.any():
+            if self.lag:
+                self._delayed.load_behaviour()
+            final = after.select(*self._observation_keys)[unseen]
+            with torch.no_grad():
+                result = evaluate(self._policy, self._observations(final), final.shape[0])
+            assert result.value is not None
+            next_value[unseen] = result.value.float()
+            if self.lag:
+                self._delayed.restore_newest()
+        return next_value
+
+    @property
+    def _policy(self) -> nn.Module:
+        assert self.policy is not None
+        return self.policy
+
+    @property
+    def _observation_keys(self) -> list[Key]:
+        return list(self._policy.in_keys)  # type: ignore[arg-type]
+
+    def _observations(self, source: TensorDictBase) -> dict[Key, Tensor]:
+        return {key: source[key] for key in self._observation_keys}
+
+    def _scale(self, advantage: Tensor) -> Tensor:
+        return advantage
+
+    @abstractmethod
+    def _rows(self, part: RoundPart) -> Tensor | slice:
+        """Return the samples of a part."""
+
+    @abstractmethod
+    def _before_forward(self, part: RoundPart) -> None:
+        """Put the weights into place at which the gradient is taken."""
+
+    @abstractmethod
+    def _loss(self, samples: TensorDictBase, distribution: d.Distribution, value: Tensor) -> Tensor:
+        """Return the loss of B samples."""
+
+    def on_train_batch_end(self, outputs: Any, batch: RoundPart, batch_idx: int) -> None:  # noqa: ANN401, ARG002
+        """Close the round after its last part, and publish the weights."""
+        if not batch.is_last:
+            return
+        self._delayed.end_round()
+        self.updates += 1
+        datamodule = getattr(self.trainer, "datamodule", None)
+        if datamodule is not None:
+            datamodule.collector.update_policy_weights_(self.policy)
+
+    def log_losses(self, losses: dict[str, Tensor]) -> None:
+        """Log losses when the Trainer's loggers will take them."""
+        if self.trainer.fit_loop.epoch_loop._should_accumulate():
+            return
+        if (self.trainer.global_step + 1) % self.trainer.log_every_n_steps == 0:
+            self.log_dict({f"loss/{name}": value.detach() for name, value in losses.items()})
+
+    # Evaluation
+
+    def validation_step(self, evaluation: Evaluation, _: int) -> None:
+        """Play the evaluation's episodes and log the raw scores."""
+        result = replace(evaluation, device=str(self.device)).run(self._policy)
+        self.log_dict(
+            {
+                "eval/score": float(result.scores.mean()),
+                "eval/score_std": float(result.scores.std()),
+                "eval/episode_length": float(result.lengths.mean()),
+                "eval/updates": float(self.updates),
+            },
+            batch_size=len(result.scores),
+            sync_dist=True,
+        )
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Keep the number of updates."""
+        checkpoint["updates"] = self.updates
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Go on counting updates."""
+        self.updates = checkpoint["updates"]
+
+
+_NO_VALUE = (
+    "the policy has no value ('state_value'): an actor-critic is needed, such as network='mlp', "
+    "hts_torchrl.ActorCritic or torchrl's ActorValueOperator"
+)
+
+
+class A2C(Learner):
+    """Advantage actor-critic with the one-step-delayed gradient (equation 3 of the paper).
+
+    A round is one update. ``Trainer(accumulate_grad_batches=K)`` computes its gradient in K chunks
+    of environments; ``Trainer(gradient_clip_val=0.5)`` clips it.
+
+    Args:
+        policy: an actor-critic; None builds ``network`` for the data module's environment.
+        network: ``nature``, ``nips``, ``impala``, ``mlp``, or ``module.Class`` of a trunk.
+        squash: pass continuous actions through tanh into their bounds.
+        optimizer: ``rmsprop`` (smoothing 0.99) or ``adam``.
+        learning_rate: at the start.
+        learning_rate_decay: linearly to zero over the run.
+        epsilon: of the optimiser.
+        gamma: discount.
+        gae_lambda: 1 gives n-step returns.
+        unroll: steps after which a return is bootstrapped; None is the whole round.
+        value_coef: weight of the value loss.
+        entropy_coef: weight of the entropy bonus.
+        num_threads: torch threads of the learner; results depend on it. None leaves torch's.
+    """
+
+    def __init__(
+        self,
+        policy: nn.Module | None = None,
+        *,
+        network: str = "mlp",
+        squash: bool = False,
+        optimizer: Literal["adam", "rmsprop"] = "rmsprop",
+        learning_rate: float = 7e-4,
+        learning_rate_decay: bool = False,
+        epsilon: float = 1e-5,
+        gamma: float = 0.99,
+        gae_lambda: float = 1.0,
+        unroll: int | None = None,
+        value_coef: float = 0.5,
+        entropy_coef: float = 0.01,
+        num_threads: int | None = 1,
+    ) -> None:
+        super().__init__(
+            policy,
+            network=network,
+            squash=squash,
+            optimizer=optimizer,
+            learning_rate=learning_rate,
+            learning_rate_decay=learning_rate_decay,
+            epsilon=epsilon,
+            gamma=gamma,
+            gae_lambda=gae_lambda,
+            unroll=unroll,
+            value_coef=value_coef,
+            entropy_coef=entropy_coef,
+            num_threads=num_threads,
+        )
+        self.save_hyperparameters(ignore=["policy"])
+
+    @property
+    def parts_per_round(self) -> int:  # type: ignore[override]
+        """Chunks whose gradients the Trainer accumulates."""
+        return self.trainer.accumulate_grad_batches
+
+    def _rows(self, part: RoundPart) -> slice:
+        num_envs, steps = part.round.shape
+        if num_envs % part.count:
+            raise ConfigurationError(
+                f"accumulate_grad_batches={part.count} does not divide the {num_envs} environments"
+            )
+        chunk = num_envs // part.count * steps
+        return slice(part.index * chunk, (part.index + 1) * chunk)
+
+    def _before_forward(self, part: RoundPart) -> None:  # noqa: ARG002
+        if self.lag:
+            self._delayed.load_behaviour()
+
+    def on_after_backward(self) -> None:
+        """Put the newest weights back; the gradient at the behaviour weights stays."""
+        if self.lag:
+            self._delayed.restore_newest()
+
+    def _loss(self, samples: TensorDictBase, distribution: d.Distribution, value: Tensor) -> Tensor:
+        losses = {
+            "policy": policy_gradient_loss(
+                distribution.log_prob(samples["action"]), samples["advantage"]
+            ),
+            "value": value_loss(value, samples["returns"]),
+            "entropy": mean_entropy(distribution),
+        }
+        self.log_losses(losses)
+        return (
+            losses["policy"]
+            + self.value_coef * losses["value"]
+            - self.entropy_coef * losses["entropy"]
+        )
+
+
+class PPO(Learner):
+    """Proximal policy optimisation, learning from the round before the running one.
+
+    A round is ``epochs * minibatches`` steps of the Trainer. The delayed step has two forms:
+    ``ratio`` starts at the newest weights and takes the ratio against the stored behaviour
+    log-probabilities (the paper's code); ``displacement`` runs the epochs from the behaviour
+    weights, where the ratio starts at 1, and adds the way they went to the newest weights.
+
+    Args:
+        policy: an actor-critic; None builds ``network`` for the data module's environment.
+        network: ``nature``, ``nips``, ``impala``, ``mlp``, or ``module.Class`` of a trunk.
+        squash: pass continuous actions through tanh into their bounds.
+        optimizer: ``adam`` or ``rmsprop`` (smoothing 0.99).
+        learning_rate: at the start.
+        learning_rate_decay: linearly to zero over the run.
+        epsilon: of the optimiser.
+        gamma: discount.
+        gae_lambda: decay of the advantage.
+        unroll: steps after which the advantage is bootstrapped; None is the whole round.
+        value_coef: weight of the value loss.
+        entropy_coef: weight of the entropy bonus.
+        epochs: passes over a round.
+        minibatches: parts of each pass.
+        clip: bound on the ratio's distance from 1.
+        clip_value: bound the value's change by ``clip`` too.
+        delayed_step: ``ratio`` or ``displacement``.
+        num_threads: torch threads of the learner; results depend on it. None leaves torch's.
+    """
+
+    def __init__(
+        self,
+        policy: nn.Module | None = None,
+        *,
+        network: str = "mlp",
+        squash: bool = False,
+        optimizer: Literal["adam", "rmsprop"] = "adam",
+        learning_rate: float = 2.5e-4,
+        learning_rate_decay: bool = False,
+        epsilon: float = 1e-5,
+        gamma: float = 0.99,
+        gae_lambda: float = 0.95,
+        unroll: int | None = None,
+        value_coef: float = 0.5,
+        entropy_coef: float = 0.01,
+        epochs: int = 4,
+        minibatches: int = 4,
+        clip: float = 0.1,
+        clip_value: bool = True,
+        delayed_step: Literal["ratio", "displacement"] = "ratio",
+        num_threads: int | None = 1,
+    ) -> None:
+        super().__init__(
+            policy,
+            network=network,
+            squash=squash,
+            optimizer=optimizer,
+            learning_rate=learning_rate,
+            learning_rate_decay=learning_rate_decay,
+            epsilon=epsilon,
+            gamma=gamma,
+            gae_lambda=gae_lambda,
+            unroll=unroll,
+            value_coef=value_coef,
+            entropy_coef=entropy_coef,
+            num_threads=num_threads,
+        )
+        if epochs < 1 or minibatches < 1:
+            raise ConfigurationError(f"epochs={epochs}, minibatches={minibatches}; at least 1 each")
+        self.save_hyperparameters(ignore=["policy"])
+        self.epochs, self.minibatches = epochs, minibatches
+        self.clip, self.clip_value = clip, clip_value
+        self.delayed_step = delayed_step
+
+    @property
+    def parts_per_round(self) -> int:  # type: ignore[override]
+        """Gradient computations on each round."""
+        parts = self.epochs * self.minibatches
+        if parts % self.trainer.accumulate_grad_batches:
+            raise ConfigurationError(
+                f"accumulate_grad_batches={self.trainer.accumulate_grad_batches} does not divide "
+                f"the {parts} minibatches of a round: gradients of two rounds would mix"
+            )
+        return parts
+
+    def _scale(self, advantage: Tensor) -> Tensor:
+        return (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+
+    def _rows(self, part: RoundPart) -> Tensor:
+        frames = part.round.numel()
+        if frames % self.minibatches:
+            raise ConfigurationError(
+                f"minibatches={self.minibatches} does not divide the {frames} frames of a round"
+            )
+        epoch, minibatch = divmod(part.index, self.minibatches)
+        if minibatch == 0:
+            entropy = (torch.initial_seed(), self.updates, epoch)
+            seed = int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0] >> 1)
+            generator = torch.Generator().manual_seed(seed)
+            order = torch.randperm(frames, generator=generator).to(part.round.device or "cpu")
+            self._minibatches = order.chunk(self.minibatches)
+        return self._minibatches[minibatch]
+
+    @property
+    def _displaces(self) -> bool:
+        return self.delayed_step == "displacement" and self.lag > 0
+
+    def _before_forward(self, part: RoundPart) -> None:
+        if part.is_first and self._displaces:
+            self._delayed.load_behaviour()
+
+    def on_train_batch_end(self, outputs: Any, batch: RoundPart, batch_idx: int) -> None:  # noqa: ANN401
+        """Add the displacement to the newest weights, then close the round."""
+        if batch.is_last and self._displaces:
+            self._delayed.add_displacement()
+        super().on_train_batch_end(outputs, batch, batch_idx)
+
+    def _loss(self, samples: TensorDictBase, distribution: d.Distribution, value: Tensor) -> Tensor:
+        ratio = clipped_ratio_loss(
+            distribution.log_prob(samples["action"]),
+            samples["behaviour_log_prob"],
+            samples["advantage"],
+            self.clip,
+        )
+        losses = {
+            "policy": ratio.loss,
+            "value": (
+                clipped_value_loss(
+                    value, samples["behaviour_value"], samples["returns"], self.clip
+                )
+                if self.clip_value
+                else value_loss(value, samples["returns"])
+            ),
+            "entropy": mean_entropy(distribution),
+            "clip_fraction": ratio.clip_fraction,
+            "approx_kl": ratio.approx_kl,
+        }
+        self.log_losses(losses)
+        return (
+            losses["policy"]
+            + self.value_coef * losses["value"]
+            - self.entropy_coef * losses["entropy"]
+        )

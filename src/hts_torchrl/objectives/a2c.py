@@ -1,0 +1,28 @@
+"""The losses of advantage actor-critic (Mnih et al., 2016). Shapes: B samples."""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch import distributions as d
+
+
+def policy_gradient_loss(log_prob: Tensor, advantage: Tensor) -> Tensor:
+    """Return ``-mean(log_prob * advantage)``; both ``[B]``, the advantage without gradient."""
+    return -(log_prob * advantage.detach()).mean()
+
+
+def value_loss(value: Tensor, returns: Tensor) -> Tensor:
+    """Return ``mean((value - returns)^2)``; both ``[B]``."""
+    return (value - returns.detach()).square().mean()
+
+
+def mean_entropy(distribution: d.Distribution) -> Tensor:
+    """Return the mean entropy of B distributions.
+
+    Where it has no closed form (a squashed Gaussian) it is estimated by one reparametrised sample,
+    from torch's generator of this process.
+    """
+    try:
+        return distribution.entropy().mean()
+    except NotImplementedError:
+        return -distribution.log_prob(distribution.rsample()).mean()

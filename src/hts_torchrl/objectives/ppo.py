@@ -1,0 +1,46 @@
+"""The clipped losses of PPO (Schulman et al., 2017). Shapes: B samples."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class RatioLoss:
+    """The clipped policy loss, and what it clipped."""
+
+    loss: Tensor
+    clip_fraction: Tensor
+    """Share of samples whose ratio lay outside ``1 +- clip``."""
+    approx_kl: Tensor
+    """Estimate of the divergence from the behaviour policy (Schulman's k3, never negative)."""
+
+
+def clipped_ratio_loss(
+    log_prob: Tensor, behaviour_log_prob: Tensor, advantage: Tensor, clip: float
+) -> RatioLoss:
+    """Return equation 7 of the paper as a loss; all tensors ``[B]``.
+
+    The ratio is taken against the policy that collected the data, as always in PPO; under a delay
+    of one update it starts near 1 and not at it.
+    """
+    log_ratio = log_prob - behaviour_log_prob.detach()
+    ratio = log_ratio.exp()
+    gain = advantage.detach() * ratio
+    clipped = advantage.detach() * ratio.clamp(1 - clip, 1 + clip)
+    with torch.no_grad():
+        clip_fraction = ((ratio - 1).abs() > clip).float().mean()
+        approx_kl = (ratio - 1 - log_ratio).mean()
+    return RatioLoss(-torch.min(gain, clipped).mean(), clip_fraction, approx_kl)
+
+
+def clipped_value_loss(
+    value: Tensor, behaviour_value: Tensor, returns: Tensor, clip: float
+) -> Tensor:
+    """Return the mean of the larger squared error, plain or with the value's change clipped."""
+    near = behaviour_value + (value - behaviour_value).clamp(-clip, clip)
+    errors = (value - returns.detach()).square(), (near - returns.detach()).square()
+    return torch.max(*errors).mean()
