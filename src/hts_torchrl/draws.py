@@ -34,7 +34,8 @@ def uniform_draws(
     generator = np.random.Philox(counter=first_step * counts, key=key)
     words = generator.random_raw(num_steps * counts * _WORDS_PER_COUNT)
     words = words.reshape(num_steps, counts * _WORDS_PER_COUNT)[:, :width]
-    return ((words >> np.uint64(11)) + 0.5) * 2.0**-53
+    # 51 bits, so that a draw times a sum of probabilities stays below that sum after rounding.
+    return ((words >> np.uint64(13)) + 0.5) * 2.0**-51
 
 
 def normal_draws(
