@@ -33,6 +33,16 @@ def sample(dist: d.Distribution, draws: Tensor, of_row: RowDistribution | None =
     Raises:
         NotImplementedError: for "any other" distribution without ``of_row``.
     """
+    action = _decide(dist, draws)
+    if action is not None:
+        return action
+    if of_row is None:
+        raise NotImplementedError(f"sampling from {type(dist).__name__} by draw")
+    return _sample_rows(of_row, draws)
+
+
+def _decide(dist: d.Distribution, draws: Tensor) -> Tensor | None:
+    """Return what the draws decide, or None for "any other" distribution, at whatever depth."""
     match dist:
         case d.OneHotCategorical() | OneHotCategorical():
             index = _invert(dist.probs, draws[:, 0])
@@ -41,17 +51,16 @@ def sample(dist: d.Distribution, draws: Tensor, of_row: RowDistribution | None =
             probs = dist.probs
             return _invert(probs, draws[:, 0] if probs.ndim == 2 else draws)
         case d.TransformedDistribution():
-            action = sample(dist.base_dist, draws, of_row)
-            for transform in dist.transforms:
-                action = transform(action)
+            action = _decide(dist.base_dist, draws)
+            if action is not None:
+                for transform in dist.transforms:
+                    action = transform(action)
             return action
         case d.Independent():
-            return sample(dist.base_dist, draws, of_row)
+            return _decide(dist.base_dist, draws)
         case d.Normal():
             return dist.loc + dist.scale * draws.to(dist.loc.dtype).view(dist.loc.shape)
-    if of_row is None:
-        raise NotImplementedError(f"sampling from {type(dist).__name__} by draw")
-    return _sample_rows(of_row, draws)
+    return None
 
 
 def mode(dist: d.Distribution) -> Tensor:
