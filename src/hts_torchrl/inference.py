@@ -86,7 +86,8 @@ class PolicyInference:
         for key, batch in self._inputs.items():
             batch.numpy()[:taken] = observations[key][rows]
         self._draws.numpy()[:taken] = draws[rows]
-        return {key: value[:taken].numpy() for key, value in self._run(greedy).items()}
+        # Copies, because a policy may answer with a view of its input, which the next pass fills.
+        return {key: value[:taken].numpy().copy() for key, value in self._run(greedy).items()}
 
     def _run(self, greedy: bool) -> dict[Key, Tensor]:
         return {key: value.cpu() for key, value in self._pass(greedy)[0].items()}
@@ -101,10 +102,10 @@ class PolicyInference:
                 action = mode(dist)
             else:
                 action = sample(dist, self._draws.to(self._device), self._row_distribution(result))
-            answers: dict[Key, Tensor] = {
-                "action": action,
-                self._log_prob: dist.log_prob(action).float(),
-            }
+            log_prob = dist.log_prob(action).float()
+            if action.dtype is torch.bfloat16:  # which numpy does not have
+                action = action.float()
+            answers: dict[Key, Tensor] = {"action": action, self._log_prob: log_prob}
             if result.value is not None:
                 answers["state_value"] = result.value.float()
         return answers, result
@@ -159,8 +160,11 @@ class PolicyInference:
 
     def _everything(self) -> list[Tensor]:
         answers, result = self._pass(greedy=False)
-        written = [*answers.values(), *(value for _, value in result.written.items())]
-        return [value.clone() for value in written]  # the inputs are among them
+        written = result.written
+        if isinstance(written, TensorDictBase):
+            written = dict(written.items(include_nested=True, leaves_only=True))
+        # Clones, because the inputs are among them and are about to be rolled.
+        return [value.clone() for value in (*answers.values(), *written.values())]
 
     def _rows(self) -> list[Tensor]:
         return [*self._inputs.values(), self._draws]
