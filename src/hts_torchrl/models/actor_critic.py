@@ -35,8 +35,9 @@ _NARROWEST = 4
 class NarrowLinear(nn.Linear):
     """A linear layer whose rows keep their bits at any place of the batch, also if it is narrow.
 
-    With 2 or 3 outputs the CPU kernel's last bits depend on the row's place in the batch; with 1 or
-    at least 4 they do not (docs/decisions.md). So a narrow weight is padded with zeros.
+    With fewer than 4 outputs the CPU kernel's last bits depend on the row's place in the batch, for
+    some batch sizes; with at least 4 they do not (docs/decisions.md). So a narrow weight is padded
+    with zeros.
     """
 
     def __init__(self, in_features: int, out_features: int, gain: float) -> None:
@@ -45,7 +46,7 @@ class NarrowLinear(nn.Linear):
 
     def forward(self, features: Tensor) -> Tensor:
         """Return float32 ``[B, out_features]``."""
-        if not 1 < self.out_features < _NARROWEST:
+        if self.out_features >= _NARROWEST:
             return super().forward(features).float()
         missing = _NARROWEST - self.out_features
         weight = functional.pad(self.weight, (0, 0, 0, missing))
