@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import time
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -109,6 +110,7 @@ class HTSCollector(BaseCollector):
         super().__init__()
         self._crew: Crew | None = None
         self._board: Board | None = None
+        self._closed = False
         self.schedule = Schedule.from_frames(
             frames_per_batch, total_frames=total_frames, num_envs=num_envs, delay=delay
         )
@@ -139,6 +141,7 @@ class HTSCollector(BaseCollector):
         self._round = 0
         self._frames = 0
         self._version = 0
+        self._learner_busy_s = self._learner_waiting_s = 0.0
 
     def _envs_of_executor(self, executor: int) -> list[int]:
         return [self.config.first_env + env for env in self.config.envs_of(executor)]
@@ -176,6 +179,7 @@ class HTSCollector(BaseCollector):
         """Start the crew, if it is not yet running; the first ``next`` does so by itself."""
         if self._crew is not None:
             return
+        self._refuse_if_closed()
         self._board = Board(
             self.env_spec,
             self._outputs,
@@ -188,6 +192,10 @@ class HTSCollector(BaseCollector):
         self._weights.exchange()
         self._batches = [self._tensordict(storage) for storage in range(2)]
         self._crew = self._make_crew(self._board)
+
+    def _refuse_if_closed(self) -> None:
+        if self._closed:
+            raise ProtocolError("the collector was shut down: make a new one")
 
     def _make_crew(self, board: Board) -> Crew:
         create_env_fn = cloudpickle.dumps(self._create_env_fn)
@@ -234,10 +242,14 @@ class HTSCollector(BaseCollector):
         self.start()
         crew, schedule = self._crew, self.schedule
         assert crew is not None
+        self._handed_out_s = time.monotonic()
         while schedule.exists(self._round):
+            self._refuse_if_closed()
             round_index = self._round
             if round_index == 0 or not schedule.starts_before_update():
                 self._start_round(round_index)
+            asked_s = time.monotonic()
+            self._learner_busy_s += asked_s - self._handed_out_s
             crew.wait_round(round_index)
             batch = self._batch(round_index)
             self._round += 1
@@ -246,6 +258,8 @@ class HTSCollector(BaseCollector):
                 self._start_round(round_index + 1)
             if self._post_collect_hook is not None:
                 self._post_collect_hook(batch)
+            self._handed_out_s = time.monotonic()
+            self._learner_waiting_s += self._handed_out_s - asked_s
             yield batch
         self.shutdown()
 
@@ -311,8 +325,10 @@ class HTSCollector(BaseCollector):
         self._weights.publish(state)
 
     def stats(self) -> dict[str, int | float | bool]:
-        """Add to TorchRL's counters the seconds that workers worked and waited, summed by role."""
+        """Add to TorchRL's counters the seconds that learner and workers worked and waited, summed by role."""
         stats = super().stats()
+        stats["learner_busy_s"] = self._learner_busy_s
+        stats["learner_waiting_s"] = self._learner_waiting_s
         if self._board is not None:
             logbook, executors = self._board.logbook, self.config.num_executors
             for role, rows in (("executors", slice(executors)), ("actors", slice(executors, None))):
@@ -358,6 +374,7 @@ class HTSCollector(BaseCollector):
 
         The last batch stays valid. The arguments are TorchRL's and change nothing here.
         """
+        self._closed = True
         if self._crew is not None:
             self._crew.shutdown()
         if self._board is not None:
