@@ -1,0 +1,52 @@
+"""Seeds, one thread, and a check after each test that nothing is left behind."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_torch_thread():
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _seeds():
+    random.seed(0)
+    np.random.seed(0)  # noqa: NPY002 - some tests show that the global generator is not read
+    torch.manual_seed(0)
+
+
+def shared_memories() -> set[str]:
+    """Open descriptors of this process that hold a shared arena."""
+    found = set()
+    for link in Path("/proc/self/fd").glob("*"):
+        try:
+            if "hts_torchrl" in str(link.readlink()):
+                found.add(link.name)
+        except OSError:  # closed since
+            continue
+    return found
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left_behind(request):
+    """Fail if a test leaves a worker process, or an arena that nobody can reach any more."""
+    children, memories = set(multiprocessing.active_children()), shared_memories()
+    yield
+    left = set(multiprocessing.active_children()) - children
+    for process in left:
+        process.kill()
+        process.join()
+    assert not left, f"processes left behind: {sorted(process.name for process in left)}"
+    request.node.funcargs.clear()  # the values of the test's fixtures, which are torn down by now
+    if shared_memories() - memories:
+        gc.collect()
+    assert shared_memories() <= memories, "shared memory left behind"

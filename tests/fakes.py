@@ -1,0 +1,245 @@
+"""Environments whose behaviour is known: each observation names its own place; no torch here.
+
+Factories are frozen dataclasses called with the environment's index, so they travel to workers.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+NUM_ACTIONS = 4
+SEED_RANGE = 4096
+
+
+class CoordinateEnv(gymnasium.Env):
+    """Observation float32 (environment, episode, step in it, last action, seed modulo 4096).
+
+    Episode ``k`` of environment ``n`` has ``lengths[(n + k) % len(lengths)]`` steps and terminates
+    if ``n + k`` is even, else it is truncated.
+    """
+
+    observation_space = spaces.Box(-np.inf, np.inf, (5,), np.float32)
+    action_space = spaces.Discrete(NUM_ACTIONS)
+
+    def __init__(self, index: int, lengths: tuple[int, ...] = (3, 5, 2)) -> None:
+        self.index = index
+        self.lengths = lengths
+        self.episode = -1
+        self.seed = 0
+        self.steps = 0
+        self.action = -1
+
+    def reset(self, *, seed=None, options=None):  # noqa: ARG002
+        if seed is not None:
+            self.seed, self.episode = seed % SEED_RANGE, -1
+        self.episode += 1
+        self.steps, self.action = 0, -1
+        return self._observation(), {}
+
+    def step(self, action):
+        self.steps += 1
+        self.action = int(action)
+        reward = self.index + self.steps / 8 + self.action / 64
+        kind = self.index + self.episode
+        ends = self.steps >= self.lengths[kind % len(self.lengths)]
+        terminated = ends and kind % 2 == 0
+        return self._observation(), reward, terminated, ends and not terminated, {}
+
+    def _observation(self):
+        place = (self.index, self.episode, self.steps, self.action, self.seed)
+        return np.array(place, np.float32)
+
+
+@dataclass(frozen=True)
+class CoordinateEnvs:
+    """Makes :class:`CoordinateEnv` by index."""
+
+    lengths: tuple[int, ...] = (3, 5, 2)
+
+    def __call__(self, index: int) -> gymnasium.Env:
+        return CoordinateEnv(index, self.lengths)
+
+
+class _Jitter(gymnasium.Wrapper):
+    def __init__(self, env: gymnasium.Env, seed: int, most_s: float) -> None:
+        super().__init__(env)
+        self._random, self._most_s = random.Random(seed), most_s
+
+    def step(self, action):
+        time.sleep(self._random.uniform(0.0, self._most_s))
+        return self.env.step(action)
+
+
+@dataclass(frozen=True)
+class JitterEnv:
+    """Sleeps a seeded random time, up to 3 ms, before each step of another environment."""
+
+    make: Callable[[int], gymnasium.Env]
+    seed: int = 0
+    most_s: float = 0.003
+
+    def __call__(self, index: int) -> gymnasium.Env:
+        return _Jitter(self.make(index), self.seed * 1000 + index, self.most_s)
+
+
+class Broken(RuntimeError):
+    """What :class:`FailingEnv` raises."""
+
+
+class _Disturbed(CoordinateEnv):
+    """Does something bad at its ``at``-th step since the start, counted from 0."""
+
+    def __init__(self, index: int, at: int, disturbance: Callable[[], None]) -> None:
+        super().__init__(index)
+        self.stepped, self.at, self.disturbance = 0, at, disturbance
+
+    def step(self, action):
+        if self.stepped == self.at:
+            self.disturbance()
+        self.stepped += 1
+        return super().step(action)
+
+
+def _break() -> None:
+    raise Broken("as asked")
+
+
+def _kill() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _hang() -> None:
+    time.sleep(3600)
+
+
+class _BrokenReset(CoordinateEnv):
+    def reset(self, *, seed=None, options=None):  # noqa: ARG002
+        _break()
+
+
+@dataclass(frozen=True)
+class FailingEnv:
+    """Environment ``index`` raises in its ``constructor``, its ``reset``, or step ``at``."""
+
+    where: str
+    index: int = 1
+    at: int = 0
+
+    def __call__(self, index: int) -> gymnasium.Env:
+        if index != self.index:
+            return CoordinateEnv(index)
+        if self.where == "constructor":
+            _break()
+        return _BrokenReset(index) if self.where == "reset" else _Disturbed(index, self.at, _break)
+
+
+@dataclass(frozen=True)
+class HangingEnv:
+    """Environment ``index`` never returns from step ``at``."""
+
+    index: int = 1
+    at: int = 0
+
+    def __call__(self, index: int) -> gymnasium.Env:
+        return _Disturbed(index, self.at, _hang) if index == self.index else CoordinateEnv(index)
+
+
+@dataclass(frozen=True)
+class KillSelfEnv:
+    """Environment ``index`` kills its own process at step ``at``."""
+
+    index: int = 1
+    at: int = 0
+
+    def __call__(self, index: int) -> gymnasium.Env:
+        return _Disturbed(index, self.at, _kill) if index == self.index else CoordinateEnv(index)
+
+
+class MultiDiscreteEnv(gymnasium.Env):
+    """Two choices an action, of 3 and 5; the observation repeats them; 4 steps an episode."""
+
+    observation_space = spaces.Box(-np.inf, np.inf, (4,), np.float32)
+    action_space = spaces.MultiDiscrete([3, 5])
+
+    def __init__(self, index: int) -> None:
+        self.index, self.steps = index, 0
+
+    def reset(self, *, seed=None, options=None):  # noqa: ARG002
+        self.steps = 0
+        return np.array([self.index, 0, -1, -1], np.float32), {}
+
+    def step(self, action):
+        assert self.action_space.contains(np.asarray(action))
+        self.steps += 1
+        observation = np.array([self.index, self.steps, *action], np.float32)
+        return observation, 1.0, self.steps == 4, False, {}
+
+
+class DictEnv(gymnasium.Env):
+    """A picture and a vector as observation; 3 steps an episode."""
+
+    observation_space = spaces.Dict(
+        {
+            "picture": spaces.Box(0, 255, (1, 4, 4), np.uint8),
+            "vector": spaces.Box(-np.inf, np.inf, (2,), np.float32),
+        }
+    )
+    action_space = spaces.Discrete(NUM_ACTIONS)
+
+    def __init__(self, index: int) -> None:
+        self.index, self.steps = index, 0
+
+    def reset(self, *, seed=None, options=None):  # noqa: ARG002
+        self.steps = 0
+        return self._observation(), {}
+
+    def step(self, action):  # noqa: ARG002
+        self.steps += 1
+        return self._observation(), 1.0, self.steps == 3, False, {}
+
+    def _observation(self) -> dict[str, Any]:
+        return {
+            "picture": np.full((1, 4, 4), 10 * self.index + self.steps, np.uint8),
+            "vector": np.array([self.index, self.steps], np.float32),
+        }
+
+
+class ModulesEnv(CoordinateEnv):
+    """Its observation tells which of three modules this process has imported."""
+
+    modules = ("torch", "torchrl", "__mp_main__")
+    observation_space = spaces.Box(0, 1, (3,), np.float32)
+
+    def _observation(self):
+        return np.array([name in sys.modules for name in self.modules], np.float32)
+
+
+@dataclass
+class RecordingEnv:
+    """Makes an environment that appends every action it is given to ``actions``."""
+
+    space: spaces.Space
+    actions: list[Any] = field(default_factory=list)
+
+    def __call__(self, index: int) -> gymnasium.Env:
+        maker = self
+
+        class _Recording(CoordinateEnv):
+            action_space = maker.space
+
+            def step(self, action):
+                maker.actions.append(action)
+                return super().step(0)
+
+        return _Recording(index)

@@ -1,0 +1,99 @@
+"""The whole schedule again, in plain loops: what every batch must hold.
+
+It shares with the package only the draws and the pass of the policy; no buffer, no worker, no
+collector. For Gymnasium environments with a flat observation.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+
+from hts_torchrl.config import EnvSpec
+from hts_torchrl.draws import env_seed, normal_draws, uniform_draws
+from hts_torchrl.inference import PolicyInference
+
+Cells = dict[Any, np.ndarray]
+
+
+@dataclass
+class _Place:
+    """One environment, and what it counts."""
+
+    env: Any
+    index: int
+    observation: Any
+    score: Any = np.float32(0)  # noqa: RUF009
+    steps: int = 0
+    episode: int = 0
+
+
+@dataclass
+class Oracle:
+    """Plays rounds; ``weights_of(version)`` must be what the learner publishes."""
+
+    make_env: Callable[[int], Any]
+    policy: nn.Module
+    spec: EnvSpec
+    weights_of: Callable[[int], dict[str, Tensor]]
+    num_envs: int
+    steps: int
+    seed: int = 0
+    delay: int = 1
+    batch_size: int = 8
+
+    def rounds(self, count: int) -> Iterator[Cells]:
+        """Yield the cells ``[N, T, ...]`` of each round by TensorDict key."""
+        self._policy = copy.deepcopy(self.policy)
+        self._inference = PolicyInference(self._policy, self.spec, batch_size=self.batch_size)
+        places = []
+        for index in range(self.num_envs):
+            env = self.make_env(index)
+            places.append(_Place(env, index, env.reset(seed=env_seed(self.seed, index))[0]))
+        for number in range(count):
+            version = max(0, number - self.delay)
+            if version:
+                self._policy.load_state_dict(self.weights_of(version))
+            first = number * self.steps
+            columns = [self._step(places, first + step, version) for step in range(self.steps)]
+            yield {key: np.stack([column[key] for column in columns], 1) for key in columns[0]}
+
+    def _step(self, places: list[_Place], step: int, version: int) -> Cells:
+        """All environments once: the cells ``[N, ...]`` of one column."""
+        action = self.spec.action
+        draw = normal_draws if action.kind == "continuous" else uniform_draws
+        rows = []
+        for place in places:
+            draws = draw(self.seed, place.index, step, 1, action.num_draws)
+            observation = np.array(place.observation)[None]
+            answer = self._inference.answer({"observation": observation}, draws)
+            cells = {key: value[0] for key, value in answer.items()}
+            rows.append(self._transition(place, cells, version))
+        return {key: np.stack([row[key] for row in rows]) for key in rows[0]}
+
+    def _transition(self, place: _Place, answer: Cells, version: int) -> Cells:
+        sent = answer["action"]
+        if self.spec.action.kind == "continuous":
+            sent = np.clip(sent, self.spec.action.low, self.spec.action.high)
+        after, reward, terminated, truncated, _ = place.env.step(sent)
+        place.score = np.float32(place.score + np.float32(reward))
+        place.steps += 1
+        ends = terminated or truncated
+        numbers = {"reward": np.float32(reward), "terminated": terminated, "truncated": truncated}
+        numbers |= {"done": ends, "episode_end": ends}
+        numbers |= {"episode_reward": place.score, "step_count": place.steps}
+        cells = {("next", key): np.array([value]) for key, value in numbers.items()}
+        cells |= {key: np.array([False]) for key in ("done", "terminated", "truncated")}
+        cells |= {**answer, "observation": place.observation, ("next", "observation"): after}
+        cells["collector", "traj_ids"] = np.array(place.index + place.episode * self.num_envs)
+        cells["collector", "policy_version"] = np.array(version)
+        place.observation = after
+        if ends:
+            place.observation = place.env.reset()[0]
+            place.score, place.steps, place.episode = np.float32(0), 0, place.episode + 1
+        return cells

@@ -1,0 +1,35 @@
+import numpy as np
+import pytest
+
+from hts_torchrl.buffers.arena import SharedArena
+from hts_torchrl.buffers.double_storage import DoubleStorage
+from tests.unit.buffers.test_rollout_storage import OUTPUTS, SPEC
+
+
+@pytest.fixture
+def storages():
+    arena = SharedArena(DoubleStorage.layout(SPEC, OUTPUTS, num_envs=3, steps=5))
+    yield DoubleStorage(arena, SPEC, OUTPUTS)
+    arena.close()
+
+
+def test_each_storage_has_a_row_for_each_environment_and_a_column_for_each_step(storages):
+    assert storages[0].arrays["observation"].shape == (3, 5, 1, 2, 2)
+
+
+def test_both_storages_have_every_entry(storages):
+    assert storages[0].arrays.keys() == storages[1].arrays.keys()
+
+
+def test_writing_one_storage_leaves_the_other_alone(storages):
+    for array in storages[0].arrays.values():
+        array[:] = 1
+    assert not any(array.any() for array in storages[1].arrays.values())
+
+
+def test_no_two_entries_share_memory(storages):
+    arrays = list(storages[0].arrays.values())
+    overlaps = [
+        np.shares_memory(one, other) for place, one in enumerate(arrays) for other in arrays[:place]
+    ]
+    assert not any(overlaps)

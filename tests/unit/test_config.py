@@ -1,0 +1,84 @@
+import numpy as np
+import pytest
+
+from hts_torchrl.config import ActionSpec, ArraySpec, CrewConfig, EnvSpec
+from hts_torchrl.errors import ConfigurationError
+
+FLOATS = np.dtype(np.float32)
+VECTOR = ArraySpec((3,), FLOATS)
+
+
+def continuous(low: float) -> ActionSpec:
+    bounds = np.full(3, low, np.float32)
+    return ActionSpec("continuous", VECTOR, low=bounds, high=-bounds)
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"num_actors": -1}, "num_actors=-1"),
+        ({"envs_per_executor": 0}, "envs_per_executor=0"),
+        ({"num_envs": 4, "envs_per_executor": 8}, "envs_per_executor=8 is more"),
+        ({"num_envs": 6, "envs_per_executor": 4}, "num_envs=6 is no multiple"),
+        ({"inference_batch_size": 0}, "inference_batch_size=0"),
+        ({"start_method": "fork"}, "start_method='fork'"),
+        ({"timeout_s": 0.0}, "timeout_s=0"),
+    ],
+)
+def test_counts_that_cannot_work_are_refused_by_name(settings, named):
+    with pytest.raises(ConfigurationError, match=named):
+        CrewConfig(**settings)
+
+
+def test_executors_share_out_all_environments_without_overlap():
+    config = CrewConfig(num_envs=6, envs_per_executor=2)
+    shares = [config.envs_of(executor) for executor in range(config.num_executors)]
+    assert shares == [(0, 1), (2, 3), (4, 5)]
+
+
+@pytest.mark.parametrize(("num_envs", "rows"), [(2, 2), (8, 8), (64, 8)])
+def test_a_pass_has_at_most_eight_rows_by_default(num_envs, rows):
+    assert CrewConfig(num_envs=num_envs).batch_size == rows
+
+
+def test_a_pass_has_as_many_rows_as_were_asked_for():
+    assert CrewConfig(num_envs=2, inference_batch_size=5).batch_size == 5
+
+
+@pytest.mark.parametrize(
+    ("action", "draws"),
+    [
+        (ActionSpec("discrete", ArraySpec((), np.dtype(np.int64)), (6,)), 1),
+        (ActionSpec("one_hot", ArraySpec((6,), np.dtype(np.int64)), (6,)), 1),
+        (ActionSpec("multi_discrete", ArraySpec((2,), np.dtype(np.int64)), (3, 5)), 2),
+        (ActionSpec("continuous", ArraySpec((2, 3), FLOATS)), 6),
+    ],
+)
+def test_an_action_takes_one_draw_for_each_choice_or_dimension(action, draws):
+    assert action.num_draws == draws
+
+
+def test_an_environment_without_observations_is_refused():
+    with pytest.raises(ConfigurationError, match="no observation"):
+        EnvSpec({}, continuous(-1.0))
+
+
+def test_specs_that_differ_in_bounds_alone_are_equal():
+    assert EnvSpec({"observation": VECTOR}, continuous(-1.0)) == EnvSpec(
+        {"observation": VECTOR}, continuous(-2.0)
+    )
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        EnvSpec({"pixels": VECTOR}, continuous(-1.0)),
+        EnvSpec({"observation": ArraySpec((4,), FLOATS)}, continuous(-1.0)),
+        EnvSpec(
+            {"observation": VECTOR}, ActionSpec("discrete", ArraySpec((), np.dtype(np.int64)), (3,))
+        ),
+        "observation",
+    ],
+)
+def test_specs_of_other_shapes_or_kinds_are_not_equal(other):
+    assert EnvSpec({"observation": VECTOR}, continuous(-1.0)) != other

@@ -1,0 +1,123 @@
+import numpy as np
+import pytest
+
+from hts_torchrl.draws import env_seed, normal_draws, uniform_draws
+
+DRAWS = pytest.mark.parametrize("draws", [uniform_draws, normal_draws])
+
+
+@DRAWS
+@pytest.mark.parametrize("width", [1, 2, 3, 4, 5, 9])
+def test_a_step_has_its_draws_however_many_steps_are_made_at_once(draws, width):
+    whole = draws(7, 3, 0, 12, width)
+    parts = [draws(7, 3, first, 4, width) for first in (0, 4, 8)]
+    assert np.array_equal(whole, np.concatenate(parts))
+
+
+@DRAWS
+@pytest.mark.parametrize("width", [1, 4, 5])
+def test_no_two_steps_environments_or_seeds_share_a_draw(draws, width):
+    many = [draws(seed, env, 0, 50, width) for seed in range(3) for env in range(5)]
+    assert len(np.unique(np.concatenate(many))) == 3 * 5 * 50 * width
+
+
+@DRAWS
+def test_the_global_generator_is_neither_read_nor_moved(draws):
+    before = np.random.get_state()[1].copy()  # noqa: NPY002
+    first = draws(0, 0, 0, 4, 1)
+    assert np.array_equal(np.random.get_state()[1], before)  # noqa: NPY002
+    np.random.seed(5)  # noqa: NPY002
+    assert np.array_equal(draws(0, 0, 0, 4, 1), first)
+
+
+@DRAWS
+def test_shape_is_steps_by_width(draws):
+    assert draws(0, 0, 0, 6, 3).shape == (6, 3)
+
+
+@pytest.mark.parametrize("seed", [-1, 0, 2**63, 2**64 - 1])
+def test_every_64_bit_seed_is_accepted(seed):
+    assert uniform_draws(seed, 0, 0, 1, 1).shape == (1, 1)
+
+
+def test_a_run_of_trillions_of_steps_does_not_exhaust_the_counter():
+    late = uniform_draws(0, 0, 10**13, 3, 5)
+    assert np.array_equal(late[1:], uniform_draws(0, 0, 10**13 + 1, 2, 5))
+
+
+class ExtremeGenerator:
+    """Stands for Philox, with words that are all zeros or all ones."""
+
+    word = 0
+
+    def __init__(self, **_: object) -> None:
+        pass
+
+    def random_raw(self, count: int) -> np.ndarray:
+        return np.full(count, self.word, np.uint64)
+
+
+@pytest.mark.parametrize("word", [0, 2**64 - 1])
+def test_the_extreme_words_of_the_generator_stay_between_0_and_1(monkeypatch, word):
+    monkeypatch.setattr(ExtremeGenerator, "word", word)
+    monkeypatch.setattr(np.random, "Philox", ExtremeGenerator)
+    assert 0.0 < uniform_draws(0, 0, 0, 1, 1).item() < 1.0
+
+
+def test_the_largest_draw_times_any_sum_stays_below_the_sum(monkeypatch):
+    monkeypatch.setattr(ExtremeGenerator, "word", 2**64 - 1)
+    monkeypatch.setattr(np.random, "Philox", ExtremeGenerator)
+    largest = uniform_draws(0, 0, 0, 1, 1).item()
+    sums = 1.0 + np.arange(-64, 65) * 2.0**-52
+    assert (largest * sums < sums).all()
+
+
+@pytest.mark.parametrize("word", [0, 2**64 - 1])
+def test_extreme_words_give_finite_normal_draws(monkeypatch, word):
+    monkeypatch.setattr(ExtremeGenerator, "word", word)
+    monkeypatch.setattr(np.random, "Philox", ExtremeGenerator)
+    assert np.isfinite(normal_draws(0, 0, 0, 1, 2)).all()
+
+
+def test_uniform_draws_fill_twenty_equal_bins_equally():
+    values = uniform_draws(1, 2, 0, 20_000, 5).ravel()
+    counts, _ = np.histogram(values, 20, (0.0, 1.0))
+    expected = len(values) / 20
+    chi_squared = ((counts - expected) ** 2 / expected).sum()
+    assert chi_squared < 50  # 19 degrees of freedom: exceeded once in 7000 seeds
+
+
+@pytest.mark.parametrize("lag", [1, 4])
+def test_uniform_draws_of_consecutive_steps_are_uncorrelated(lag):
+    values = uniform_draws(1, 2, 0, 50_000, 1).ravel()
+    assert abs(np.corrcoef(values[lag:], values[:-lag])[0, 1]) < 0.02
+
+
+def test_draws_of_neighbouring_environments_are_uncorrelated():
+    rows = np.stack([uniform_draws(1, env, 0, 20_000, 1).ravel() for env in range(4)])
+    assert np.abs(np.corrcoef(rows) - np.eye(4)).max() < 0.03
+
+
+def test_normal_draws_have_the_moments_of_the_standard_normal():
+    values = normal_draws(1, 2, 0, 50_000, 3)
+    moments = [(values**power).mean() for power in range(1, 5)]
+    assert moments == pytest.approx([0.0, 1.0, 0.0, 3.0], abs=0.05)
+
+
+def test_components_of_one_normal_draw_are_uncorrelated():
+    rows = normal_draws(1, 2, 0, 50_000, 4).T
+    assert np.abs(np.corrcoef(rows) - np.eye(4)).max() < 0.02
+
+
+def test_environment_seeds_fit_every_simulator():
+    seeds = [env_seed(seed, env) for seed in (0, -1, 2**64 - 1) for env in range(100)]
+    assert min(seeds) >= 0
+    assert max(seeds) < 2**31
+
+
+def test_environments_streams_and_seeds_are_seeded_apart():
+    seeds = {
+        env_seed(seed, env, stream)
+        for seed in range(4) for env in range(50) for stream in ("train", "evaluation")
+    }  # fmt: skip
+    assert len(seeds) == 4 * 50 * 2
