@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import time
 import warnings
@@ -382,5 +381,7 @@ class HTSCollector(BaseCollector):
 
     def __del__(self) -> None:
         """Leave no process behind."""
-        with contextlib.suppress(Exception):
+        try:
             self.shutdown()
+        except Exception:  # noqa: S110 - the interpreter may be half gone
+            pass

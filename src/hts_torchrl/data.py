@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
+import torch
 from lightning.pytorch import LightningDataModule
 
 from hts_torchrl.collector import HTSCollector
@@ -190,14 +192,28 @@ class HTSDataModule(LightningDataModule):
 
     def val_dataloader(self) -> EvaluationLoader:
         """Return a loader of one evaluation; :meth:`Learner.validation_step` plays it."""
-        evaluation = Evaluation(
+        return EvaluationLoader(self.evaluation(precision=self._precision))
+
+    def evaluation(self, *, precision: Precision) -> Evaluation:
+        """Return what an evaluation plays."""
+        return Evaluation(
             self.env,
             self.evaluation_episodes,
             self.seed,
             greedy=self.evaluation_greedy,
-            precision=self._precision,
+            precision=precision,
         )
-        return EvaluationLoader(evaluation)
+
+    def transfer_batch_to_device(
+        self,
+        batch: RoundPart | Evaluation,
+        device: torch.device,
+        dataloader_idx: int,  # noqa: ARG002
+    ) -> RoundPart | Evaluation:
+        """Move a round once, with its first part; an evaluation has nothing to move."""
+        if isinstance(batch, RoundPart) and batch.is_first and device.type != "cpu":
+            return replace(batch, round=batch.round.to(device))
+        return batch
 
     def state_dict(self) -> dict[str, Any]:
         """Return the collector's counters."""

@@ -73,8 +73,11 @@ class Learner(LightningModule):
     def configure_model(self) -> None:
         """Build the policy for the data module's environment, unless it was given."""
         if self.policy is None:
-            spec: EnvSpec = self.trainer.datamodule.env_spec  # type: ignore[attr-defined]
-            self.policy = make_actor_critic(self.network, spec, squash=self.squash)
+            self.build_policy(self.trainer.datamodule.env_spec)  # type: ignore[attr-defined]
+
+    def build_policy(self, spec: EnvSpec) -> None:
+        """Build ``network`` for an environment."""
+        self.policy = make_actor_critic(self.network, spec, squash=self.squash)
 
     def configure_optimizers(self) -> Any:  # noqa: ANN401 - Lightning accepts many forms
         """Return Adam or RMSprop, with linear decay to zero over the run if wanted."""
@@ -109,17 +112,6 @@ class Learner(LightningModule):
         torch.set_num_threads(self._threads)
 
     # A round
-
-    def transfer_batch_to_device(
-        self,
-        batch: Any,  # noqa: ANN401
-        device: torch.device,
-        dataloader_idx: int,  # noqa: ARG002
-    ) -> Any:  # noqa: ANN401
-        """Move a round to the device once, with its first part; an evaluation has nothing to move."""
-        if isinstance(batch, RoundPart) and batch.is_first and device.type != "cpu":
-            return RoundPart(batch.round.to(device), batch.index, batch.count)
-        return batch
 
     def training_step(self, part: RoundPart, _: int) -> Tensor:
         """Return the loss of one part of a round."""

@@ -12,13 +12,13 @@ from ale_py import roms
 from ale_py.vector_env import AtariVectorEnv
 from gymnasium.vector import AutoresetMode
 
-from hts_torchrl.envs.group import Array, EnvGroup, Observation, Transition
+from hts_torchrl.envs.group import Array, EnvFactory, EnvGroup, Observation, Transition
 from hts_torchrl.envs.spaces import env_spec
 from hts_torchrl.errors import ConfigurationError
 
 
 @dataclass(frozen=True)
-class AtariEnvs:
+class AtariEnvs(EnvFactory):
     """Environments of one Atari game, preprocessed as in Mnih et al. (2015).
 
     Observations are uint8 ``[frame_stack, 84, 84]``: grey, the maximum of the last two of

@@ -5,9 +5,10 @@ Shapes: G environments of the group; arrays lead with G.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
@@ -68,13 +69,12 @@ class EnvGroup(Protocol):
         ...
 
 
-@runtime_checkable
-class EnvFactory(Protocol):
+class EnvFactory(ABC):
     """A picklable maker of groups: what ``create_env_fn`` may be instead of a plain function."""
 
+    @abstractmethod
     def group(self, indices: Sequence[int], *, render: bool = False) -> EnvGroup:
         """Make the environments of the given global indices."""
-        ...
 
 
 def make_group(

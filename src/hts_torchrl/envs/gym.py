@@ -12,13 +12,13 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from hts_torchrl.config import ActionSpec, EnvSpec
-from hts_torchrl.envs.group import Array, EnvGroup, Observation, Transition
+from hts_torchrl.envs.group import Array, EnvFactory, EnvGroup, Observation, Transition
 from hts_torchrl.envs.spaces import env_spec
 from hts_torchrl.errors import ConfigurationError
 
 
 @dataclass(frozen=True)
-class GymEnvs:
+class GymEnvs(EnvFactory):
     """Environments of one Gymnasium id.
 
     Example:

@@ -148,8 +148,11 @@ def make_actor_critic(network: str, spec: EnvSpec, *, squash: bool = False) -> A
             "built-in network reads one: give a policy of your own"
         )
     ((key, array),) = spec.observations.items()
+    make_trunk = _trunk(network)
     try:
-        trunk = _trunk(network)(array.shape)
+        trunk = make_trunk(array.shape)
+        with torch.no_grad():
+            trunk(torch.zeros(1, *array.shape))
     except (RuntimeError, IndexError, ValueError, TypeError) as error:
         raise ConfigurationError(
             f"the network {network!r} cannot read observations of shape {array.shape}: {error}"

@@ -1,0 +1,6 @@
+"""What a run tells about itself: figures, and the picture of its learning curve."""
+
+from hts_torchrl.callbacks.learning_curve import LearningCurve
+from hts_torchrl.callbacks.statistics import TrainingStatistics
+
+__all__ = ["LearningCurve", "TrainingStatistics"]

@@ -1,0 +1,129 @@
+"""Frames, speed, episodes and waiting, in the progress bar and every logger."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from hts_torchrl.round_part import RoundPart
+
+_EPISODES = 100
+
+
+class TrainingStatistics(Callback):
+    """Logs what the run has done, every ``log_every_n_steps`` of the Trainer.
+
+    ``train/frames`` are environment steps of all ranks, ``train/minutes`` the time of training
+    without evaluation; ``episode/return`` (raw score) and ``episode/length`` are means over the
+    last 100 finished games; ``wait/...`` are shares of the time since the last logging in which
+    executors, actors and the learner waited for each other.
+    """
+
+    def __init__(self) -> None:
+        self.frames = 0
+        self.episodes = 0
+        self._returns: deque[float] = deque(maxlen=_EPISODES)
+        self._lengths: deque[int] = deque(maxlen=_EPISODES)
+        self._earlier_s = 0.0
+        self._started_s: float | None = None
+        self._marks: dict[str, float] = {}
+
+    @property
+    def minutes(self) -> float:
+        """Minutes of training so far, without evaluation."""
+        running_s = 0.0 if self._started_s is None else time.monotonic() - self._started_s
+        return (self._earlier_s + running_s) / 60
+
+    @property
+    def mean_return(self) -> float | None:
+        """Mean raw score of the last 100 finished games; None before the first."""
+        return sum(self._returns) / len(self._returns) if self._returns else None
+
+    def _resume(self) -> None:
+        if self._started_s is None:
+            self._started_s = time.monotonic()
+
+    def _pause(self) -> None:
+        self._earlier_s = self.minutes * 60
+        self._started_s = None
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
+        """Start the clock."""
+        self._resume()
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
+        """Stop the clock."""
+        self._pause()
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
+        """Stop the clock: evaluation is no training."""
+        self._pause()
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
+        """Let the clock run on."""
+        if trainer.training:
+            self._resume()
+
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
+        """Log where in the run the evaluation stands."""
+        pl_module.log_dict({"eval/frames": float(self.frames), "eval/minutes": self.minutes})
+
+    def on_train_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,  # noqa: ANN401, ARG002
+        batch: RoundPart,
+        batch_idx: int,  # noqa: ARG002
+    ) -> None:
+        """Count the round's frames and games."""
+        if batch.is_last:
+            self._count(batch, trainer.world_size)
+        if trainer.global_step % trainer.log_every_n_steps == 0:
+            self._log(trainer, pl_module)
+
+    def _count(self, part: RoundPart, world_size: int) -> None:
+        self.frames += part.round.numel() * world_size
+        after = part.round["next"]
+        ended = after["episode_end"]
+        if ended.any():
+            self._returns.extend(after["episode_reward"][ended].tolist())
+            self._lengths.extend(after["step_count"][ended].tolist())
+            self.episodes += int(ended.sum())
+
+    def _log(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        now = {"frames": float(self.frames), "seconds": self.minutes * 60, **_waiting(trainer)}
+        marks, self._marks = self._marks, now
+        since = {name: value - marks.get(name, 0.0) for name, value in now.items()}
+        figures = {"train/frames": now["frames"], "train/minutes": self.minutes}
+        bar = {}
+        if since["seconds"] > 0:
+            bar["steps_per_second"] = since["frames"] / since["seconds"]
+        if self._returns:
+            bar["episode/return"] = sum(self._returns) / len(self._returns)
+            figures["episode/length"] = sum(self._lengths) / len(self._lengths)
+        for role in ("learner", "actors", "executors"):
+            waited, worked = since.get(f"{role}_waiting_s", 0.0), since.get(f"{role}_busy_s", 0.0)
+            if waited + worked > 0:
+                bar[f"wait/{role}"] = waited / (waited + worked)
+        pl_module.log_dict(figures)
+        pl_module.log_dict(bar, prog_bar=True)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return counters for the checkpoint."""
+        return {"frames": self.frames, "episodes": self.episodes, "seconds": self.minutes * 60}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on counting."""
+        self.frames, self.episodes = state_dict["frames"], state_dict["episodes"]
+        self._earlier_s = state_dict["seconds"]
+
+
+def _waiting(trainer: Trainer) -> dict[str, float]:
+    collector = getattr(getattr(trainer, "datamodule", None), "collector", None)
+    if collector is None:
+        return {}
+    return {name: value for name, value in collector.stats().items() if name.endswith("_s")}

@@ -1,0 +1,227 @@
+"""The command line: ``hts-torchrl fit | validate | play``."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NoReturn
+
+import gymnasium
+import imageio
+import torch
+import yaml
+from jsonargparse import set_parsing_settings
+from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint, TQDMProgressBar
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+
+from hts_torchrl.callbacks import LearningCurve, TrainingStatistics
+from hts_torchrl.data import HTSDataModule
+from hts_torchrl.envs.atari import AtariEnvs  # noqa: F401 - makes --data.env=AtariEnvs known
+from hts_torchrl.envs.gym import GymEnvs  # noqa: F401
+from hts_torchrl.errors import ConfigurationError, WorkerError
+from hts_torchrl.learner import A2C, PPO, Learner  # noqa: F401
+
+
+class HTSTrainer(Trainer):
+    """Lightning's Trainer, which also plays."""
+
+    def play(
+        self,
+        model: Learner,
+        datamodule: HTSDataModule,
+        ckpt_path: str | None = None,
+        weights_only: bool | None = True,
+        video: str = "play.mp4",
+        frames_per_second: int = 15,
+        greedy: bool = False,
+    ) -> None:
+        """Play one game with the weights of a checkpoint and write a video of it.
+
+        Args:
+            model: the learner whose policy plays.
+            datamodule: knows the environment.
+            ckpt_path: the checkpoint.
+            weights_only: load tensors and plain values only, never code.
+            video: file to write, ``.mp4`` or ``.gif``.
+            frames_per_second: of the video; one step of the environment is one frame.
+            greedy: play the likeliest action instead of a drawn one.
+        """
+        if ckpt_path is None:
+            raise ConfigurationError("play needs --ckpt_path")
+        if Path(video).suffix not in (".mp4", ".gif"):
+            raise ConfigurationError(f"--video={video}: a name that ends in .mp4 or .gif is needed")
+        model.build_policy(datamodule.env_spec)
+        model.load_state_dict(torch.load(ckpt_path, weights_only=weights_only)["state_dict"])
+        evaluation = replace(datamodule.evaluation(precision="32-true"), greedy=greedy)
+        frames = list(evaluation.frames(model.policy))
+        Path(video).absolute().parent.mkdir(parents=True, exist_ok=True)
+        if video.endswith(".gif"):
+            imageio.mimsave(video, frames, duration=1000 / frames_per_second, loop=0)
+        else:
+            imageio.mimsave(video, frames, fps=frames_per_second, macro_block_size=2)
+        print(f"video of {len(frames)} steps: {video}")  # noqa: T201
+
+
+class HTSArgumentParser(LightningArgumentParser):
+    """Reports a wrong argument in one line, without the usage."""
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:  # noqa: ARG002
+        """Print what is wrong and exit with status 2."""
+        raise ConfigurationError(" ".join(message.split()))
+
+
+class HTSCommandLine(LightningCLI):
+    """LightningCLI with this project's defaults, and a summary after ``fit``."""
+
+    @staticmethod
+    def subcommands() -> dict[str, set[str]]:
+        """Return the subcommands, each with the arguments that are no flags."""
+        return {
+            "fit": {"model", "train_dataloaders", "val_dataloaders", "datamodule"},
+            "validate": {"model", "dataloaders", "datamodule"},
+            "play": {"model", "datamodule"},
+        }
+
+    def init_parser(self, **kwargs: Any) -> LightningArgumentParser:  # noqa: ANN401
+        """Make the parser with one-line errors."""
+        parser = HTSArgumentParser(**kwargs)
+        parser.add_argument(
+            "-c", "--config", action="config", help="YAML file; several are read in order"
+        )
+        return parser
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Give environments and actions the seed of everything."""
+        parser.add_argument("--base", type=str | list[str] | None, default=None, help=_BASE_HELP)
+        parser.add_argument("--name", type=str, default="run", help="folder of the run's logs")
+        parser.link_arguments("seed_everything", "data.seed", compute_fn=int)
+
+    def instantiate_trainer(self, **kwargs: Any) -> Trainer:  # noqa: ANN401
+        """Add this project's callbacks, and give all loggers of a run the same version."""
+        settings = self._get(self.config_init, "trainer")
+        callbacks = [*(settings["callbacks"] or []), TrainingStatistics(), LearningCurve()]
+        if settings["enable_checkpointing"] is not False:
+            best = ModelCheckpoint(monitor="eval/score", mode="max", filename="best", save_last=True,
+                enable_version_counter=False)
+            callbacks.append(best)
+        if settings["enable_progress_bar"] is not False:
+            callbacks.append(TQDMProgressBar(refresh_rate=20))
+        trainer = super().instantiate_trainer(callbacks=callbacks, **kwargs)
+        # Each logger looks for a free version, so all must look before the first makes its folder.
+        for logger in trainer.loggers:
+            _ = logger.version
+        return trainer
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        """Refuse a checkpoint that is not there."""
+        path = self._get(self.config, "ckpt_path")
+        if path is not None and not Path(path).is_file():
+            raise ConfigurationError(f"--ckpt_path={path}: there is no such file")
+        super()._run_subcommand(subcommand)
+
+    def after_fit(self) -> None:
+        """Tell the final score, and where everything lies."""
+        if not self.trainer.is_global_zero:
+            return
+        lines = []
+        score = self.trainer.callback_metrics.get("eval/score")
+        if score is not None:
+            lines.append(f"final score:    {float(score):.2f} (mean of the last evaluation)")
+        checkpoint = self.trainer.checkpoint_callback
+        if isinstance(checkpoint, ModelCheckpoint):
+            lines.append(f"checkpoint:     {checkpoint.last_model_path}")
+            lines.append(f"best:           {checkpoint.best_model_path}")
+        lines.append(f"log:            {self.trainer.log_dir}")
+        for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
+            if isinstance(callback, LearningCurve) and callback.path is not None:
+                lines.append(f"learning curve: {callback.path}")
+        print("\n".join(lines))  # noqa: T201
+
+
+_BASE_HELP = "in a config file: file(s) it builds on, relative to it, read before it"
+
+
+def expand_bases(arguments: Sequence[str]) -> list[str]:
+    """Put the files that a config file names under ``base`` before it, and theirs before them.
+
+    Raises:
+        ConfigurationError: if a file is not there or is no YAML mapping.
+    """
+    expanded: list[str] = []
+    waiting = list(arguments)
+    while waiting:
+        argument = waiting.pop(0)
+        flag, separator, value = argument.partition("=")
+        if flag in ("-c", "--config") and not separator and waiting:
+            value = waiting.pop(0)
+        elif flag not in ("-c", "--config"):
+            expanded.append(argument)
+            continue
+        for path in _with_bases(Path(value)):
+            expanded += ["--config", str(path)]
+    return expanded
+
+
+def _with_bases(path: Path) -> list[Path]:
+    try:
+        content = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise ConfigurationError(f"--config={path}: {error.strerror}") from error
+    except yaml.YAMLError as error:
+        raise ConfigurationError(f"--config={path}: {' '.join(str(error).split())}") from error
+    bases = content.get("base") or [] if isinstance(content, dict) else []
+    named = [bases] if isinstance(bases, str) else bases
+    return [file for base in named for file in _with_bases(path.parent / base)] + [path]
+
+
+def _trainer_defaults() -> dict[str, Any]:
+    logger_arguments = {"save_dir": "runs", "name": "${.....name}"}
+    return {
+        "max_epochs": 1,
+        "num_sanity_val_steps": 0,
+        "enable_model_summary": False,
+        "logger": [
+            {"class_path": logger, "init_args": logger_arguments}
+            for logger in ("TensorBoardLogger", "CSVLogger")
+        ],
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line; wrong input ends with one line and status 2."""
+    # A run's loggers share one folder on purpose; the other is between Lightning and torch.
+    warnings.filterwarnings("ignore", ".*exists and is not empty")
+    warnings.filterwarnings("ignore", ".*isinstance.treespec, LeafSpec. is deprecated")
+    try:
+        # ${data.num_envs} in a file means the value that counts in the end, of this subcommand.
+        set_parsing_settings(omegaconf_absolute_to_relative_paths=True)
+        # Lightning reads the arguments from sys.argv, and warns where they are given otherwise.
+        sys.argv[1:] = expand_bases(sys.argv[1:] if arguments is None else arguments)
+        HTSCommandLine(
+            Learner,
+            HTSDataModule,
+            subclass_mode_model=True,
+            trainer_class=HTSTrainer,
+            trainer_defaults=_trainer_defaults(),
+            seed_everything_default=0,
+            save_config_kwargs={"overwrite": True},
+            parser_kwargs={"parser_mode": "omegaconf+", "exit_on_error": True},
+        )
+    except (ConfigurationError, MisconfigurationException, gymnasium.error.Error) as error:
+        _leave(error, status=2)
+    except WorkerError as error:
+        _leave(error, status=1)
+
+
+def _leave(error: Exception, *, status: int) -> NoReturn:
+    sys.stderr.write(f"hts-torchrl: error: {error}\n")
+    raise SystemExit(status)
+
+
+if __name__ == "__main__":
+    main()
