@@ -1,4 +1,4 @@
-"""High-Throughput Synchronous RL: asynchronous speed, one update behind, bit for bit reproducible."""
+"""High-Throughput Synchronous RL: asynchronous speed, and the same bits in every run."""
 
 from __future__ import annotations
 

@@ -14,10 +14,10 @@ import imageio
 import torch
 import yaml
 from jsonargparse import set_parsing_settings
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint, TQDMProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from hts_torchrl.callbacks import LearningCurve, TrainingStatistics
 from hts_torchrl.data import HTSDataModule
@@ -58,7 +58,7 @@ class HTSTrainer(Trainer):
         model.build_policy(datamodule.env_spec)
         model.load_state_dict(torch.load(ckpt_path, weights_only=weights_only)["state_dict"])
         evaluation = replace(datamodule.evaluation(precision="32-true"), greedy=greedy)
-        frames = list(evaluation.frames(model.policy))
+        frames: list[Any] = list(evaluation.frames(model.actor_critic))
         Path(video).absolute().parent.mkdir(parents=True, exist_ok=True)
         if video.endswith(".gif"):
             imageio.mimsave(video, frames, duration=1000 / frames_per_second, loop=0)
@@ -106,8 +106,13 @@ class HTSCommandLine(LightningCLI):
         settings = self._get(self.config_init, "trainer")
         callbacks = [*(settings["callbacks"] or []), TrainingStatistics(), LearningCurve()]
         if settings["enable_checkpointing"] is not False:
-            best = ModelCheckpoint(monitor="eval/score", mode="max", filename="best", save_last=True,
-                enable_version_counter=False)
+            best = ModelCheckpoint(
+                monitor="eval/score",
+                mode="max",
+                filename="best",
+                save_last=True,
+                enable_version_counter=False,
+            )
             callbacks.append(best)
         if settings["enable_progress_bar"] is not False:
             callbacks.append(TQDMProgressBar(refresh_rate=20))
@@ -137,9 +142,11 @@ class HTSCommandLine(LightningCLI):
             lines.append(f"checkpoint:     {checkpoint.last_model_path}")
             lines.append(f"best:           {checkpoint.best_model_path}")
         lines.append(f"log:            {self.trainer.log_dir}")
-        for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
-            if isinstance(callback, LearningCurve) and callback.path is not None:
-                lines.append(f"learning curve: {callback.path}")
+        lines += [
+            f"learning curve: {callback.path}"
+            for callback in self.trainer.callbacks  # type: ignore[attr-defined]
+            if isinstance(callback, LearningCurve) and callback.path is not None
+        ]
         print("\n".join(lines))  # noqa: T201
 
 

@@ -75,7 +75,7 @@ class HTSCollector(BaseCollector):
         policy_device: where actors compute.
         start_method: ``forkserver`` or ``spawn``.
         timeout_s: seconds without any environment step after which the run is given up.
-        first_env: global index of environment 0; ranks of a distributed run start at different ones.
+        first_env: global index of environment 0; ranks of a distributed run differ in it.
         clone: hand out batches with memory of their own.
 
     Raises:
@@ -85,7 +85,7 @@ class HTSCollector(BaseCollector):
 
     init_random_frames = 0
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - TorchRL's constructor, keyword only
         self,
         create_env_fn: CreateEnv | EnvFactory,
         policy: nn.Module | None = None,
@@ -289,7 +289,7 @@ class HTSCollector(BaseCollector):
         *,
         weights: TensorDictBase | dict[str, Any] | None = None,
         policy: nn.Module | None = None,
-        **kwargs: Any,
+        **kwargs: Any,  # noqa: ANN401
     ) -> None:
         """Publish weights; the round that starts at the next rendezvous acts with them.
 
@@ -324,8 +324,8 @@ class HTSCollector(BaseCollector):
         self._weights.publish(state)
 
     def stats(self) -> dict[str, int | float | bool]:
-        """Add to TorchRL's counters the seconds that learner and workers worked and waited, summed by role."""
-        stats = super().stats()
+        """Add to TorchRL's counters the seconds at work and waiting, summed by role."""
+        stats: dict[str, int | float | bool] = super().stats()
         stats["learner_busy_s"] = self._learner_busy_s
         stats["learner_waiting_s"] = self._learner_waiting_s
         if self._board is not None:
@@ -335,7 +335,7 @@ class HTSCollector(BaseCollector):
                 stats[f"{role}_waiting_s"] = float(logbook.waiting_s[rows].sum())
         return stats
 
-    def set_seed(self, seed: int, static_seed: bool = False) -> int:
+    def set_seed(self, seed: int, static_seed: bool = False) -> int:  # noqa: ARG002
         """Set the run's seed, before the first batch; returns it.
 
         Raises:
@@ -365,9 +365,9 @@ class HTSCollector(BaseCollector):
 
     def shutdown(
         self,
-        timeout: float | None = None,
-        close_env: bool = True,
-        raise_on_error: bool = True,
+        timeout: float | None = None,  # noqa: ARG002
+        close_env: bool = True,  # noqa: ARG002
+        raise_on_error: bool = True,  # noqa: ARG002
     ) -> None:
         """Stop all workers and free the shared memory; may be called twice, at most 5 s.
 
@@ -381,7 +381,7 @@ class HTSCollector(BaseCollector):
 
     def __del__(self) -> None:
         """Leave no process behind."""
-        try:
+        try:  # noqa: SIM105 - contextlib may be gone with the interpreter
             self.shutdown()
-        except Exception:  # noqa: S110 - the interpreter may be half gone
+        except Exception:
             pass

@@ -81,7 +81,7 @@ class CrewConfig:
     envs_per_executor: int = 1
     """Environments that one executor process steps in lock step."""
     inference_batch_size: int | None = None
-    """Rows of every forward pass; None is min(8, num_envs). Results depend on it in the last bits."""
+    """Rows of every forward pass; None is min(8, num_envs). The last bits depend on it."""
     start_method: StartMethod = "forkserver"
     """How worker processes start."""
     timeout_s: float = 120.0

@@ -85,7 +85,7 @@ class HTSDataModule(LightningDataModule):
         evaluation_greedy: play the likeliest action instead of a drawn one.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - flags of the command line, keyword only
         self,
         env: EnvFactory,
         *,

@@ -29,7 +29,7 @@ class DelayedGradient:
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
-        self.parameters = [p for p in parameters if p.requires_grad]
+        self.parameters: list[Tensor] = [p for p in parameters if p.requires_grad]
         self.behaviour: list[Tensor] = [p.detach().clone() for p in self.parameters]
         self.newest: list[Tensor] = [p.detach().clone() for p in self.parameters]
 
@@ -51,8 +51,10 @@ class DelayedGradient:
     @torch.no_grad()
     def add_displacement(self) -> None:
         """Turn parameters that moved from theta_{j-1} into theta_j plus that displacement."""
-        torch._foreach_sub_(self.parameters, self.behaviour)
-        torch._foreach_add_(self.parameters, self.newest)
+        for parameter, behaviour, newest in zip(
+            self.parameters, self.behaviour, self.newest, strict=True
+        ):
+            parameter.sub_(behaviour).add_(newest)
 
     def end_round(self) -> None:
         """Make theta_j the behaviour weights of the next round."""

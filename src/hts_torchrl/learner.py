@@ -35,12 +35,12 @@ class Learner(LightningModule):
         each part: loss -> backward -> (the Trainer's) optimiser step
         last part: the newest weights are published for the round after the next
 
-    A round's weights trail the newest by one update (``policy_version``); any other lag is an error.
+    A round's weights trail the newest by one update (``policy_version``), or by none.
     """
 
     parts_per_round = 1
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         policy: nn.Module | None,
         *,
@@ -95,7 +95,9 @@ class Learner(LightningModule):
         steps = self.trainer.estimated_stepping_batches
         if steps == float("inf"):
             raise ConfigurationError("learning_rate_decay needs an end: set total_frames")
-        decay = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: max(0.0, 1 - step / steps))
+        decay = torch.optim.lr_scheduler.LambdaLR(
+            optimizer, lambda step: max(0.0, 1 - step / steps)
+        )
         return [optimizer], [{"scheduler": decay, "interval": "step"}]
 
     def on_fit_start(self) -> None:
@@ -119,7 +121,7 @@ class Learner(LightningModule):
             self._begin_round(part.round)
         samples = self._samples[self._rows(part)]
         self._before_forward(part)
-        result = evaluate(self._policy, self._observations(samples), samples.shape[0])
+        result = evaluate(self.actor_critic, self._observations(samples), samples.shape[0])
         if result.value is None:
             raise ConfigurationError(_NO_VALUE)
         return self._loss(samples, result.distribution, result.value.float().squeeze(-1))
@@ -134,7 +136,7 @@ class Learner(LightningModule):
                 f"{int(versions.flatten()[0])}, updates {self.updates}); 0 or 1 is possible"
             )
         self._delayed.begin_round()
-        if "state_value" not in batch.keys():
+        if "state_value" not in batch.keys():  # noqa: SIM118 - a TensorDict is no dict
             raise ConfigurationError(_NO_VALUE)
         after = batch["next"]
         targets = gae_targets(
@@ -162,7 +164,7 @@ class Learner(LightningModule):
     def _next_value(self, batch: TensorDictBase) -> Tensor:
         """Shift the stored values by a step; evaluate what no actor saw: the true final ones."""
         after = batch["next"]
-        next_value = batch["state_value"].roll(-1, 1)
+        next_value: Tensor = batch["state_value"].roll(-1, 1)
         unseen = after["truncated"].squeeze(-1).clone()
         unseen[:, -1] = True
         unseen &= ~after["terminated"].squeeze(-1)
@@ -171,7 +173,7 @@ class Learner(LightningModule):
                 self._delayed.load_behaviour()
             final = after.select(*self._observation_keys)[unseen]
             with torch.no_grad():
-                result = evaluate(self._policy, self._observations(final), final.shape[0])
+                result = evaluate(self.actor_critic, self._observations(final), final.shape[0])
             assert result.value is not None
             next_value[unseen] = result.value.float()
             if self.lag:
@@ -179,13 +181,15 @@ class Learner(LightningModule):
         return next_value
 
     @property
-    def _policy(self) -> nn.Module:
-        assert self.policy is not None
+    def actor_critic(self) -> nn.Module:
+        """The policy, which exists from ``configure_model`` on."""
+        if self.policy is None:
+            raise ProtocolError("the policy is built when training or evaluation begins")
         return self.policy
 
     @property
     def _observation_keys(self) -> list[Key]:
-        return list(self._policy.in_keys)  # type: ignore[arg-type]
+        return list(self.actor_critic.in_keys)  # type: ignore[arg-type]
 
     def _observations(self, source: TensorDictBase) -> dict[Key, Tensor]:
         return {key: source[key] for key in self._observation_keys}
@@ -219,14 +223,15 @@ class Learner(LightningModule):
         """Log losses when the Trainer's loggers will take them."""
         if self.trainer.fit_loop.epoch_loop._should_accumulate():
             return
-        if (self.trainer.global_step + 1) % self.trainer.log_every_n_steps == 0:
+        every = self.trainer.log_every_n_steps  # type: ignore[attr-defined]
+        if (self.trainer.global_step + 1) % every == 0:
             self.log_dict({f"loss/{name}": value.detach() for name, value in losses.items()})
 
     # Evaluation
 
     def validation_step(self, evaluation: Evaluation, _: int) -> None:
         """Play the evaluation's episodes and log the raw scores."""
-        result = replace(evaluation, device=str(self.device)).run(self._policy)
+        result = replace(evaluation, device=str(self.device)).run(self.actor_critic)
         self.log_dict(
             {
                 "eval/score": float(result.scores.mean()),
@@ -275,7 +280,7 @@ class A2C(Learner):
         num_threads: torch threads of the learner; results depend on it. None leaves torch's.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - flags of the command line, keyword only
         self,
         policy: nn.Module | None = None,
         *,
@@ -377,7 +382,7 @@ class PPO(Learner):
         num_threads: torch threads of the learner; results depend on it. None leaves torch's.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - flags of the command line, keyword only
         self,
         policy: nn.Module | None = None,
         *,
@@ -474,9 +479,7 @@ class PPO(Learner):
         losses = {
             "policy": ratio.loss,
             "value": (
-                clipped_value_loss(
-                    value, samples["behaviour_value"], samples["returns"], self.clip
-                )
+                clipped_value_loss(value, samples["behaviour_value"], samples["returns"], self.clip)
                 if self.clip_value
                 else value_loss(value, samples["returns"])
             ),

@@ -41,7 +41,8 @@ class Logbook:
 
     def read_error(self, worker: int) -> str:
         """Return what the worker left, or an empty string."""
-        return self._errors[worker].tobytes().rstrip(b"\0").decode(errors="replace")
+        text: bytes = self._errors[worker].tobytes()
+        return text.rstrip(b"\0").decode(errors="replace")
 
 
 class Stopwatch:

@@ -31,7 +31,7 @@ class _Curve:
         """Drop every other point once there are too many."""
         if len(self.frames) > most:
             for values in (self.frames, self.minutes, self.scores):
-                del values[::2]  # type: ignore[attr-defined]
+                del values[::2]
 
 
 class LearningCurve(Callback):
@@ -55,7 +55,8 @@ class LearningCurve(Callback):
     ) -> None:
         """Add a point of training now and then."""
         statistics = _statistics(trainer)
-        if batch.is_last and trainer.global_step % trainer.log_every_n_steps == 0:
+        logs = trainer.global_step % trainer.log_every_n_steps == 0  # type: ignore[attr-defined]
+        if batch.is_last and logs:
             score = statistics.mean_return
             if score is not None:
                 self._training.add(statistics, score)

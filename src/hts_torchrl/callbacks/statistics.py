@@ -30,6 +30,7 @@ class TrainingStatistics(Callback):
         self._earlier_s = 0.0
         self._started_s: float | None = None
         self._marks: dict[str, float] = {}
+        self._evaluates_within_training = False
 
     @property
     def minutes(self) -> float:
@@ -60,11 +61,12 @@ class TrainingStatistics(Callback):
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
         """Stop the clock: evaluation is no training."""
+        self._evaluates_within_training = self._started_s is not None
         self._pause()
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
         """Let the clock run on."""
-        if trainer.training:
+        if self._evaluates_within_training:
             self._resume()
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
@@ -82,7 +84,7 @@ class TrainingStatistics(Callback):
         """Count the round's frames and games."""
         if batch.is_last:
             self._count(batch, trainer.world_size)
-        if trainer.global_step % trainer.log_every_n_steps == 0:
+        if trainer.global_step % trainer.log_every_n_steps == 0:  # type: ignore[attr-defined]
             self._log(trainer, pl_module)
 
     def _count(self, part: RoundPart, world_size: int) -> None:

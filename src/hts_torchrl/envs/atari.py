@@ -117,8 +117,8 @@ class AtariGroup:
         if self._twin is not None:
             self._picture = self._twin.step(actions[:1])[0]
         ends = terminated | truncated
-        after = following = {"observation": observation}
-        game_over = ends
+        following: Observation = {"observation": observation}
+        after, game_over = following, ends
         if ends.any():
             game_over = ends & (info["episode_frame_number"] <= self._frame_number)
             final = np.where(game_over[:, None, None, None], info["final_obs"], observation)
@@ -132,7 +132,7 @@ class AtariGroup:
         """Return the first environment's picture, uint8 ``[210, 160, 3]``."""
         if self._picture is None:
             raise ConfigurationError("make the group with render=True, and reset it first")
-        return self._picture[0, -1]
+        return np.asarray(self._picture[0, -1])
 
     def close(self) -> None:
         """Stop the emulators' threads."""

@@ -85,7 +85,7 @@ def make_group(
     Args:
         create_env_fn: an ``EnvFactory``; or a function of the environment's index, or a list with
             one such function for each environment, returning a ``gymnasium.Env``, a TorchRL
-            ``EnvBase`` or a ``gymnasium.vector.VectorEnv`` with as many environments as ``indices``.
+            ``EnvBase`` or a vector environment with as many environments as ``indices``.
         indices: global indices of the environments.
         render: whether :meth:`EnvGroup.render` will be called.
 
@@ -111,16 +111,16 @@ def make_group(
     first = makers[0](indices[0])
     kinds = {base.__module__.split(".")[0] + "." + base.__name__ for base in type(first).__mro__}
     if "gymnasium.VectorEnv" in kinds:
-        from hts_torchrl.envs.gym import VectorGroup
+        from hts_torchrl.envs.gym import VectorGroup  # noqa: PLC0415 - it imports this file
 
         return VectorGroup(first, indices)
     rest = [maker(index) for maker, index in zip(makers[1:], indices[1:], strict=True)]
     if "gymnasium.Env" in kinds:
-        from hts_torchrl.envs.gym import SerialGroup
+        from hts_torchrl.envs.gym import SerialGroup  # noqa: PLC0415
 
         return SerialGroup([first, *rest], indices)
     if "torchrl.EnvBase" in kinds:
-        from hts_torchrl.envs.torchrl import EnvBaseGroup
+        from hts_torchrl.envs.torchrl import EnvBaseGroup  # noqa: PLC0415 - it imports torch
 
         return EnvBaseGroup([first, *rest], indices)
     raise ConfigurationError(

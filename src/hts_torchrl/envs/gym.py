@@ -136,7 +136,8 @@ class VectorGroup:
 
     def reset(self, seeds: Sequence[int]) -> Observation:
         """Seed and reset every environment."""
-        return self._arrays(self.envs.reset(seed=[int(seed) for seed in seeds])[0])
+        many = [int(seed) for seed in seeds]
+        return self._arrays(self.envs.reset(seed=many)[0])  # type: ignore[arg-type]
 
     def step(self, actions: Array) -> Transition:
         """Step all environments at once."""
@@ -179,7 +180,7 @@ def env_action(spec: ActionSpec, action: Array, start: int) -> Any:  # noqa: ANN
     return action
 
 
-class _named:  # noqa: N801
+class _named:
     """Add the environment's index to whatever is raised inside."""
 
     def __init__(self, index: int, call: str) -> None:

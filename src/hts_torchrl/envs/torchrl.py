@@ -7,11 +7,19 @@ from typing import Any
 
 import numpy as np
 import torch
-from torchrl.data import Binary, Bounded, Categorical, Composite, MultiCategorical, OneHot
-from torchrl.data import TensorSpec, Unbounded
+from torchrl.data import (
+    Binary,
+    Bounded,
+    Categorical,
+    Composite,
+    MultiCategorical,
+    OneHot,
+    TensorSpec,
+    Unbounded,
+)
 from torchrl.envs import EnvBase
 
-from hts_torchrl.config import ActionSpec, ArraySpec, EnvSpec, Key
+from hts_torchrl.config import ActionSpec, ArraySpec, EnvSpec
 from hts_torchrl.envs.group import Array, Observation, Transition
 from hts_torchrl.errors import ConfigurationError
 
@@ -69,7 +77,7 @@ class EnvBaseGroup:
 
     def render(self) -> Array:
         """Return the first environment's picture, from its ``pixels`` key."""
-        return self._act_on[0].get("pixels").cpu().numpy()
+        return np.asarray(self._act_on[0].get("pixels").cpu())
 
     def close(self) -> None:
         """Close every environment."""

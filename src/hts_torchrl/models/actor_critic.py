@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModule
@@ -14,7 +14,7 @@ from torch import distributions as d
 from torch.nn import functional
 from torchrl.modules import ActorValueOperator, ValueOperator
 
-from hts_torchrl.config import ActionSpec, EnvSpec, Key
+from hts_torchrl.config import EnvSpec, Key
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.models.distributions import action_head, parameter_keys
 from hts_torchrl.models.impala import ImpalaResNet
@@ -160,13 +160,16 @@ def make_actor_critic(network: str, spec: EnvSpec, *, squash: bool = False) -> A
     return ActorCritic(trunk, spec, observation=key, squash=squash)
 
 
-def _trunk(network: str) -> Callable[[tuple[int, ...]], Any]:
+def _trunk(network: str) -> Callable[[tuple[int, ...]], nn.Module]:
     if network in _TRUNKS:
         return _TRUNKS[network]
     module, _, name = network.rpartition(".")
     try:
-        return getattr(importlib.import_module(module), name)
+        trunk: Callable[[tuple[int, ...]], nn.Module] = getattr(
+            importlib.import_module(module), name
+        )
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigurationError(
             f"no network {network!r}; {', '.join(_TRUNKS)} or module.Class of a trunk is needed"
         ) from error
+    return trunk

@@ -14,7 +14,7 @@ from torchrl.modules import OneHotCategorical, TanhNormal
 from hts_torchrl.config import ActionSpec
 
 
-class MultiCategorical(d.Independent):
+class MultiCategorical(d.Independent):  # type: ignore[type-arg]
     """Independent categorical choices of different sizes; actions int64 ``[..., K]``.
 
     Args:
@@ -26,17 +26,18 @@ class MultiCategorical(d.Independent):
         self, logits: Tensor, sizes: Sequence[int], validate_args: bool | None = None
     ) -> None:
         padded = logits.new_full((*logits.shape[:-1], len(sizes), max(sizes)), -torch.inf)
-        for choice, part in enumerate(logits.split(tuple(sizes), -1)):
+        for choice, part in enumerate(torch.split(logits, list(sizes), -1)):
             padded[..., choice, : part.shape[-1]] = part
         super().__init__(d.Categorical(logits=padded, validate_args=False), 1, validate_args)
 
     @property
     def mode(self) -> Tensor:
         """The likeliest category of each choice."""
-        return self.base_dist.mode
+        mode: Tensor = self.base_dist.mode
+        return mode
 
 
-class DiagonalNormal(d.Independent):
+class DiagonalNormal(d.Independent):  # type: ignore[type-arg]
     """Independent Gaussians; actions float ``[..., K]``."""
 
     def __init__(self, loc: Tensor, scale: Tensor, validate_args: bool | None = None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 from torch import Tensor, nn
 
@@ -23,7 +24,7 @@ class _Residual(nn.Module):
         )
 
     def forward(self, features: Tensor) -> Tensor:
-        return features + self.body(features)
+        return features + cast("Tensor", self.body(features))
 
 
 class ImpalaResNet(PixelTrunk):

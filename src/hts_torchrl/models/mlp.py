@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor, nn
 
 from hts_torchrl.models.initialization import orthogonal
@@ -26,5 +25,6 @@ class MLP(nn.Sequential):
 
     def forward(self, observation: Tensor) -> Tensor:
         """Return features ``[B, width]``."""
-        dtype: torch.dtype = self[1].weight.dtype
-        return super().forward(observation.to(dtype))
+        dtype = next(self.parameters()).dtype
+        features: Tensor = super().forward(observation.to(dtype))  # type: ignore[no-untyped-call]
+        return features

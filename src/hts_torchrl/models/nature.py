@@ -20,12 +20,15 @@ class PixelTrunk(nn.Sequential):
         super().__init__(body, orthogonal(nn.Linear(features, width)), nn.ReLU())
         self.out_features = width
         # channels_last: 1.6 times faster training on a CPU (docs/decisions.md).
-        self.to(memory_format=torch.channels_last)
+        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def forward(self, pixels: Tensor) -> Tensor:
         """Return features ``[B, out_features]``."""
-        scaled = pixels.to(self[1].weight.dtype, memory_format=torch.channels_last).div_(255)
-        return super().forward(scaled)
+        dtype = next(self.parameters()).dtype
+        features: Tensor = super().forward(  # type: ignore[no-untyped-call]
+            pixels.to(dtype, memory_format=torch.channels_last).div_(255)
+        )
+        return features
 
 
 class NatureCNN(PixelTrunk):

@@ -18,7 +18,7 @@ class Targets:
     returns: Tensor
 
 
-def gae_targets(
+def gae_targets(  # noqa: PLR0913 - one tensor each
     *,
     reward: Tensor,
     value: Tensor,

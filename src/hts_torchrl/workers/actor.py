@@ -74,7 +74,7 @@ class ActorTask:
         return self.board.config.num_executors + self.index
 
     def run(self, lifeline: Connection) -> None:
-        """Serve until stopped: observation ready -> weights of the round -> pass -> action ready."""
+        """Serve until stopped: observation ready -> newest weights -> pass -> action ready."""
         board = self.board
         self.settings.apply()
         make_policy: Callable[[], nn.Module] = cloudpickle.loads(self.make_policy)

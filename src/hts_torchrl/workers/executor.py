@@ -108,7 +108,7 @@ class ExecutorTask:
         return self.index
 
     def run(self, lifeline: Connection) -> None:
-        """Run rounds: start -> put state -> observation ready -> action ready -> step -> finished."""
+        """Run rounds: put state -> observation ready -> action ready -> step -> finished."""
         board, logbook = self.board, self.board.logbook
         bell, watch = board.doorbells[self.index], Stopwatch(logbook, self.worker)
         executor = Executor(board, self.index, self.create_env_fn, self.seed)

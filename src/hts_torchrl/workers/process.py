@@ -38,6 +38,6 @@ def work(task: WorkerTask, lifeline: Connection) -> None:
         task.run(lifeline)
     except (CrewStopped, BrokenPipeError):
         return
-    except BaseException:  # noqa: BLE001 - whatever it is, the parent must learn of it
+    except BaseException:
         task.board.logbook.write_error(task.worker, traceback.format_exc())
         sys.exit(1)
