@@ -120,9 +120,17 @@ class PolicyInference:
         """Return shape and dtype of each answer, without the row dimension.
 
         Raises:
-            ConfigurationError: if the action is not what the environment accepts.
+            ConfigurationError: if the policy cannot read the observation, or its action is not what
+                the environment accepts.
         """
-        answers = {key: value.numpy() for key, value in self._run(greedy=False).items()}
+        try:
+            answers = {key: value.numpy() for key, value in self._run(greedy=False).items()}
+        except RuntimeError as error:  # torch's word for shapes and types that do not fit
+            observations = {str(key): tuple(rows.shape[1:]) for key, rows in self._inputs.items()}
+            raise ConfigurationError(
+                f"the policy does not fit the environment (observations of shape {observations}, "
+                f"actions of shape {self._action.array.shape}): {error}"
+            ) from error
         specs = {key: ArraySpec(value.shape[1:], value.dtype) for key, value in answers.items()}
         wanted = self._action.array.shape
         if specs["action"].shape != wanted:

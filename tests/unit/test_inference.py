@@ -1,0 +1,309 @@
+import numpy as np
+import pytest
+import torch
+from tensordict.nn import (
+    ProbabilisticTensorDictModule,
+    ProbabilisticTensorDictSequential,
+    TensorDictModule,
+)
+from torch import nn
+from torch.distributions import Categorical
+
+from hts_torchrl.config import ActionSpec, ArraySpec, EnvSpec
+from hts_torchrl.draws import normal_draws, uniform_draws
+from hts_torchrl.errors import ConfigurationError
+from hts_torchrl.inference import PolicyInference, one_thread
+from hts_torchrl.models import make_actor_critic
+from hts_torchrl.policy import as_policy
+from tests.policies import echo_policy
+
+FLOATS = np.dtype(np.float32)
+WIDTH = 64
+
+
+def discrete(actions: int, width: int = WIDTH) -> EnvSpec:
+    action = ActionSpec("discrete", ArraySpec((), np.dtype(np.int64)), (actions,))
+    return EnvSpec({"observation": ArraySpec((width,), FLOATS)}, action)
+
+
+def continuous(size: int) -> EnvSpec:
+    bounds = np.ones(size, np.float32)
+    action = ActionSpec("continuous", ArraySpec((size,), FLOATS), low=-bounds, high=bounds)
+    return EnvSpec({"observation": ArraySpec((WIDTH,), FLOATS)}, action)
+
+
+def observations(rows: int, width: int = WIDTH) -> dict:
+    values = np.random.default_rng(1).standard_normal((rows, width))
+    return {"observation": values.astype(np.float32)}
+
+
+def same_bits(ours: dict, theirs: dict) -> bool:
+    return ours.keys() == theirs.keys() and all(
+        np.array_equal(ours[key], theirs[key]) for key in ours
+    )
+
+
+class BatchMean(nn.Module):
+    """Answers each row with the mean of the batch, as a mistaken normalisation would."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, 4)
+
+    def forward(self, observation):
+        return self.linear(observation - observation.mean(0))
+
+
+class RowNumber(BatchMean):
+    """Adds the row's place in the batch to a logit."""
+
+    def forward(self, observation):
+        place = torch.arange(len(observation)).unsqueeze(1)
+        return self.linear(observation) + place
+
+
+class TestAnswers:
+    def test_action_log_probability_and_value_have_one_row_each(self):
+        spec = discrete(3)
+        inference = PolicyInference(make_actor_critic("mlp", spec), spec, batch_size=4)
+        answers = inference.answer(observations(3), uniform_draws(0, 0, 0, 3, 1))
+        shapes = {key: value.shape for key, value in answers.items()}
+        assert shapes == {"action": (3,), "action_log_prob": (3,), "state_value": (3, 1)}
+
+    def test_the_log_probability_is_that_of_the_chosen_action(self):
+        spec = discrete(3)
+        policy = make_actor_critic("mlp", spec)
+        inference = PolicyInference(policy, spec, batch_size=3)
+        rows = observations(3)
+        answers = inference.answer(rows, uniform_draws(0, 0, 0, 3, 1))
+        parameters, _ = policy.heads({"observation": torch.from_numpy(rows["observation"])})
+        expected = policy.distribution(parameters).log_prob(torch.from_numpy(answers["action"]))
+        assert answers["action_log_prob"] == pytest.approx(expected.detach().numpy(), abs=1e-6)
+
+    @pytest.mark.parametrize("actions", [2, 3])
+    @pytest.mark.parametrize("batch_size", [2, 3, 5, 8])
+    def test_an_answer_does_not_depend_on_the_rows_around_it(self, actions, batch_size):
+        spec = discrete(actions)
+        inference = PolicyInference(make_actor_critic("mlp", spec), spec, batch_size=batch_size)
+        rows, draws = observations(11), uniform_draws(0, 0, 0, 11, 1)
+        together = inference.answer(rows, draws)
+        shuffled = np.random.default_rng(2).permutation(11)
+        answers = inference.answer({"observation": rows["observation"][shuffled]}, draws[shuffled])
+        assert same_bits(answers, {key: value[shuffled] for key, value in together.items()})
+
+    def test_an_answer_does_not_depend_on_how_many_were_asked_for(self):
+        spec = continuous(3)
+        inference = PolicyInference(make_actor_critic("mlp", spec), spec, batch_size=8)
+        rows, draws = observations(11), normal_draws(0, 0, 0, 11, 3)
+        together = inference.answer(rows, draws)
+        for row in range(11):
+            one = {"observation": rows["observation"][row : row + 1]}
+            alone = inference.answer(one, draws[row : row + 1])
+            assert same_bits(alone, {key: value[row : row + 1] for key, value in together.items()})
+
+    def test_an_answer_survives_the_passes_after_it(self):
+        """EchoNet's value is computed from the input, a critic may even return a view of it."""
+        spec = discrete(4, width=5)
+        view = TensorDictModule(lambda x: x[:, :1], ["observation"], ["state_value"])
+        policy = ProbabilisticTensorDictSequential(
+            view,
+            TensorDictModule(nn.Linear(5, 4), ["observation"], ["logits"]),
+            ProbabilisticTensorDictModule(["logits"], ["action"], distribution_class=Categorical),
+        )
+        inference = PolicyInference(policy, spec, batch_size=2)
+        rows = observations(6, width=5)
+        answers = inference.answer(rows, uniform_draws(0, 0, 0, 6, 1))
+        assert np.array_equal(answers["state_value"], rows["observation"][:, :1])
+
+    def test_a_greedy_answer_does_not_depend_on_the_draw(self):
+        spec = discrete(3)
+        inference = PolicyInference(make_actor_critic("mlp", spec), spec, batch_size=4)
+        rows = observations(4)
+        answers = [
+            inference.answer(rows, uniform_draws(seed, 0, 0, 4, 1), greedy=True) for seed in (0, 1)
+        ]
+        assert same_bits(*answers)
+
+    def test_a_draw_decides_the_action(self):
+        spec = discrete(4, width=5)
+        inference = PolicyInference(echo_policy(), spec, batch_size=4)
+        draws = np.array([[0.1], [0.3], [0.6], [0.9]])
+        assert inference.answer(observations(4, 5), draws)["action"].tolist() == [0, 1, 2, 3]
+
+    def test_the_policy_is_run_in_evaluation_mode(self):
+        spec = discrete(4)
+        policy = as_policy(nn.Sequential(nn.Linear(WIDTH, 4), nn.Dropout(0.5)), spec)
+        inference = PolicyInference(policy, spec, batch_size=2)
+        answers = [inference.answer(observations(2), np.full((2, 1), 0.5)) for _ in range(2)]
+        assert same_bits(*answers)
+
+    def test_no_answer_carries_a_gradient(self):
+        spec = discrete(4)
+        policy = as_policy(nn.Linear(WIDTH, 4), spec)
+        PolicyInference(policy, spec, batch_size=2).answer(observations(2), np.full((2, 1), 0.5))
+        assert all(parameter.grad is None for parameter in policy.parameters())
+
+    @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+    @pytest.mark.parametrize("spec", [discrete(3), continuous(2)], ids=["discrete", "continuous"])
+    def test_answers_are_numpy_arrays_of_the_same_types_at_any_precision(self, spec, precision):
+        net = nn.Linear(WIDTH, 3) if spec.action.kind == "discrete" else MeanAndScale()
+        inference = PolicyInference(as_policy(net, spec), spec, batch_size=4, precision=precision)
+        types = {key: array.dtype.name for key, array in inference.outputs().items()}
+        action = "int64" if spec.action.kind == "discrete" else "float32"
+        assert types == {"action": action, "action_log_prob": "float32"}
+
+    def test_mixed_precision_computes_in_bfloat16(self):
+        spec = discrete(4)
+        policy = make_actor_critic("mlp", spec)
+        values = [
+            PolicyInference(policy, spec, batch_size=4, precision=precision).answer(
+                observations(4), np.full((4, 1), 0.5)
+            )["state_value"]
+            for precision in ("32-true", "bf16-mixed")
+        ]
+        assert not np.array_equal(*values)
+        assert values[0] == pytest.approx(values[1], abs=0.05)
+
+
+class MeanAndScale(nn.Module):
+    """Mean and standard deviation of two dimensions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, 4)
+
+    def forward(self, observation):
+        loc, scale = self.linear(observation).chunk(2, -1)
+        return loc, scale.exp()
+
+
+class TestOutputs:
+    def test_an_action_of_another_shape_than_the_environments_is_refused(self):
+        spec = continuous(3)
+        inference = PolicyInference(as_policy(MeanAndScale(), spec), spec, batch_size=2)
+        with pytest.raises(ConfigurationError, match=r"actions of shape \(3,\)"):
+            inference.outputs()
+
+    def test_a_discrete_action_for_a_continuous_environment_is_refused(self):
+        spec = discrete(4)
+        inference = PolicyInference(
+            as_policy(nn.Linear(WIDTH, 4), spec), continuous(3), batch_size=2
+        )
+        with pytest.raises(ConfigurationError, match=r"shape \(\).*accepts \(3,\)"):
+            inference.outputs()
+
+    def test_a_policy_that_cannot_read_the_observation_is_refused(self):
+        spec = discrete(4, width=7)
+        inference = PolicyInference(as_policy(nn.Linear(WIDTH, 4), spec), spec, batch_size=2)
+        with pytest.raises(ConfigurationError, match=r"observations of shape .*\(7,\)"):
+            inference.outputs()
+
+    def test_an_action_under_another_name_is_refused(self):
+        policy = ProbabilisticTensorDictSequential(
+            TensorDictModule(nn.Linear(WIDTH, 4), ["observation"], ["logits"]),
+            ProbabilisticTensorDictModule(["logits"], ["move"], distribution_class=Categorical),
+        )
+        with pytest.raises(ConfigurationError, match="'move'"):
+            PolicyInference(policy, discrete(4), batch_size=2)
+
+    def test_the_log_probability_has_the_name_that_the_policy_gives_it(self):
+        policy = ProbabilisticTensorDictSequential(
+            TensorDictModule(nn.Linear(WIDTH, 4), ["observation"], ["logits"]),
+            ProbabilisticTensorDictModule(
+                ["logits"], ["action"], distribution_class=Categorical,
+                return_log_prob=True, log_prob_key="sample_log_prob",
+            ),
+        )  # fmt: skip
+        outputs = PolicyInference(policy, discrete(4), batch_size=2).outputs()
+        assert "sample_log_prob" in outputs
+
+    def test_a_policy_without_a_critic_answers_no_value(self):
+        spec = discrete(4)
+        inference = PolicyInference(as_policy(nn.Linear(WIDTH, 4), spec), spec, batch_size=2)
+        assert sorted(inference.outputs()) == ["action", "action_log_prob"]
+
+
+class TestProbe:
+    """What :meth:`PolicyInference.depends_on_row_alone` finds."""
+
+    @pytest.mark.parametrize("actions", [1, 2, 3, 4, 6, 18])
+    @pytest.mark.parametrize("batch_size", [2, 3, 4, 6, 7, 8])
+    def test_our_actor_critic_may_be_batched_with_any_number_of_actions(self, actions, batch_size):
+        spec = discrete(actions)
+        policy = make_actor_critic("mlp", spec)
+        assert PolicyInference(policy, spec, batch_size=batch_size).depends_on_row_alone()
+
+    @pytest.mark.parametrize("size", [1, 2, 3, 6])
+    def test_our_gaussian_actor_critic_may_be_batched(self, size):
+        spec = continuous(size)
+        policy = make_actor_critic("mlp", spec)
+        assert PolicyInference(policy, spec, batch_size=8).depends_on_row_alone()
+
+    @pytest.mark.parametrize("network", ["nature", "nips", "impala"])
+    def test_our_pixel_networks_may_be_batched(self, network):
+        action = ActionSpec("discrete", ArraySpec((), np.dtype(np.int64)), (3,))
+        spec = EnvSpec({"observation": ArraySpec((4, 84, 84), np.dtype(np.uint8))}, action)
+        inference = PolicyInference(make_actor_critic(network, spec), spec, batch_size=4)
+        assert inference.depends_on_row_alone(trials=1)
+
+    def test_a_plain_wide_layer_may_be_batched(self):
+        spec = discrete(8)
+        policy = as_policy(nn.Linear(WIDTH, 8), spec)
+        assert PolicyInference(policy, spec, batch_size=8).depends_on_row_alone()
+
+    def test_a_policy_with_nested_keys_may_be_batched(self):
+        action = ActionSpec("discrete", ArraySpec((), np.dtype(np.int64)), (8,))
+        spec = EnvSpec({("agent", "vector"): ArraySpec((WIDTH,), FLOATS)}, action)
+        policy = ProbabilisticTensorDictSequential(
+            TensorDictModule(nn.Linear(WIDTH, 8), [("agent", "vector")], [("agent", "logits")]),
+            ProbabilisticTensorDictModule(
+                {"logits": ("agent", "logits")}, ["action"], distribution_class=Categorical
+            ),
+        )
+        assert PolicyInference(policy, spec, batch_size=8).depends_on_row_alone()
+
+    @pytest.mark.parametrize("net", [BatchMean, RowNumber])
+    def test_a_network_that_looks_at_other_rows_or_places_is_found(self, net):
+        spec = discrete(4)
+        assert not PolicyInference(
+            as_policy(net(), spec), spec, batch_size=8
+        ).depends_on_row_alone()
+
+    def test_batch_normalisation_in_evaluation_mode_may_be_batched(self):
+        spec = discrete(4)
+        net = nn.Sequential(nn.BatchNorm1d(WIDTH), nn.Linear(WIDTH, 4))
+        assert PolicyInference(as_policy(net, spec), spec, batch_size=8).depends_on_row_alone()
+
+    def test_a_narrow_layer_is_found_where_its_bits_depend_on_the_place(self):
+        """Whether they do depends on the CPU: the probe must agree with a look at the layer."""
+        spec, layer = discrete(2), nn.Linear(WIDTH, 2)
+        rows = torch.from_numpy(observations(8)["observation"])
+        with torch.no_grad(), one_thread():
+            rolled = [layer(rows.roll(shift, 0)).roll(-shift, 0) for shift in range(8)]
+        same = all(torch.equal(rolled[0], other) for other in rolled)
+        probe = PolicyInference(as_policy(layer, spec), spec, batch_size=8)
+        assert probe.depends_on_row_alone() is same
+
+
+def test_one_thread_is_restored_to_what_it_was():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with one_thread():
+            inside = torch.get_num_threads()
+        assert (inside, torch.get_num_threads()) == (1, 2)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_answers_have_the_same_bits_whatever_the_callers_number_of_threads():
+    spec = discrete(4)
+    inference = PolicyInference(make_actor_critic("mlp", spec), spec, batch_size=5)
+    rows, draws = observations(5), uniform_draws(0, 0, 0, 5, 1)
+    single = inference.answer(rows, draws)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        assert same_bits(inference.answer(rows, draws), single)
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,74 @@
+"""The clipped losses of PPO worked by hand."""
+
+import math
+
+import pytest
+import torch
+
+from hts_torchrl.objectives.ppo import clipped_ratio_loss, clipped_value_loss
+
+CLIP = 0.25
+
+
+def ratio_loss(ratio, advantage):
+    log_prob = torch.tensor(ratio).log().requires_grad_()
+    result = clipped_ratio_loss(log_prob, torch.zeros(len(ratio)), torch.tensor(advantage), CLIP)
+    result.loss.backward()
+    return result, log_prob.grad.tolist()
+
+
+def test_within_the_clip_the_loss_is_minus_ratio_times_advantage():
+    result, gradient = ratio_loss([1.125], [2.0])
+    assert result.loss.item() == pytest.approx(-2.25)
+    assert gradient == pytest.approx([-2.25])
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "clipped"), [(2.0, 1.0, -1.25), (0.5, -1.0, 0.75)]
+)
+def test_a_gain_beyond_the_clip_is_cut_and_has_no_gradient(ratio, advantage, clipped):
+    result, gradient = ratio_loss([ratio], [advantage])
+    assert result.loss.item() == clipped
+    assert gradient == [0.0]
+
+
+@pytest.mark.parametrize(("ratio", "advantage", "loss"), [(2.0, -1.0, 2.0), (0.5, 1.0, -0.5)])
+def test_a_loss_beyond_the_clip_counts_in_full(ratio, advantage, loss):
+    result, gradient = ratio_loss([ratio], [advantage])
+    assert result.loss.item() == pytest.approx(loss)
+    assert gradient == pytest.approx([loss])
+
+
+def test_the_clip_fraction_counts_the_ratios_outside():
+    result, _ = ratio_loss([1.0, 1.2, 1.3, 0.5], [1.0, 1.0, 1.0, 1.0])
+    assert result.clip_fraction.item() == 0.5
+
+
+def test_the_divergence_is_the_mean_of_ratio_minus_1_minus_its_logarithm():
+    result, _ = ratio_loss([2.0, 1.0], [1.0, 1.0])
+    assert result.approx_kl.item() == pytest.approx((1 - math.log(2)) / 2)
+
+
+def test_at_the_behaviour_policy_the_gradient_is_that_of_a2c():
+    _, gradient = ratio_loss([1.0, 1.0], [3.0, -0.5])
+    assert gradient == [-1.5, 0.25]
+
+
+def clipped_value(value, behaviour, returns):
+    value = torch.tensor([value], requires_grad=True)
+    loss = clipped_value_loss(value, torch.tensor([behaviour]), torch.tensor([returns]), CLIP)
+    loss.backward()
+    return loss.item(), value.grad.item()
+
+
+def test_a_value_near_the_behaviour_value_has_the_squared_error():
+    assert clipped_value(1.125, 1.0, 3.125) == (4.0, -4.0)
+
+
+def test_a_value_that_moved_too_far_towards_the_return_keeps_the_error_of_the_clip():
+    # Moved from 1 to 2, clipped to 1.25: (3 - 1.25)^2 is more than (3 - 2)^2.
+    assert clipped_value(2.0, 1.0, 3.0) == (3.0625, 0.0)
+
+
+def test_a_value_that_moved_away_from_the_return_has_the_squared_error():
+    assert clipped_value(0.0, 1.0, 3.0) == (9.0, -6.0)
