@@ -11,11 +11,13 @@ from hts_torchrl.models.initialization import orthogonal
 
 
 class MLP(nn.Sequential):
-    """Two hidden layers of ``width`` tanh units: ``[B, ...]`` to features ``[B, width]``."""
+    """Two hidden layers of ``width`` tanh units: ``[B, *shape]`` to features ``[B, width]``.
+
+    There may be more dimensions before the observation's own, as TorchRL's losses bring them.
+    """
 
     def __init__(self, shape: Sequence[int], width: int = 64) -> None:
         super().__init__(
-            nn.Flatten(),
             orthogonal(nn.Linear(math.prod(shape), width)),
             nn.Tanh(),
             orthogonal(nn.Linear(width, width)),
@@ -26,5 +28,6 @@ class MLP(nn.Sequential):
     def forward(self, observation: Tensor) -> Tensor:
         """Return features ``[B, width]``."""
         dtype = next(self.parameters()).dtype
-        features: Tensor = super().forward(observation.to(dtype))  # type: ignore[no-untyped-call]
+        flat = observation.to(dtype).reshape(len(observation), -1)
+        features: Tensor = super().forward(flat)  # type: ignore[no-untyped-call]
         return features

@@ -11,7 +11,10 @@ from hts_torchrl.models.initialization import orthogonal
 
 
 class PixelTrunk(nn.Sequential):
-    """Pixels ``[B, C, H, W]`` (uint8, scaled to [0, 1]) to features ``[B, out_features]``."""
+    """Pixels ``[B, C, H, W]`` (uint8, scaled to [0, 1]) to features ``[B, out_features]``.
+
+    There may be more dimensions before these, as TorchRL's losses bring them.
+    """
 
     def __init__(self, convolutions: Sequence[nn.Module], shape: Sequence[int], width: int) -> None:
         body = nn.Sequential(*convolutions, nn.Flatten())
@@ -25,9 +28,13 @@ class PixelTrunk(nn.Sequential):
     def forward(self, pixels: Tensor) -> Tensor:
         """Return features ``[B, out_features]``."""
         dtype = next(self.parameters()).dtype
-        features: Tensor = super().forward(  # type: ignore[no-untyped-call]
-            pixels.to(dtype, memory_format=torch.channels_last).div_(255)
-        )
+        if torch.is_autocast_enabled(pixels.device.type):
+            dtype = torch.get_autocast_dtype(pixels.device.type)
+        # A bfloat16 convolution rearranges its input faster than a copy does; a float32 one slower.
+        order = torch.channels_last if dtype == torch.float32 else torch.contiguous_format
+        # A copy also of pixels that have the type already: they may be the batch itself.
+        scaled = pixels.to(dtype, memory_format=order, copy=True).mul_(1 / 255)
+        features: Tensor = super().forward(scaled)  # type: ignore[no-untyped-call]
         return features
 
 

@@ -1,0 +1,154 @@
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+from torch import nn
+
+from hts_torchrl.config import ArraySpec, EnvSpec
+from hts_torchrl.errors import ConfigurationError
+from hts_torchrl.models import ActorCritic, make_actor_critic
+from hts_torchrl.models.actor_critic import NarrowLinear
+from tests.unit.models.test_distributions import ACTIONS
+
+FLOATS = np.dtype(np.float32)
+VECTOR = ArraySpec((6,), FLOATS)
+
+
+class Halving(nn.Linear):
+    """A trunk of the user's own."""
+
+    def __init__(self, shape) -> None:
+        super().__init__(shape[0], shape[0] // 2)
+
+
+def spec(kind: str = "discrete") -> EnvSpec:
+    return EnvSpec({"observation": VECTOR}, ACTIONS[kind])
+
+
+def rows(count: int = 3) -> dict:
+    return {"observation": torch.randn(count, 6)}
+
+
+class TestNarrowLinear:
+    @pytest.mark.parametrize("outputs", [1, 2, 3, 4, 7])
+    def test_it_computes_what_a_linear_layer_computes(self, outputs):
+        layer, features = NarrowLinear(16, outputs, 1.0), torch.randn(5, 16)
+        expected = torch.nn.functional.linear(features, layer.weight, layer.bias)
+        assert torch.allclose(layer(features), expected, atol=1e-6)
+
+    @pytest.mark.parametrize("outputs", [1, 2, 3, 4])
+    def test_its_gradients_are_those_of_a_linear_layer(self, outputs):
+        layer, features = NarrowLinear(16, outputs, 1.0), torch.randn(5, 16)
+        layer(features).square().sum().backward()
+        ours = [parameter.grad.clone() for parameter in layer.parameters()]
+        layer.zero_grad()
+        nn.Linear.forward(layer, features).square().sum().backward()
+        theirs = [parameter.grad for parameter in layer.parameters()]
+        assert all(torch.allclose(*pair, atol=1e-5) for pair in zip(ours, theirs, strict=True))
+
+    @pytest.mark.parametrize("outputs", [1, 2, 3])
+    @pytest.mark.parametrize("rows", [2, 3, 5, 8])
+    def test_a_row_has_the_same_bits_at_any_place(self, outputs, rows):
+        layer, features = NarrowLinear(64, outputs, 1.0), torch.randn(rows, 64)
+        with torch.no_grad():
+            shifts = range(rows)
+            rolled = [layer(features.roll(shift, 0)).roll(-shift, 0) for shift in shifts]
+        assert all(torch.equal(rolled[0], other) for other in rolled)
+
+    def test_it_answers_in_single_precision_under_autocast(self):
+        with torch.autocast("cpu", torch.bfloat16):
+            assert NarrowLinear(16, 2, 1.0)(torch.randn(5, 16)).dtype is torch.float32
+
+    def test_its_weight_has_no_padding(self):
+        assert NarrowLinear(16, 2, 1.0).weight.shape == (2, 16)
+
+
+class TestActorCritic:
+    @pytest.mark.parametrize("kind", ACTIONS)
+    def test_heads_give_an_action_distribution_and_a_value_for_each_row(self, kind):
+        policy = make_actor_critic("mlp", spec(kind))
+        parameters, value = policy.heads(rows(3))
+        sample = policy.distribution(parameters).sample()
+        assert sample.shape == (3, *ACTIONS[kind].array.shape)
+        assert value.shape == (3, 1)
+
+    def test_a_fresh_policy_is_close_to_uniform(self):
+        parameters, _ = make_actor_critic("mlp", spec()).heads(rows(50))
+        probs = torch.softmax(parameters["logits"], -1)
+        assert (probs - 0.25).abs().max() < 0.02
+
+    def test_a_fresh_gaussian_has_unit_deviation(self):
+        parameters, _ = make_actor_critic("mlp", spec("continuous")).heads(rows())
+        assert (parameters["scale"] == 1.0).all()
+
+    @pytest.mark.parametrize("kind", ACTIONS)
+    def test_torchrls_policy_operator_writes_action_and_log_probability(self, kind):
+        operator = make_actor_critic("mlp", spec(kind)).get_policy_operator()
+        written = operator(TensorDict(rows(3), [3]))
+        assert written["action"].shape == (3, *ACTIONS[kind].array.shape)
+        assert written["action_log_prob"].shape == (3,)
+
+    def test_actor_and_critic_both_train_the_trunk(self):
+        policy = make_actor_critic("mlp", spec())
+        trunk = policy.module[0].module
+        for output in (0, 1):
+            policy.zero_grad()
+            parameters, value = policy.heads(rows())
+            (parameters["logits"][:, 0], value)[output].sum().backward()
+            assert all(weight.grad.any() for weight in trunk.parameters())
+
+    def test_the_observation_may_have_another_name(self):
+        named = EnvSpec({("agent", "view"): VECTOR}, ACTIONS["discrete"])
+        policy = make_actor_critic("mlp", named)
+        _, value = policy.heads({("agent", "view"): torch.randn(3, 6)})
+        assert value.shape == (3, 1)
+
+    def test_a_squashed_policy_acts_within_the_bounds(self):
+        policy = make_actor_critic("mlp", spec("continuous"), squash=True)
+        with torch.no_grad():
+            policy.module[1].module[0].module.log_scale.fill_(3.0)
+        parameters, _ = policy.heads(rows(500))
+        actions = policy.distribution(parameters).sample()
+        assert (actions.abs() <= torch.from_numpy(ACTIONS["continuous"].high)).all()
+
+    @pytest.mark.parametrize("kind", ACTIONS)
+    def test_weights_round_trip_through_a_state_dict(self, kind):
+        source, copy = (make_actor_critic("mlp", spec(kind)) for _ in range(2))
+        copy.load_state_dict(source.state_dict())
+        observations = rows()
+        assert torch.equal(source.heads(observations)[1], copy.heads(observations)[1])
+
+
+class TestMakeActorCritic:
+    @pytest.mark.parametrize("network", ["nature", "nips", "impala"])
+    def test_pixel_networks_are_made_by_name(self, network):
+        pixels = EnvSpec(
+            {"observation": ArraySpec((4, 84, 84), np.dtype(np.uint8))}, ACTIONS["discrete"]
+        )
+        policy = make_actor_critic(network, pixels)
+        batch = {"observation": torch.zeros(2, 4, 84, 84, dtype=torch.uint8)}
+        assert policy.heads(batch)[0]["logits"].shape == (2, 4)
+
+    def test_a_trunk_of_the_users_own_is_found_by_its_path(self):
+        policy = make_actor_critic(f"{__name__}.Halving", spec())
+        assert isinstance(policy, ActorCritic)
+        assert isinstance(policy.module[0].module, Halving)
+
+    @pytest.mark.parametrize("network", ["natuer", "no.such.Trunk", "torch.nn.NoSuch", ""])
+    def test_an_unknown_network_is_refused_with_the_known_ones(self, network):
+        with pytest.raises(ConfigurationError, match="nature, nips, impala, mlp"):
+            make_actor_critic(network, spec())
+
+    def test_a_network_that_cannot_read_the_observation_is_refused(self):
+        with pytest.raises(ConfigurationError, match=r"'nature' cannot read .* \(6,\)"):
+            make_actor_critic("nature", spec())
+
+    def test_pictures_too_small_for_the_network_are_refused(self):
+        small = EnvSpec({"observation": ArraySpec((1, 8, 8), FLOATS)}, ACTIONS["discrete"])
+        with pytest.raises(ConfigurationError, match="'nature' cannot read"):
+            make_actor_critic("nature", small)
+
+    def test_several_observations_are_refused(self):
+        several = EnvSpec({"a": VECTOR, "b": VECTOR}, ACTIONS["discrete"])
+        with pytest.raises(ConfigurationError, match=r"\['a', 'b'\]"):
+            make_actor_critic("mlp", several)

@@ -1,0 +1,85 @@
+import numpy as np
+import pytest
+import torch
+from torch.distributions import Categorical
+
+from hts_torchrl.config import ActionSpec, ArraySpec
+from hts_torchrl.models.distributions import (
+    DiagonalNormal,
+    MultiCategorical,
+    action_head,
+    parameter_keys,
+)
+
+INTEGERS = np.dtype(np.int64)
+BOUNDS = np.array([1.0, 2.0], np.float32)
+ACTIONS = {
+    "discrete": ActionSpec("discrete", ArraySpec((), INTEGERS), (4,)),
+    "one_hot": ActionSpec("one_hot", ArraySpec((4,), INTEGERS), (4,)),
+    "multi_discrete": ActionSpec("multi_discrete", ArraySpec((2,), INTEGERS), (3, 5)),
+    "continuous": ActionSpec(
+        "continuous", ArraySpec((2,), np.dtype(np.float32)), low=-BOUNDS, high=BOUNDS
+    ),
+}
+
+
+class TestMultiCategorical:
+    logits = torch.tensor([[0.3, -1.0, 2.0, 0.0, 0.5]])
+    dist = MultiCategorical(logits, (3, 2))
+
+    def test_the_log_probability_is_the_sum_over_choices(self):
+        action = torch.tensor([[2, 0]])
+        parts = [Categorical(logits=part) for part in self.logits.split((3, 2), -1)]
+        expected = parts[0].log_prob(action[:, 0]) + parts[1].log_prob(action[:, 1])
+        assert torch.allclose(self.dist.log_prob(action), expected)
+
+    def test_the_entropy_is_the_sum_over_choices(self):
+        parts = [Categorical(logits=part) for part in self.logits.split((3, 2), -1)]
+        expected = parts[0].entropy() + parts[1].entropy()
+        assert torch.allclose(self.dist.entropy(), expected)
+
+    def test_samples_stay_within_each_choice(self):
+        samples = self.dist.sample((500,))
+        assert samples.amax((0, 1)).tolist() == [2, 1]
+
+    def test_the_mode_is_the_likeliest_of_each_choice(self):
+        assert self.dist.mode.tolist() == [[2, 1]]
+
+    def test_gradients_of_likely_actions_are_finite(self):
+        logits = self.logits.clone().requires_grad_()
+        dist = MultiCategorical(logits, (3, 2))
+        (dist.log_prob(torch.tensor([[2, 0]])) + dist.entropy()).sum().backward()
+        assert logits.grad.isfinite().all()
+
+
+class TestDiagonalNormal:
+    def test_the_log_probability_is_the_sum_over_dimensions(self):
+        loc, scale = torch.randn(3, 2), torch.rand(3, 2) + 0.1
+        action = torch.randn(3, 2)
+        expected = torch.distributions.Normal(loc, scale).log_prob(action).sum(-1)
+        assert torch.equal(DiagonalNormal(loc, scale).log_prob(action), expected)
+
+    def test_one_action_is_one_event(self):
+        assert DiagonalNormal(torch.zeros(3, 2), torch.ones(3, 2)).event_shape == (2,)
+
+
+@pytest.mark.parametrize("kind", ACTIONS)
+def test_every_kind_of_action_has_a_head_that_samples_its_shape(kind):
+    action = ACTIONS[kind]
+    head = action_head(action)
+    width = sum(action.sizes) or 2
+    parameters = {key: torch.ones(3, width) for key in parameter_keys(action)}
+    dist = head.distribution_class(**parameters, **head.distribution_kwargs)
+    assert dist.sample().shape == (3, *action.array.shape)
+
+
+def test_a_squashed_action_stays_within_the_bounds_of_its_environment():
+    head = action_head(ACTIONS["continuous"], squash=True)
+    dist = head.distribution_class(
+        loc=torch.zeros(500, 2), scale=torch.full((500, 2), 9.0), **head.distribution_kwargs
+    )
+    assert (dist.sample().abs() <= torch.from_numpy(BOUNDS)).all()
+
+
+def test_a_continuous_action_without_squashing_is_a_plain_gaussian():
+    assert action_head(ACTIONS["continuous"]).distribution_class is DiagonalNormal

@@ -1,0 +1,59 @@
+import pytest
+import torch
+
+from hts_torchrl.models import NatureCNN, NipsCNN
+
+TRUNKS = pytest.mark.parametrize(("trunk", "width"), [(NatureCNN, 512), (NipsCNN, 256)])
+SHAPE = (4, 84, 84)
+
+
+def pixels(rows: int = 2) -> torch.Tensor:
+    return torch.randint(0, 256, (rows, *SHAPE), dtype=torch.uint8)
+
+
+@TRUNKS
+def test_pixels_become_features_of_the_papers_width(trunk, width):
+    net = trunk(SHAPE)
+    assert net(pixels(3)).shape == (3, net.out_features) == (3, width)
+
+
+@TRUNKS
+def test_pixels_are_scaled_to_one(trunk, width):  # noqa: ARG001
+    net, seen = trunk(SHAPE), []
+    net[0].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    net(torch.full((1, *SHAPE), 255, dtype=torch.uint8))
+    assert (seen[0] == 1.0).all()
+
+
+@TRUNKS
+def test_the_batch_itself_is_left_alone(trunk, width):  # noqa: ARG001
+    batch = pixels()
+    before = batch.clone()
+    trunk(SHAPE)(batch)
+    assert torch.equal(batch, before)
+
+
+@TRUNKS
+def test_float_pixels_are_left_alone_too(trunk, width):  # noqa: ARG001
+    batch = pixels().float().contiguous(memory_format=torch.channels_last)
+    before = batch.clone()
+    trunk(SHAPE)(batch)
+    assert torch.equal(batch, before)
+
+
+def test_the_nature_trunk_has_the_papers_number_of_weights():
+    convolutions = (4 * 64 + 1) * 32 + (32 * 16 + 1) * 64 + (64 * 9 + 1) * 64
+    weights = sum(parameter.numel() for parameter in NatureCNN(SHAPE).parameters())
+    assert weights == convolutions + (64 * 7 * 7 + 1) * 512
+
+
+@pytest.mark.parametrize("trunk", [NatureCNN, NipsCNN])
+def test_memory_is_ordered_channels_last(trunk):
+    weights = [weight for weight in trunk(SHAPE).parameters() if weight.ndim == 4]
+    assert all(weight.is_contiguous(memory_format=torch.channels_last) for weight in weights)
+
+
+def test_features_of_one_picture_may_differ_only_in_the_last_bits_from_a_plain_computation():
+    net, batch = NatureCNN(SHAPE), pixels()
+    plain = torch.nn.Sequential(*net)(batch.float() / 255)
+    assert torch.allclose(net(batch), plain, atol=1e-5)
