@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -63,7 +64,7 @@ class Evaluation:
         """Yield score and end of game of every step, without end."""
         envs = range(group.num_envs)
         inference = PolicyInference(
-            policy,
+            copy.deepcopy(policy),
             group.spec,
             batch_size=min(8, group.num_envs),
             device=self.device,

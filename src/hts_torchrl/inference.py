@@ -25,6 +25,9 @@ class PolicyInference:
     A row's last bits change with the size of the batch (and, with several threads, with its place
     in it), so every pass has ``batch_size`` rows, the missing ones filled with whatever was there.
 
+    With ``bf16-mixed`` the weights of linear and convolutional layers are cast once and not in
+    every pass, as autocast would: give it a copy of a policy that is trained.
+
     Example:
         >>> inference = PolicyInference(policy, spec, batch_size=8)   # doctest: +SKIP
         >>> answers = inference.answer(observations, draws)           # doctest: +SKIP
@@ -43,6 +46,8 @@ class PolicyInference:
         self.batch_size = batch_size
         self._device = torch.device(device)
         self._bf16 = precision == "bf16-mixed"
+        if self._bf16:
+            _cast_weights(self.policy)
         self._inputs: dict[Key, Tensor] = {
             key: torch.zeros(batch_size, *array.shape, dtype=_torch_dtype(array.dtype))
             for key, array in spec.observations.items()
@@ -194,6 +199,12 @@ class PolicyInference:
 
 def _same_bits(values: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
     return all(map(torch.equal, values, others))
+
+
+def _cast_weights(policy: nn.Module) -> None:
+    for module in policy.modules():
+        if isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d):
+            module.to(torch.bfloat16)
 
 
 def _torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:

@@ -41,6 +41,7 @@ class Actor:
 
     def __init__(self, board: Board, policy: nn.Module, settings: ActorSettings) -> None:
         self._board = board
+        self._weights = PolicyWeights(board.arena, policy)
         self._inference = PolicyInference(
             policy,
             board.spec,
@@ -48,7 +49,6 @@ class Actor:
             device=settings.device,
             precision=settings.precision,
         )
-        self._weights = PolicyWeights(board.arena, policy)
         self._version = -1
 
     def answer(self, envs: Array) -> None:
