@@ -23,9 +23,7 @@ def test_within_the_clip_the_loss_is_minus_ratio_times_advantage():
     assert gradient == pytest.approx([-2.25])
 
 
-@pytest.mark.parametrize(
-    ("ratio", "advantage", "clipped"), [(2.0, 1.0, -1.25), (0.5, -1.0, 0.75)]
-)
+@pytest.mark.parametrize(("ratio", "advantage", "clipped"), [(2.0, 1.0, -1.25), (0.5, -1.0, 0.75)])
 def test_a_gain_beyond_the_clip_is_cut_and_has_no_gradient(ratio, advantage, clipped):
     result, gradient = ratio_loss([ratio], [advantage])
     assert result.loss.item() == clipped

@@ -70,7 +70,7 @@ def test_lambda_1_gives_n_step_returns():
 def test_an_unroll_cuts_the_sum_and_bootstraps():
     tensors = {
         "reward": column(1.0, 1.0, 1.0, 1.0),
-        "value": column(0.0, 0.0, 0.0, 0.0),
+        "value": column(0.0, 2.0, 4.0, 6.0),
         "next_value": column(2.0, 4.0, 6.0, 8.0),
         "done": flags(0, 0, 0, 0),
         "terminated": flags(0, 0, 0, 0),

@@ -8,11 +8,15 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import torch
-from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModule
+from tensordict.nn import TensorDictModule
 from torch import Tensor, nn
 from torch import distributions as d
 from torch.nn import functional
-from torchrl.modules import ActorValueOperator, ValueOperator
+from torchrl.modules import (
+    ActorValueOperator,
+    SafeProbabilisticTensorDictSequential,
+    ValueOperator,
+)
 
 from hts_torchrl.config import EnvSpec, Key
 from hts_torchrl.errors import ConfigurationError
@@ -100,7 +104,8 @@ class ActorCritic(ActorValueOperator):
         policy = TensorDictModule(actor, in_keys=["hidden"], out_keys=parameters)
         super().__init__(
             TensorDictModule(trunk, in_keys=[observation], out_keys=["hidden"]),
-            ProbabilisticTensorDictSequential(policy, head),
+            # The class by which TorchRL recognises a policy operator that its losses can use.
+            SafeProbabilisticTensorDictSequential(policy, head),
             ValueOperator(NarrowLinear(width, 1, 1.0), in_keys=["hidden"]),
         )
         self.observation = observation

@@ -24,10 +24,12 @@ class MLP(nn.Sequential):
             nn.Tanh(),
         )
         self.out_features = width
+        self._dimensions = len(shape)
 
     def forward(self, observation: Tensor) -> Tensor:
         """Return features ``[B, width]``."""
         dtype = next(self.parameters()).dtype
-        flat = observation.to(dtype).reshape(len(observation), -1)
+        batch = observation.shape[: observation.ndim - self._dimensions]
+        flat = observation.to(dtype).reshape(*batch, -1)
         features: Tensor = super().forward(flat)  # type: ignore[no-untyped-call]
         return features

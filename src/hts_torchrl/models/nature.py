@@ -33,9 +33,10 @@ class PixelTrunk(nn.Sequential):
         # A bfloat16 convolution rearranges its input faster than a copy does; a float32 one slower.
         order = torch.channels_last if dtype == torch.float32 else torch.contiguous_format
         # A copy also of pixels that have the type already: they may be the batch itself.
-        scaled = pixels.to(dtype, memory_format=order, copy=True).mul_(1 / 255)
+        images = pixels.reshape(-1, *pixels.shape[-3:])
+        scaled = images.to(dtype, memory_format=order, copy=True).mul_(1 / 255)
         features: Tensor = super().forward(scaled)  # type: ignore[no-untyped-call]
-        return features
+        return features.reshape(*pixels.shape[:-3], -1)
 
 
 class NatureCNN(PixelTrunk):
