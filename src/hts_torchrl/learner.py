@@ -215,9 +215,9 @@ class Learner(LightningModule):
             return
         self._delayed.end_round()
         self.updates += 1
-        datamodule = getattr(self.trainer, "datamodule", None)
-        if datamodule is not None:
-            datamodule.collector.update_policy_weights_(self.policy)
+        collector = getattr(getattr(self.trainer, "datamodule", None), "collector", None)
+        if collector is not None:
+            collector.update_policy_weights_(self.policy)
 
     def log_losses(self, losses: dict[str, Tensor]) -> None:
         """Log losses when the Trainer's loggers will take them."""
@@ -451,7 +451,7 @@ class PPO(Learner):
             entropy = (torch.initial_seed(), self.updates, epoch)
             seed = int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0] >> 1)
             generator = torch.Generator().manual_seed(seed)
-            order = torch.randperm(frames, generator=generator).to(part.round.device or "cpu")
+            order = torch.randperm(frames, generator=generator).to(self.device)
             self._minibatches = order.chunk(self.minibatches)
         return self._minibatches[minibatch]
 
