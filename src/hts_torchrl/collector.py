@@ -18,7 +18,8 @@ from torchrl.collectors import BaseCollector
 
 from hts_torchrl.buffers.board import Board
 from hts_torchrl.config import CrewConfig, Precision, StartMethod
-from hts_torchrl.envs.group import CreateEnv, EnvFactory, make_group
+from hts_torchrl.envs.group import CreateEnv, EnvFactory
+from hts_torchrl.envs.make_group import make_group
 from hts_torchrl.errors import ConfigurationError, ProtocolError
 from hts_torchrl.inference import PolicyInference
 from hts_torchrl.policy import as_policy

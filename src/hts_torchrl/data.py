@@ -11,7 +11,8 @@ from lightning.pytorch import LightningDataModule
 
 from hts_torchrl.collector import HTSCollector
 from hts_torchrl.config import EnvSpec, Precision, StartMethod
-from hts_torchrl.envs.group import EnvFactory, make_group
+from hts_torchrl.envs.group import EnvFactory
+from hts_torchrl.envs.make_group import make_group
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.evaluation import Evaluation
 from hts_torchrl.round_part import RoundPart

@@ -11,7 +11,8 @@ from torch import nn
 
 from hts_torchrl.config import Precision
 from hts_torchrl.draws import env_seed, normal_draws, uniform_draws
-from hts_torchrl.envs.group import Array, CreateEnv, EnvFactory, EnvGroup, make_group
+from hts_torchrl.envs.group import Array, CreateEnv, EnvFactory, EnvGroup
+from hts_torchrl.envs.make_group import make_group
 from hts_torchrl.inference import PolicyInference
 
 _CHUNK = 1024

@@ -12,7 +12,8 @@ from hts_torchrl.buffers.board import Board
 from hts_torchrl.buffers.logbook import Stopwatch
 from hts_torchrl.buffers.rollout_storage import next_key
 from hts_torchrl.draws import env_seed, normal_draws, uniform_draws
-from hts_torchrl.envs.group import Transition, make_group
+from hts_torchrl.envs.group import Transition
+from hts_torchrl.envs.make_group import make_group
 
 
 class Executor:

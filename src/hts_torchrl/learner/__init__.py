@@ -1,0 +1,7 @@
+"""The learners: LightningModules that turn a finished round into one update."""
+
+from hts_torchrl.learner.a2c import A2C
+from hts_torchrl.learner.base import Learner
+from hts_torchrl.learner.ppo import PPO
+
+__all__ = ["A2C", "PPO", "Learner"]
