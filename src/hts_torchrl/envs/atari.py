@@ -120,7 +120,8 @@ class AtariGroup:
         following: Observation = {"observation": observation}
         after, game_over = following, ends
         if ends.any():
-            game_over = ends & (info["episode_frame_number"] <= self._frame_number)
+            went_back = info["episode_frame_number"] <= self._frame_number
+            game_over = truncated | (terminated & went_back)
             final = np.where(game_over[:, None, None, None], info["final_obs"], observation)
             after = {"observation": final}
         self._frame_number = info["episode_frame_number"].copy()

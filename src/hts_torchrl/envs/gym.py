@@ -168,7 +168,7 @@ class VectorGroup:
 
 
 def env_action(spec: ActionSpec, action: Array, start: int) -> Any:  # noqa: ANN401
-    """Turn an answer of the policy into what the environment accepts.
+    """Turn an answer of the policy into what the environment accepts, in memory of its own.
 
     Continuous actions are clipped to the bounds, as in Stable-Baselines3; the storage keeps the
     action that was drawn.
@@ -177,7 +177,7 @@ def env_action(spec: ActionSpec, action: Array, start: int) -> Any:  # noqa: ANN
         return np.clip(action, spec.low, spec.high)
     if spec.kind == "discrete":
         return action + start
-    return action
+    return action.copy()
 
 
 class _named:

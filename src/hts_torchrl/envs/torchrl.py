@@ -62,7 +62,7 @@ class EnvBaseGroup:
         """Step each environment, and reset those whose episode ended."""
         stepped, following = [], []
         for env, tensordict, action in zip(self.envs, self._act_on, actions, strict=True):
-            tensordict.set(env.action_key, torch.as_tensor(action))
+            tensordict.set(env.action_key, torch.tensor(action))  # a copy: the buffer is reused
             done, after = env.step_and_maybe_reset(tensordict)
             stepped.append(done.get("next"))
             following.append(after)
@@ -95,10 +95,10 @@ def _action_spec(spec: TensorSpec) -> ActionSpec:
     match spec:
         case OneHot():
             return ActionSpec("one_hot", array, (int(spec.n),))
+        case MultiCategorical():  # which is a Categorical too
+            return ActionSpec("multi_discrete", array, tuple(int(n) for n in spec.nvec))
         case Categorical():
             return ActionSpec("discrete", array, (int(spec.n),))
-        case MultiCategorical():
-            return ActionSpec("multi_discrete", array, tuple(int(n) for n in spec.nvec))
         case Bounded() | Unbounded() if not isinstance(spec, Binary):
             low = spec.space.low.numpy() if isinstance(spec, Bounded) else None
             high = spec.space.high.numpy() if isinstance(spec, Bounded) else None

@@ -1,0 +1,250 @@
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+from hts_torchrl.envs.gym import GymEnvs
+from hts_torchrl.envs.make_group import make_group
+from hts_torchrl.errors import ConfigurationError
+from tests.fakes import (
+    Broken,
+    CoordinateEnv,
+    CoordinateEnvs,
+    DictEnv,
+    FailingEnv,
+    MultiDiscreteEnv,
+    RecordingEnv,
+)
+
+SEEDS = [100, 200]
+
+
+def vector(make=CoordinateEnv, count=2, mode=AutoresetMode.SAME_STEP):
+    """A vector environment of single ones, as a user's function returns it."""
+    makers = [lambda place=place: make(place) for place in range(count)]
+    return lambda _: SyncVectorEnv(makers, autoreset_mode=mode)
+
+
+GROUPS = pytest.mark.parametrize("create", [CoordinateEnvs(), vector()], ids=["serial", "vector"])
+
+
+class TestAnyGroup:
+    @GROUPS
+    def test_each_environment_gets_its_own_seed(self, create):
+        observation = make_group(create, [0, 1]).reset(SEEDS)["observation"]
+        assert observation[:, 4].tolist() == SEEDS
+
+    @GROUPS
+    def test_each_environment_gets_its_own_action(self, create):
+        group = make_group(create, [0, 1])
+        group.reset(SEEDS)
+        transition = group.step(np.array([2, 3]))
+        assert transition.observation["observation"][:, 3].tolist() == [2, 3]
+
+    @GROUPS
+    def test_an_episode_that_goes_on_has_one_observation(self, create):
+        group = make_group(create, [0, 1])
+        group.reset(SEEDS)
+        transition = group.step(np.array([2, 3]))
+        observations = (transition.observation, transition.next_observation)
+        assert np.array_equal(*(each["observation"] for each in observations))
+
+    @GROUPS
+    def test_an_episode_that_ends_keeps_its_true_last_observation(self, create):
+        """Environment 0 ends its first episode after 3 steps, environment 1 after 5."""
+        group = make_group(create, [0, 1])
+        group.reset(SEEDS)
+        for _ in range(3):
+            transition = group.step(np.array([2, 3]))
+        last = transition.observation["observation"]
+        assert last.tolist() == [[0, 0, 3, 2, 100], [1, 0, 3, 3, 200]]
+
+    @GROUPS
+    def test_the_first_observation_of_the_new_episode_is_acted_on_next(self, create):
+        group = make_group(create, [0, 1])
+        group.reset(SEEDS)
+        for _ in range(3):
+            transition = group.step(np.array([2, 3]))
+        following = transition.next_observation["observation"]
+        assert following.tolist() == [[0, 1, 0, -1, 100], [1, 0, 3, 3, 200]]
+
+    @GROUPS
+    def test_termination_and_truncation_are_told_apart(self, create):
+        """Episodes of environment 0 end in termination, then in truncation."""
+        group = make_group(create, [0, 1])
+        group.reset(SEEDS)
+        ends = []
+        for _ in range(8):
+            transition = group.step(np.array([0, 0]))
+            ends.append((bool(transition.terminated[0]), bool(transition.truncated[0])))
+        assert ends == [(False, False)] * 2 + [(True, False)] + [(False, False)] * 4 + [
+            (False, True)
+        ]
+
+    @GROUPS
+    def test_the_game_ends_where_the_episode_ends(self, create):
+        group = make_group(create, [0, 1])
+        group.reset(SEEDS)
+        ends = [group.step(np.array([0, 0])).episode_end.tolist() for _ in range(5)]
+        assert ends == [[False, False]] * 2 + [[True, False]] + [[False, False]] + [[False, True]]
+
+    @GROUPS
+    def test_rewards_are_single_precision_and_equal_the_score(self, create):
+        group = make_group(create, [0, 1])
+        group.reset(SEEDS)
+        transition = group.step(np.array([2, 3]))
+        assert transition.reward.dtype == transition.score.dtype == np.float32
+        assert transition.reward.tolist() == transition.score.tolist() == [5 / 32, 1 + 11 / 64]
+
+    @pytest.mark.parametrize("create", [DictEnv, vector(DictEnv)], ids=["serial", "vector"])
+    def test_every_entry_of_a_dictionary_is_kept_through_the_end_of_an_episode(self, create):
+        group = make_group(create, [0, 1])
+        group.reset(SEEDS)
+        for _ in range(3):
+            transition = group.step(np.array([0, 0]))
+        pictures = transition.observation["picture"], transition.next_observation["picture"]
+        assert [picture[1, 0, 0, 0] for picture in pictures] == [13, 10]
+        assert transition.observation["vector"].tolist() == [[0, 3], [1, 3]]
+        assert transition.next_observation["vector"].tolist() == [[0, 0], [1, 0]]
+
+
+class TestActions:
+    def test_continuous_actions_are_clipped_to_the_bounds(self):
+        recording = RecordingEnv(spaces.Box(-1.0, np.array([0.5, 2.0], np.float32)))
+        group = make_group(recording, [0])
+        group.reset([0])
+        group.step(np.array([[3.0, -7.0]], np.float32))
+        assert recording.actions[0].tolist() == [0.5, -1.0]
+
+    def test_the_answer_of_the_policy_is_not_clipped_in_place(self):
+        group = make_group(RecordingEnv(spaces.Box(-1.0, 1.0, (2,))), [0])
+        group.reset([0])
+        answer = np.array([[3.0, -7.0]], np.float32)
+        group.step(answer)
+        assert answer.tolist() == [[3.0, -7.0]]
+
+    def test_discrete_actions_begin_where_the_space_begins(self):
+        recording = RecordingEnv(spaces.Discrete(3, start=5))
+        group = make_group(recording, [0])
+        group.reset([0])
+        for answer in range(3):
+            group.step(np.array([answer]))
+        assert recording.actions == [5, 6, 7]
+
+    def test_a_vector_environment_gets_actions_that_begin_where_its_space_begins(self):
+        recording = RecordingEnv(spaces.Discrete(3, start=5))
+        group = make_group(vector(recording), [0, 1])
+        group.reset(SEEDS)
+        group.step(np.array([0, 2]))
+        assert recording.actions == [5, 7]
+
+    def test_multi_discrete_actions_are_passed_on(self):
+        group = make_group(MultiDiscreteEnv, [0, 1])
+        group.reset(SEEDS)
+        transition = group.step(np.array([[2, 4], [0, 1]]))
+        assert transition.observation["observation"][:, 2:].tolist() == [[2, 4], [0, 1]]
+
+    def test_an_environment_may_keep_an_action_that_it_was_given(self):
+        """The answer's memory is shared and is written again for the next step."""
+        recording = RecordingEnv(spaces.MultiDiscrete([3, 5]))
+        group = make_group(recording, [0])
+        group.reset([0])
+        shared = np.array([[2, 4]])
+        group.step(shared)
+        shared[:] = 0
+        assert recording.actions[0].tolist() == [2, 4]
+
+
+class TestErrors:
+    @pytest.mark.parametrize(
+        ("where", "note"),
+        [("reset", "reset() of environment 4"), ("step", "step() of environment 4")],
+    )
+    def test_an_exception_names_the_environment_and_the_call(self, where, note):
+        group = make_group(FailingEnv(where, index=4), [3, 4])
+        with pytest.raises(Broken) as raised:  # noqa: PT012 - either of the two
+            group.reset(SEEDS)
+            group.step(np.array([0, 0]))
+        assert raised.value.__notes__ == [f"raised by {note}"]
+
+    def test_a_vector_environment_of_another_size_is_refused(self):
+        with pytest.raises(ConfigurationError, match="envs_per_executor=3"):
+            make_group(vector(count=3), [0, 1])
+
+    @pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.DISABLED])
+    def test_a_vector_environment_that_does_not_reset_in_the_same_step_is_refused(self, mode):
+        with pytest.raises(ConfigurationError, match="SAME_STEP"):
+            make_group(vector(mode=mode), [0, 1])
+
+
+class TestGymEnvs:
+    def test_environments_are_made_by_id(self):
+        group = GymEnvs("CartPole-v1").group([0, 1])
+        assert (group.num_envs, group.spec.action.sizes) == (2, (2,))
+        group.close()
+
+    def test_arguments_reach_the_environment(self):
+        group = GymEnvs("CartPole-v1", {"max_episode_steps": 3}).group([0])
+        group.reset([0])
+        truncated = [bool(group.step(np.array([0])).truncated[0]) for _ in range(3)]
+        assert truncated == [False, False, True]
+        group.close()
+
+    def test_a_mistyped_id_is_refused_with_what_is_near(self):
+        with pytest.raises(ConfigurationError, match=r"near to it: .*CartPole-v1"):
+            GymEnvs("CartPol-v1").group([0])
+
+    def test_an_unknown_namespace_is_refused(self):
+        with pytest.raises(ConfigurationError, match="NoSuchPackage/Game-v0"):
+            GymEnvs("NoSuchPackage/Game-v0").group([0])
+
+    def test_a_module_that_is_not_installed_is_refused(self):
+        with pytest.raises(ConfigurationError, match="no_such_module"):
+            GymEnvs("no_such_module:Game-v0").group([0])
+
+    def test_the_same_seed_gives_the_same_stream_grouped_or_not(self):
+        seeds = [7, 8, 9]
+        together = GymEnvs("CartPole-v1").group([0, 1, 2])
+        alone = [GymEnvs("CartPole-v1").group([index]) for index in range(3)]
+        first = together.reset(seeds)["observation"].copy()
+        single = [
+            group.reset([seed])["observation"] for group, seed in zip(alone, seeds, strict=True)
+        ]
+        assert np.array_equal(first, np.concatenate(single))
+        for step in range(60):
+            actions = np.array([step % 2, 1, (step // 3) % 2])
+            whole = together.step(actions).next_observation["observation"]
+            parts = [
+                group.step(actions[[row]]).next_observation["observation"]
+                for row, group in enumerate(alone)
+            ]
+            assert np.array_equal(whole, np.concatenate(parts))
+        for group in (together, *alone):
+            group.close()
+
+    def test_pictures_come_from_the_first_environment(self):
+        pytest.importorskip("pygame")
+        group = GymEnvs("CartPole-v1").group([0, 1], render=True)
+        group.reset([0, 1])
+        picture = group.render()
+        assert (picture.dtype, picture.ndim, picture.shape[-1]) == (np.uint8, 3, 3)
+        group.close()
+
+    def test_closing_closes_every_environment(self):
+        closed = []
+
+        class Closing(CoordinateEnv):
+            def close(self):
+                closed.append(self.index)
+
+        make_group(Closing, [2, 3]).close()
+        assert closed == [2, 3]
+
+
+def test_gymnasium_itself_checks_nothing_that_the_group_changes():
+    """The passive checker of ``gymnasium.make`` warns of wrong actions; a warning is an error."""
+    group = GymEnvs("Pendulum-v1").group([0])
+    group.reset([0])
+    transition = group.step(np.array([[9.0]], np.float32))
+    assert transition.observation["observation"].shape == (1, 3)
+    group.close()

@@ -1,0 +1,73 @@
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from hts_torchrl.config import ArraySpec
+from hts_torchrl.envs.spaces import env_spec
+from hts_torchrl.errors import ConfigurationError
+
+BOX = spaces.Box(-1.0, 2.0, (3,), np.float32)
+PICTURE = spaces.Box(0, 255, (1, 4, 4), np.uint8)
+TWO = spaces.Discrete(2)
+
+
+def test_a_plain_observation_is_called_observation():
+    assert env_spec(BOX, TWO).observations == {"observation": ArraySpec((3,), np.dtype("float32"))}
+
+
+def test_a_dictionary_gives_one_observation_an_entry():
+    spec = env_spec(spaces.Dict({"picture": PICTURE, "vector": BOX}), TWO)
+    assert spec.observations == {
+        "picture": ArraySpec((1, 4, 4), np.dtype("uint8")),
+        "vector": ArraySpec((3,), np.dtype("float32")),
+    }
+
+
+@pytest.mark.parametrize(
+    ("space", "shape"),
+    [(spaces.Discrete(5), ()), (spaces.MultiDiscrete([2, 3]), (2,)), (spaces.MultiBinary(4), (4,))],
+)
+def test_observations_may_be_discrete(space, shape):
+    assert env_spec(space, TWO).observations["observation"].shape == shape
+
+
+def test_a_discrete_action_is_one_choice():
+    action = env_spec(BOX, spaces.Discrete(5)).action
+    assert (action.kind, action.sizes, action.array.shape) == ("discrete", (5,), ())
+
+
+def test_a_discrete_action_may_start_anywhere():
+    assert env_spec(BOX, spaces.Discrete(5, start=-2)).action.sizes == (5,)
+
+
+def test_a_multi_discrete_action_has_a_choice_for_each_component():
+    action = env_spec(BOX, spaces.MultiDiscrete([3, 5])).action
+    assert (action.kind, action.sizes, action.array.shape) == ("multi_discrete", (3, 5), (2,))
+
+
+def test_a_box_of_floats_is_a_continuous_action_with_bounds():
+    action = env_spec(PICTURE, BOX).action
+    assert (action.kind, action.sizes) == ("continuous", ())
+    assert (action.low.tolist(), action.high.tolist()) == ([-1.0] * 3, [2.0] * 3)
+
+
+def test_continuous_actions_are_single_precision_also_where_the_environment_is_not():
+    action = env_spec(BOX, spaces.Box(-1.0, 1.0, (2,), np.float64)).action
+    assert {action.array.dtype, action.low.dtype, action.high.dtype} == {np.dtype("float32")}
+
+
+@pytest.mark.parametrize(
+    "space",
+    [spaces.Text(5), spaces.Tuple([BOX]), spaces.Dict({"inner": spaces.Dict({"box": BOX})})],
+)
+def test_other_observations_are_refused(space):
+    with pytest.raises(ConfigurationError, match="not supported"):
+        env_spec(space, TWO)
+
+
+@pytest.mark.parametrize(
+    "space", [PICTURE, spaces.MultiBinary(3), spaces.MultiDiscrete([[2, 3]]), spaces.Text(5)]
+)
+def test_other_actions_are_refused(space):
+    with pytest.raises(ConfigurationError, match="not supported"):
+        env_spec(BOX, space)

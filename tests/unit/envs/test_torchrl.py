@@ -1,0 +1,178 @@
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+from torchrl.data import Bounded, Categorical, Composite, MultiCategorical, OneHot, Unbounded
+from torchrl.envs import EnvBase, GymEnv
+
+from hts_torchrl.envs.make_group import make_group
+from hts_torchrl.envs.torchrl import EnvBaseGroup
+from hts_torchrl.errors import ConfigurationError
+
+ACTIONS = {
+    "discrete": Categorical(4, shape=(), dtype=torch.int64),
+    "one_hot": OneHot(4, dtype=torch.int64),
+    "multi_discrete": MultiCategorical([3, 5], dtype=torch.int64),
+    "continuous": Bounded(-1.0, 2.0, shape=(2,), dtype=torch.float32),
+}
+
+
+class CountingEnv(EnvBase):
+    """Observation (environment, episode, step, action); episodes of 3 steps, ends alternate."""
+
+    def __init__(self, index: int, action: str = "discrete", batch_size: tuple = ()) -> None:
+        super().__init__(batch_size=torch.Size(batch_size))
+        self.index, self.episode, self.steps = index, -1, 0
+        self.observation_spec = Composite(place=Unbounded(shape=(*batch_size, 4)), shape=batch_size)
+        self.action_spec = ACTIONS[action].expand(*batch_size, *ACTIONS[action].shape)
+        self.reward_spec = Unbounded(shape=(*batch_size, 1))
+        self.full_done_spec = Composite(
+            {
+                key: Categorical(2, shape=(*batch_size, 1), dtype=torch.bool)
+                for key in ("done", "terminated", "truncated")
+            },
+            shape=batch_size,
+        )
+
+    def _place(self, action: float) -> torch.Tensor:
+        return torch.tensor([self.index, self.episode, self.steps, action], dtype=torch.float32)
+
+    def _ends(self, terminated: bool, truncated: bool) -> dict:
+        ends = {"terminated": terminated, "truncated": truncated, "done": terminated or truncated}
+        return {key: torch.tensor([value]) for key, value in ends.items()}
+
+    def _reset(self, tensordict=None, **_):  # noqa: ARG002
+        self.episode, self.steps = self.episode + 1, 0
+        return TensorDict({"place": self._place(-1.0), **self._ends(False, False)}, [])
+
+    def _step(self, tensordict):
+        self.steps += 1
+        over, even = self.steps == 3, self.episode % 2 == 0
+        number = float(tensordict["action"].float().reshape(-1)[0])
+        reward = {"reward": torch.tensor([self.steps / 4])}
+        ends = self._ends(over and even, over and not even)
+        return TensorDict({"place": self._place(number), **reward, **ends}, [])
+
+    def _set_seed(self, seed):
+        self.seed = seed
+
+
+def group(action: str = "discrete") -> EnvBaseGroup:
+    return make_group(lambda index: CountingEnv(index, action), [0, 1])
+
+
+def test_a_torchrl_environment_makes_a_group_of_its_own_kind():
+    assert isinstance(group(), EnvBaseGroup)
+
+
+def test_observations_keep_their_keys():
+    assert list(group().spec.observations) == ["place"]
+
+
+def test_each_environment_gets_its_own_seed():
+    envs = group()
+    envs.reset([7, 8])
+    assert [env.seed for env in envs.envs] == [7, 8]
+
+
+def test_each_environment_gets_its_own_action():
+    envs = group()
+    envs.reset([7, 8])
+    assert envs.step(np.array([2, 3])).observation["place"][:, 3].tolist() == [2, 3]
+
+
+def test_an_episode_that_ends_keeps_its_true_last_observation():
+    envs = group()
+    envs.reset([7, 8])
+    transition = [envs.step(np.array([2, 3])) for _ in range(3)][-1]
+    assert transition.observation["place"].tolist() == [[0, 0, 3, 2], [1, 0, 3, 3]]
+
+
+def test_the_first_observation_of_the_new_episode_is_acted_on_next():
+    envs = group()
+    envs.reset([7, 8])
+    transition = [envs.step(np.array([2, 3])) for _ in range(3)][-1]
+    assert transition.next_observation["place"][:, :3].tolist() == [[0, 1, 0], [1, 1, 0]]
+
+
+def test_termination_and_truncation_are_told_apart():
+    envs = group()
+    envs.reset([7, 8])
+    steps = [envs.step(np.array([2, 3])) for _ in range(6)]
+    assert [step.terminated[0] for step in steps] == [False, False, True] + [False] * 3
+    assert [step.truncated[0] for step in steps] == [False] * 5 + [True]
+
+
+def test_rewards_are_single_precision_and_equal_the_score():
+    envs = group()
+    envs.reset([7, 8])
+    transition = envs.step(np.array([2, 3]))
+    assert transition.reward.dtype == np.float32
+    assert transition.reward.tolist() == transition.score.tolist() == [0.25, 0.25]
+
+
+@pytest.mark.parametrize("kind", ACTIONS)
+def test_every_kind_of_action_is_described(kind):
+    action = group(kind).spec.action
+    assert (action.kind, action.array.shape) == (kind, tuple(ACTIONS[kind].shape))
+
+
+def test_continuous_actions_have_their_bounds():
+    action = group("continuous").spec.action
+    assert (action.low.tolist(), action.high.tolist()) == ([-1.0, -1.0], [2.0, 2.0])
+
+
+@pytest.mark.parametrize(
+    ("kind", "actions"),
+    [
+        ("one_hot", np.array([[0, 1, 0, 0], [1, 0, 0, 0]])),
+        ("multi_discrete", np.array([[2, 4], [0, 1]])),
+        ("continuous", np.array([[0.5, -0.5], [1.0, 0.0]], np.float32)),
+    ],
+)
+def test_actions_of_every_kind_reach_the_environment(kind, actions):
+    envs = group(kind)
+    envs.reset([7, 8])
+    received = envs.step(actions).observation["place"][:, 3]
+    assert received.tolist() == actions[:, 0].tolist()
+
+
+def test_a_batched_environment_is_refused():
+    with pytest.raises(ConfigurationError, match=r"batch size \(2,\)"):
+        make_group(lambda index: CountingEnv(index, batch_size=(2,)), [0])
+
+
+def test_torchrls_gym_wrapper_steps_and_resets():
+    envs = make_group(lambda _: GymEnv("CartPole-v1"), [0, 1])
+    envs.reset([7, 8])
+    transitions = [envs.step(np.array([[0, 1], [1, 0]])) for _ in range(12)]
+    assert any(transition.terminated[0] for transition in transitions)
+    envs.close()
+
+
+def test_the_same_seed_gives_the_same_stream():
+    streams = []
+    for _ in range(2):
+        envs = make_group(lambda _: GymEnv("CartPole-v1"), [0])
+        first = envs.reset([7])["observation"]
+        later = [envs.step(np.array([[0, 1]])).next_observation["observation"] for _ in range(20)]
+        streams.append(np.stack([first, *later]))
+        envs.close()
+    assert np.array_equal(*streams)
+
+
+def test_an_environment_may_keep_an_action_that_it_was_given():
+    """The answer's memory is shared and is written again for the next step."""
+    kept = []
+
+    class Keeping(CountingEnv):
+        def _step(self, tensordict):
+            kept.append(tensordict["action"])
+            return super()._step(tensordict)
+
+    envs = make_group(lambda index: Keeping(index, "multi_discrete"), [0])
+    envs.reset([7])
+    shared = np.array([[2, 4]])
+    envs.step(shared)
+    shared[:] = 0
+    assert kept[0].tolist() == [2, 4]
