@@ -12,7 +12,6 @@ from typing import Any, NoReturn
 import gymnasium
 import imageio
 import torch
-import yaml
 from jsonargparse import set_parsing_settings
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Trainer
@@ -20,6 +19,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint, TQDMProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 from hts_torchrl.callbacks import LearningCurve, TrainingStatistics
+from hts_torchrl.config_files import expand_configs
 from hts_torchrl.data import HTSDataModule
 from hts_torchrl.envs.atari import AtariEnvs  # noqa: F401 - makes --data.env=AtariEnvs known
 from hts_torchrl.envs.gym import GymEnvs  # noqa: F401
@@ -97,7 +97,12 @@ class HTSCommandLine(LightningCLI):
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Give environments and actions the seed of everything."""
-        parser.add_argument("--base", type=str | list[str] | None, default=None, help=_BASE_HELP)
+        parser.add_argument(
+            "--base",
+            type=str | list[str] | None,
+            default=None,
+            help="in a config file: file(s) that it builds on, relative to it",
+        )
         parser.add_argument("--name", type=str, default="run", help="folder of the run's logs")
         parser.link_arguments("seed_everything", "data.seed", compute_fn=int)
 
@@ -150,42 +155,6 @@ class HTSCommandLine(LightningCLI):
         print("\n".join(lines))  # noqa: T201
 
 
-_BASE_HELP = "in a config file: file(s) it builds on, relative to it, read before it"
-
-
-def expand_bases(arguments: Sequence[str]) -> list[str]:
-    """Put the files that a config file names under ``base`` before it, and theirs before them.
-
-    Raises:
-        ConfigurationError: if a file is not there or is no YAML mapping.
-    """
-    expanded: list[str] = []
-    waiting = list(arguments)
-    while waiting:
-        argument = waiting.pop(0)
-        flag, separator, value = argument.partition("=")
-        if flag in ("-c", "--config") and not separator and waiting:
-            value = waiting.pop(0)
-        elif flag not in ("-c", "--config"):
-            expanded.append(argument)
-            continue
-        for path in _with_bases(Path(value)):
-            expanded += ["--config", str(path)]
-    return expanded
-
-
-def _with_bases(path: Path) -> list[Path]:
-    try:
-        content = yaml.safe_load(path.read_text())
-    except OSError as error:
-        raise ConfigurationError(f"--config={path}: {error.strerror}") from error
-    except yaml.YAMLError as error:
-        raise ConfigurationError(f"--config={path}: {' '.join(str(error).split())}") from error
-    bases = content.get("base") or [] if isinstance(content, dict) else []
-    named = [bases] if isinstance(bases, str) else bases
-    return [file for base in named for file in _with_bases(path.parent / base)] + [path]
-
-
 def _trainer_defaults() -> dict[str, Any]:
     logger_arguments = {"save_dir": "runs", "name": "${.....name}"}
     return {
@@ -208,7 +177,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         # ${data.num_envs} in a file means the value that counts in the end, of this subcommand.
         set_parsing_settings(omegaconf_absolute_to_relative_paths=True)
         # Lightning reads the arguments from sys.argv, and warns where they are given otherwise.
-        sys.argv[1:] = expand_bases(sys.argv[1:] if arguments is None else arguments)
+        sys.argv[1:] = expand_configs(sys.argv[1:] if arguments is None else arguments)
         HTSCommandLine(
             Learner,
             HTSDataModule,
