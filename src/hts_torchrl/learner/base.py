@@ -116,12 +116,19 @@ class Learner(LightningModule):
         """Return the loss of one part of a round."""
         if part.is_first:
             self._begin_round(part.round)
-        samples = self._samples[self._rows(part)]
+        samples = self._taken(self._rows(part))
         self._before_forward(part)
         result = evaluate(self.actor_critic, self._observations(samples), samples.shape[0])
         if result.value is None:
             raise ConfigurationError(_NO_VALUE)
         return self._loss(samples, result.distribution, result.value.float().squeeze(-1))
+
+    def _taken(self, rows: Tensor | slice) -> TensorDictBase:
+        """Return a part of the round's samples: a view of a slice, a copy of chosen rows."""
+        if isinstance(rows, slice):
+            return self._samples[rows]
+        # index_select copies whole rows; indexing copies pixel by pixel, 8 times slower.
+        return self._samples.apply(lambda t: t.index_select(0, rows), batch_size=[len(rows)])
 
     def _begin_round(self, batch: TensorDictBase) -> None:
         """Compute the round's targets under the weights that collected it."""
