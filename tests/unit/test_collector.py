@@ -1,0 +1,443 @@
+"""The collector with its serial crew: no process is started here."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+from tensordict.nn import (
+    ProbabilisticTensorDictModule,
+    ProbabilisticTensorDictSequential,
+    TensorDictModule,
+)
+from torch import nn
+from torch.distributions import Categorical
+
+from hts_torchrl import ConfigurationError, GymEnvs, HTSCollector, ProtocolError
+from hts_torchrl.config import ActionSpec, ArraySpec, EnvSpec
+from hts_torchrl.envs.make_group import make_group
+from hts_torchrl.models import make_actor_critic
+from tests.fakes import NUM_ACTIONS, Broken, CoordinateEnvs, DictEnv, FailingEnv, MultiDiscreteEnv
+from tests.policies import VERSION_UNIT, echo_policy, echo_weights
+from tests.runs import digest, perturbed, play
+
+SPEC = EnvSpec(
+    {"observation": ArraySpec((5,), np.dtype(np.float32))},
+    ActionSpec("discrete", ArraySpec((), np.dtype(np.int64)), (NUM_ACTIONS,)),
+)
+
+
+def collect(policy=None, create=CoordinateEnvs(), **settings) -> HTSCollector:  # noqa: B008
+    """A serial collector of 4 rounds of 3 steps of 4 environments."""
+    defaults = {"num_envs": 4, "frames_per_batch": 12, "total_frames": 48, "num_actors": 0}
+    if policy is None and "policy_factory" not in settings:
+        policy = echo_policy()
+    return HTSCollector(create, policy, **(defaults | settings))
+
+
+def versions(batches) -> list[list[int]]:
+    return [batch["collector", "policy_version"].unique().tolist() for batch in batches]
+
+
+class TestBatches:
+    def test_a_batch_has_every_entry_with_its_shape_and_type(self):
+        (batch, *_) = play(collect())
+        flags = ("done", "terminated", "truncated")
+        expected = {
+            "observation": ((4, 3, 5), torch.float32),
+            "action": ((4, 3), torch.int64),
+            "action_log_prob": ((4, 3), torch.float32),
+            "state_value": ((4, 3, 1), torch.float32),
+            "collector.traj_ids": ((4, 3), torch.int64),
+            "collector.policy_version": ((4, 3), torch.int64),
+            "next.observation": ((4, 3, 5), torch.float32),
+            "next.reward": ((4, 3, 1), torch.float32),
+            "next.episode_reward": ((4, 3, 1), torch.float32),
+            "next.step_count": ((4, 3, 1), torch.int64),
+            "next.episode_end": ((4, 3, 1), torch.bool),
+        } | {
+            name: ((4, 3, 1), torch.bool)
+            for flag in flags for name in (flag, f"next.{flag}")
+        }  # fmt: skip
+        found = batch.flatten_keys(".").items()
+        assert {name: (tuple(value.shape), value.dtype) for name, value in found} == expected
+
+    def test_the_last_dimension_is_named_time(self):
+        assert play(collect())[0].names == [None, "time"]
+
+    def test_a_transition_is_done_when_it_is_terminated_or_truncated(self):
+        for batch in play(collect()):
+            ends = batch["next", "terminated"] | batch["next", "truncated"]
+            assert torch.equal(batch["next", "done"], ends)
+
+    def test_no_transition_starts_from_an_ended_episode(self):
+        keys = ("done", "terminated", "truncated")
+        assert not any(batch[key].any() for batch in play(collect()) for key in keys)
+
+    def test_a_batch_is_valid_until_the_next_one_is_asked_for(self):
+        collector = collect()
+        iterator = iter(collector)
+        batch = next(iterator)
+        copied = batch.clone()
+        collector.update_policy_weights_(echo_weights(1))
+        assert digest([batch]) == digest([copied])
+        collector.shutdown()
+
+    def test_memory_is_reused_two_batches_later(self):
+        collector = collect()
+        iterator = iter(collector)
+        batches = [next(iterator) for _ in range(3)]
+        assert batches[0]["observation"].data_ptr() == batches[2]["observation"].data_ptr()
+        collector.shutdown()
+
+    def test_a_cloned_batch_stays_what_it_was(self):
+        collector = collect(clone=True)
+        iterator = iter(collector)
+        batch = next(iterator)
+        before = digest([batch])
+        list(iterator)
+        assert digest([batch]) == before
+
+    def test_the_last_batch_is_valid_after_shutdown(self):
+        collector = collect()
+        batch = next(iter(collector))
+        before = digest([batch])
+        collector.shutdown()
+        del collector
+        assert digest([batch]) == before
+
+    def test_multi_discrete_actions_are_collected(self):
+        spec = make_group(MultiDiscreteEnv, [0]).spec
+        batches = play(collect(make_actor_critic("mlp", spec), MultiDiscreteEnv))
+        actions = torch.stack([batch["action"] for batch in batches])
+        assert actions.shape == (4, 4, 3, 2)
+        assert actions.flatten(0, 2).amax(0).tolist() == [2, 4]
+
+    def test_dictionary_observations_are_collected(self):
+        (batch, *_) = play(collect(_dict_policy(), DictEnv))
+        assert (batch["picture"].shape, batch["picture"].dtype) == ((4, 3, 1, 4, 4), torch.uint8)
+        assert batch["next", "vector"][:, :, 1].tolist() == [[1, 2, 3]] * 4
+
+
+class _Flat(nn.Linear):
+    def forward(self, picture, vector):
+        features = torch.cat([picture.flatten(1) / 255, vector], -1)
+        return super().forward(features)
+
+
+def _dict_policy() -> ProbabilisticTensorDictSequential:
+    return ProbabilisticTensorDictSequential(
+        TensorDictModule(_Flat(18, NUM_ACTIONS), ["picture", "vector"], ["logits"]),
+        ProbabilisticTensorDictModule(["logits"], ["action"], distribution_class=Categorical),
+    )
+
+
+class TestVersions:
+    def test_with_delay_each_round_acts_one_update_behind(self):
+        assert versions(play(collect(), echo_weights)) == [[0], [0], [1], [2]]
+
+    def test_without_delay_each_round_acts_with_the_newest(self):
+        assert versions(play(collect(delay=0), echo_weights)) == [[0], [1], [2], [3]]
+
+    @pytest.mark.parametrize("delay", [0, 1])
+    def test_the_version_named_is_the_version_that_answered(self, delay):
+        for batch in play(collect(delay=delay), echo_weights):
+            answered = batch["state_value"][..., 0] // VERSION_UNIT
+            assert torch.equal(answered.long(), batch["collector", "policy_version"])
+
+    def test_weights_published_before_the_first_batch_collect_it(self):
+        collector = collect()
+        collector.update_policy_weights_(echo_weights(1))
+        assert versions(play(collector)) == [[1]] * 4
+
+    def test_without_publications_the_policy_stays(self):
+        assert versions(play(collect())) == [[0]] * 4
+
+    def test_the_collector_tells_the_newest_version(self):
+        collector = collect()
+        seen = [collector.policy_version]
+        for _ in collector:
+            collector.update_policy_weights_(echo_weights(0))
+            seen.append(collector.policy_version)
+        assert seen == [0, 1, 2, 3, 4]
+
+
+class TestPublishing:
+    """What :meth:`HTSCollector.update_policy_weights_` accepts."""
+
+    def acting(self, policy, publish) -> float:
+        """The mark in the weights of the second round, after ``publish`` in the first."""
+        collector = collect(policy, delay=0, total_frames=24)
+        batches = []
+        for batch in collector:
+            batches.append(batch.clone())
+            publish(collector)
+        return (batches[1]["state_value"] // VERSION_UNIT).unique().item()
+
+    def trained(self, mark: float = 9.0):
+        policy = echo_policy()
+        policy.load_state_dict(echo_weights(mark))
+        return policy
+
+    def test_without_arguments_the_collectors_own_policy_is_published(self):
+        policy = echo_policy()
+
+        def train(collector):
+            policy.load_state_dict(echo_weights(9.0))
+            collector.update_policy_weights_()
+
+        assert self.acting(policy, train) == 9
+
+    @pytest.mark.parametrize(
+        "arguments",
+        [
+            lambda policy: ((policy,), {}),
+            lambda policy: ((policy.state_dict(),), {}),
+            lambda policy: ((TensorDict.from_module(policy),), {}),
+            lambda policy: ((TensorDict.from_module(policy).data,), {}),
+            lambda policy: ((), {"policy": policy}),
+            lambda policy: ((), {"weights": policy.state_dict()}),
+            lambda policy: ((policy,), {"worker_ids": None, "model_id": None}),
+        ],
+        ids=["module", "state_dict", "tensordict", "data", "policy=", "weights=", "None"],
+    )
+    def test_weights_come_in_any_of_torchrls_forms(self, arguments):
+        args, kwargs = arguments(self.trained())
+        publish = lambda collector: collector.update_policy_weights_(*args, **kwargs)  # noqa: E731
+        assert self.acting(echo_policy(), publish) == 9
+
+    def test_a_plain_module_is_known_again(self):
+        module = nn.Linear(5, NUM_ACTIONS)
+        collector = collect(module, delay=0, total_frames=24)
+        log_probs = []
+        for batch in collector:
+            log_probs.append(batch["action_log_prob"].clone())
+            nn.init.zeros_(module.weight)
+            nn.init.zeros_(module.bias)
+            collector.update_policy_weights_(module)
+        assert torch.allclose(log_probs[1], torch.tensor(1 / NUM_ACTIONS).log())
+
+    def test_weights_given_twice_are_refused(self):
+        collector = collect()
+        with pytest.raises(ConfigurationError, match="once"):
+            collector.update_policy_weights_(echo_weights(1), policy=echo_policy())
+
+    def test_weights_of_another_policy_are_refused(self):
+        collector = collect()
+        with pytest.raises(ConfigurationError, match="the weights lack"):
+            collector.update_policy_weights_({"weight": torch.zeros(1)})
+        collector.shutdown()
+
+    def test_arguments_for_many_policies_are_refused(self):
+        collector = collect()
+        with pytest.raises(ConfigurationError, match="worker_ids"):
+            collector.update_policy_weights_(echo_policy(), worker_ids=[1])
+
+
+class TestRun:
+    def test_frames_are_rounded_up_to_whole_rounds(self):
+        assert len(play(collect(total_frames=37))) == 4
+
+    def test_the_length_is_the_number_of_batches(self):
+        assert len(collect(total_frames=37)) == 4
+
+    def test_an_endless_collector_has_no_length(self):
+        with pytest.raises(RuntimeError, match="length"):
+            len(collect(total_frames=-1))
+
+    def test_a_run_that_is_over_brings_nothing_more(self):
+        collector = collect()
+        play(collector)
+        assert list(collector) == []
+
+    def test_breaking_off_and_going_on_continues_the_run(self):
+        whole = digest(play(collect()))
+        collector, batches = collect(), []
+        while len(batches) < 4:
+            for batch in collector:
+                batches.append(batch.clone())
+                break
+        collector.shutdown()
+        assert digest(batches) == whole
+
+    def test_next_brings_batch_after_batch_and_then_none(self):
+        collector = collect()
+        batches = [collector.next() for _ in range(5)]
+        assert [batch is None for batch in batches] == [False] * 4 + [True]
+
+    def test_going_on_after_shutdown_is_refused(self):
+        collector = collect()
+        iterator = iter(collector)
+        next(iterator)
+        collector.shutdown()
+        with pytest.raises(ProtocolError, match="shut down"):
+            next(iterator)
+
+    def test_starting_after_shutdown_is_refused(self):
+        collector = collect()
+        collector.shutdown()
+        with pytest.raises(ProtocolError, match="shut down"):
+            next(iter(collector))
+
+    def test_shutting_down_twice_is_allowed(self):
+        collector = collect()
+        next(iter(collector))
+        collector.shutdown()
+        collector.shutdown()
+
+    def test_an_exception_of_an_environment_passes_through(self):
+        with pytest.raises(Broken):
+            play(collect(create=FailingEnv("step", index=2, at=4)))
+
+    def test_hooks_surround_every_round(self):
+        collector, calls = collect(total_frames=24, delay=0), []
+        collector.pre_collect_hook = lambda: calls.append("before")
+        collector.post_collect_hook = lambda batch: calls.append(tuple(batch.shape))
+        play(collector)
+        assert calls == ["before", (4, 3)] * 2
+
+    def test_random_frames_are_never_collected(self):
+        assert collect().init_random_frames == 0
+
+    def test_counters_are_reported(self):
+        collector = collect()
+        next(iter(collector))
+        stats = collector.stats()
+        expected = {"frames": 12, "total_frames": 48, "policy_version": 0, "completed": False}
+        assert stats.items() >= expected.items()
+        collector.shutdown()
+
+    def test_counters_are_restored(self):
+        first, second = collect(), collect()
+        iterator = iter(first)
+        next(iterator)
+        first.update_policy_weights_(echo_weights(1))
+        second.load_state_dict(first.state_dict())
+        assert (second.policy_version, second.stats()["frames"]) == (1, 12)
+        first.shutdown()
+
+    def test_counters_of_a_running_collector_cannot_be_replaced(self):
+        collector = collect()
+        next(iter(collector))
+        with pytest.raises(ProtocolError, match="load_state_dict"):
+            collector.load_state_dict(collector.state_dict())
+        collector.shutdown()
+
+
+@pytest.fixture(scope="module")
+def usual():
+    """Digest of a run with the usual seed."""
+    return digest(play(collect(create=GymEnvs("CartPole-v1"), policy=_cartpole())))
+
+
+class TestSeeds:
+    def test_the_same_seed_gives_the_same_bits(self, usual):
+        again = play(collect(create=GymEnvs("CartPole-v1"), policy=_cartpole()))
+        assert digest(again) == usual
+
+    def test_another_seed_gives_other_bits(self, usual):
+        other = play(collect(create=GymEnvs("CartPole-v1"), policy=_cartpole(), seed=1))
+        assert digest(other) != usual
+
+    def test_the_seed_can_be_set_before_the_first_batch(self, usual):
+        collector = collect(create=GymEnvs("CartPole-v1"), policy=_cartpole(), seed=1)
+        assert collector.set_seed(0) == 0
+        assert digest(play(collector)) == usual
+
+    def test_the_seed_cannot_be_set_later(self):
+        collector = collect()
+        next(iter(collector))
+        with pytest.raises(ProtocolError, match="set_seed"):
+            collector.set_seed(1)
+        collector.shutdown()
+
+    def test_global_generators_are_neither_read_nor_moved(self, usual):
+        torch.manual_seed(123)
+        np.random.seed(123)  # noqa: NPY002
+        policy = _cartpole()
+        before = torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
+        assert digest(play(collect(create=GymEnvs("CartPole-v1"), policy=policy))) == usual
+        assert torch.equal(torch.get_rng_state(), before[0])
+        assert np.array_equal(np.random.get_state()[1], before[1])  # noqa: NPY002
+
+    def test_a_rank_that_starts_at_another_environment_collects_that_part_of_the_whole(self):
+        whole = play(collect(inference_batch_size=4))
+        part = play(
+            collect(num_envs=2, frames_per_batch=6, total_frames=24, first_env=2,
+                    inference_batch_size=4)
+        )  # fmt: skip
+        keys = ("observation", "action", "state_value", ("next", "reward"))
+        for ours, theirs in zip(part, whole, strict=True):
+            assert all(torch.equal(ours[key], theirs[key][2:]) for key in keys)
+
+
+def _cartpole() -> nn.Module:
+    spec = EnvSpec(
+        {"observation": ArraySpec((4,), np.dtype(np.float32))},
+        ActionSpec("discrete", ArraySpec((), np.dtype(np.int64)), (2,)),
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(7)
+        return make_actor_critic("mlp", spec)
+
+
+class _BatchMean(nn.Linear):
+    """Logits that depend on the other rows."""
+
+    def forward(self, observation):
+        return super().forward(observation - observation.mean(0))
+
+
+class TestPolicies:
+    def test_a_policy_that_looks_at_other_rows_is_run_row_by_row_with_a_warning(self):
+        net = _BatchMean(5, NUM_ACTIONS)
+        with pytest.warns(UserWarning, match="one row at a time"):
+            collector = collect(net)
+        (batch, *_) = play(collector)
+        alone = net.bias.log_softmax(-1)[batch["action"]]  # a row is its own mean
+        assert torch.allclose(batch["action_log_prob"], alone, atol=1e-6)
+
+    def test_the_users_policy_stays_in_training_mode(self):
+        policy = echo_policy()
+        play(collect(policy))
+        assert policy.training
+
+    def test_the_users_policy_is_not_what_acts(self):
+        """Training changes it in place while a round may be running."""
+        policy, collector_weights = echo_policy(), []
+        for batch in collect(policy):
+            policy.load_state_dict(echo_weights(5.0))
+            collector_weights.append((batch["state_value"] // VERSION_UNIT).unique().item())
+        assert collector_weights == [0, 0, 0, 0]
+
+    def test_a_factory_may_make_the_policy(self):
+        made = play(collect(policy_factory=echo_policy), echo_weights)
+        assert digest(made) == digest(play(collect(), echo_weights))
+
+    @pytest.mark.parametrize(
+        "settings",
+        [{}, {"policy": echo_policy(), "policy_factory": echo_policy}],
+        ids=["neither", "both"],
+    )
+    def test_policy_and_factory_are_alternatives(self, settings):
+        with pytest.raises(ConfigurationError, match="policy_factory"):
+            HTSCollector(CoordinateEnvs(), num_envs=4, frames_per_batch=12, **settings)
+
+    def test_a_policy_is_published_as_it_is_when_the_crew_starts(self):
+        policy = echo_policy()
+        collector = collect(policy)
+        policy.load_state_dict(echo_weights(3.0))
+        (batch, *_) = play(collector)
+        assert (batch["state_value"] // VERSION_UNIT).unique().tolist() == [3.0]
+
+    def test_weights_of_any_size_travel_whole(self):
+        policy = _cartpole()
+        weights_of = perturbed(policy)
+        collector = collect(policy, GymEnvs("CartPole-v1"), delay=0)
+        replica = copy.deepcopy(policy)
+        for number, batch in enumerate(play(collector, weights_of)):
+            if number:
+                replica.load_state_dict(weights_of(number))
+            _, value = replica.heads({"observation": batch["observation"].flatten(0, 1)})
+            assert torch.allclose(value.view(4, 3, 1), batch["state_value"], atol=1e-5)

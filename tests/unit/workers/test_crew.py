@@ -1,0 +1,88 @@
+import os
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from hts_torchrl.schedule import Schedule
+from hts_torchrl.workers.crew import SerialCrew, _single_threaded_children, _without_main_module
+
+
+class Recorder:
+    """Stands for an executor or the actor, and writes down who is called when."""
+
+    def __init__(self, name: str, calls: list) -> None:
+        self.name, self.calls = name, calls
+
+    def begin_round(self, number):
+        self.calls.append((self.name, "begin", number))
+
+    def put_state(self, step):
+        self.calls.append((self.name, "put", step))
+
+    def step(self, step):
+        self.calls.append((self.name, "step", step))
+
+    def answer(self, envs):
+        self.calls.append((self.name, "answer", np.asarray(envs).tolist()))
+
+    def close(self):
+        self.calls.append((self.name, "close", None))
+
+
+@pytest.fixture
+def calls():
+    return []
+
+
+@pytest.fixture
+def crew(calls):
+    schedule = Schedule.from_frames(4, total_frames=-1, num_envs=2, delay=1)
+    board = SimpleNamespace(schedule=schedule, config=SimpleNamespace(num_envs=2))
+    executors = [Recorder("a", calls), Recorder("b", calls)]
+    return SerialCrew(board, executors, Recorder("actor", calls))
+
+
+def test_in_each_step_all_observe_then_one_answers_then_all_step(crew, calls):
+    crew.start_round(7)
+    expected = [("a", "begin", 7), ("b", "begin", 7)]
+    for step in range(2):
+        expected += [("a", "put", step), ("b", "put", step), ("actor", "answer", [0, 1])]
+        expected += [("a", "step", step), ("b", "step", step)]
+    assert calls == expected
+
+
+def test_a_serial_round_is_over_when_it_has_started(crew, calls):
+    crew.start_round(0)
+    before = list(calls)
+    crew.wait_round(0)
+    assert calls == before
+
+
+def test_shutting_down_twice_closes_environments_once(crew, calls):
+    crew.shutdown()
+    crew.shutdown()
+    assert calls == [("a", "close", None), ("b", "close", None)]
+
+
+def test_children_start_with_one_thread(monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    with _single_threaded_children():
+        inside = os.environ["OMP_NUM_THREADS"]
+    assert (inside, os.environ.get("OMP_NUM_THREADS")) == ("1", None)
+
+
+def test_a_number_of_threads_that_the_user_chose_is_kept(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    with _single_threaded_children():
+        assert os.environ["OMP_NUM_THREADS"] == "3"
+    assert os.environ["OMP_NUM_THREADS"] == "3"
+
+
+def test_the_main_module_is_back_even_after_an_exception():
+    main = sys.modules["__main__"]
+    with pytest.raises(ValueError, match="oh"), _without_main_module():  # noqa: PT012
+        assert sys.modules["__main__"] is not main
+        raise ValueError("oh")
+    assert sys.modules["__main__"] is main

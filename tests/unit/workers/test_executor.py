@@ -1,0 +1,105 @@
+import cloudpickle
+import numpy as np
+import pytest
+
+from hts_torchrl.buffers.board import Board
+from hts_torchrl.config import ArraySpec, CrewConfig
+from hts_torchrl.draws import env_seed, uniform_draws
+from hts_torchrl.envs.make_group import make_group
+from hts_torchrl.schedule import Schedule
+from hts_torchrl.workers.executor import Executor
+from tests.fakes import SEED_RANGE, CoordinateEnvs
+
+STEPS = 4
+OUTPUTS = {
+    "action": ArraySpec((), np.dtype(np.int64)),
+    "action_log_prob": ArraySpec((), np.dtype(np.float32)),
+}
+
+
+@pytest.fixture
+def board():
+    spec = make_group(CoordinateEnvs(), [0]).spec
+    config = CrewConfig(num_envs=4, envs_per_executor=2, first_env=10)
+    schedule = Schedule.from_frames(4 * STEPS, total_frames=-1, num_envs=4, delay=1)
+    board = Board(spec, OUTPUTS, config, schedule, {})
+    yield board
+    board.close()
+
+
+@pytest.fixture
+def executor(board):
+    """The second executor: local environments 2 and 3, global ones 12 and 13."""
+    executor = Executor(board, 1, cloudpickle.dumps(CoordinateEnvs()), seed=5)
+    yield executor
+    executor.close()
+
+
+def play_round(board, executor, number=0, action=3):
+    executor.begin_round(number)
+    for step in range(STEPS):
+        executor.put_state(step)
+        board.actions.put(executor.envs, {"action": np.full(2, action)})
+        executor.step(step)
+    return board.storages[number % 2].arrays
+
+
+def test_environments_are_made_and_seeded_by_their_global_index(board, executor):
+    executor.begin_round(0)
+    executor.put_state(0)
+    observation = board.state.observations["observation"]
+    assert observation[2:, 0].tolist() == [12, 13]
+    assert observation[2:, 4].tolist() == [env_seed(5, env) % SEED_RANGE for env in (12, 13)]
+
+
+def test_draws_continue_from_round_to_round(board, executor):
+    drawn = []
+    for number in range(2):
+        executor.begin_round(number)
+        for step in range(STEPS):
+            executor.put_state(step)
+            drawn.append(board.state.draws[3].copy())
+    assert np.array_equal(drawn, uniform_draws(5, 13, 0, 2 * STEPS, 1))
+
+
+def test_only_the_executors_own_rows_are_written(board, executor):
+    arrays = play_round(board, executor)
+    assert not any(array[:2].any() for array in arrays.values())
+    assert not board.state.draws[:2].any()
+
+
+def test_the_answer_is_stored_beside_the_observation_that_asked_for_it(board, executor):
+    executor.begin_round(0)
+    for step in range(STEPS):
+        executor.put_state(step)
+        board.actions.put(executor.envs, {"action": np.array([step % 4, 3 - step % 4])})
+        executor.step(step)
+    arrays = board.storages[0].arrays
+    assert arrays["action"][2:].tolist() == [[0, 1, 2, 3], [3, 2, 1, 0]]
+    assert arrays["next", "observation"][2:, :, 3].tolist() == [[0, 1, 2, 3], [3, 2, 1, 0]]
+
+
+def test_rounds_write_the_two_storages_in_turn(board, executor):
+    play_round(board, executor, 0, action=1)
+    play_round(board, executor, 1, action=2)
+    stored = [board.storages[storage].arrays["action"][2:] for storage in (0, 1)]
+    assert [set(actions.ravel().tolist()) for actions in stored] == [{1}, {2}]
+
+
+def test_an_episode_runs_on_from_round_to_round(board, executor):
+    """Environment 13's first episode has 5 steps: it crosses the end of the round."""
+    play_round(board, executor, 0)
+    arrays = play_round(board, executor, 1)
+    assert arrays["next", "step_count"][3, :, 0].tolist() == [5, 1, 2, 1]
+
+
+def test_the_score_of_an_episode_is_summed_up_and_starts_anew(board, executor):
+    arrays = play_round(board, executor)
+    rewards, sums = (arrays["next", key][2, :, 0] for key in ("reward", "episode_reward"))
+    assert arrays["next", "terminated"][2, :, 0].tolist() == [False, False, True, False]
+    assert sums.tolist() == pytest.approx([*np.cumsum(rewards[:3]), rewards[3]])
+
+
+def test_every_episode_has_a_number_of_its_own(board, executor):
+    arrays = play_round(board, executor)
+    assert arrays["collector", "traj_ids"][2:].tolist() == [[2, 2, 2, 6], [3, 3, 3, 3]]
