@@ -58,6 +58,11 @@ class SharedArena:
             os.close(self._fd)
             self._fd = -1
 
+    def __del__(self) -> None:
+        """Close the descriptor of an arena that was dropped without being closed."""
+        if hasattr(self, "_fd"):
+            self.close()
+
     def __getstate__(self) -> dict[str, Any]:
         """Pass the descriptor on to a process that is being started."""
         return {"layout": self.layout, "fd": reduction.DupFd(self._fd)}

@@ -102,3 +102,9 @@ def test_arrays_can_be_larger_than_the_small_dev_shm_of_a_container():
     arena["large"][-1] = 1
     assert np.count_nonzero(arena["large"][-10:]) == 1
     arena.close()
+
+
+def test_an_arena_that_is_dropped_leaves_no_descriptor():
+    before = shared_memories()
+    SharedArena(LAYOUT)
+    assert shared_memories() == before
