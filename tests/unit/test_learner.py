@@ -1,0 +1,383 @@
+"""The learners under the real Trainer, on the serial twin."""
+
+import csv
+import math
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.loggers import CSVLogger
+from tensordict.nn import TensorDictModule
+from torch import nn
+from torchrl.modules import ProbabilisticActor, SafeSequential, ValueOperator
+
+from hts_torchrl import A2C, PPO, GymEnvs, HTSCollector, make_actor_critic
+from hts_torchrl.errors import ConfigurationError, ProtocolError
+from hts_torchrl.round_part import RoundPart
+from tests.fits import (
+    SGDA2C,
+    SGDPPO,
+    cartpole,
+    flat,
+    flat_gradient,
+    quiet_trainer,
+    watched_fit,
+)
+
+CARTPOLE = GymEnvs("CartPole-v1")
+
+
+def cartpole_policy(seed: int = 0):
+    torch.manual_seed(seed)
+    return make_actor_critic("mlp", CARTPOLE.group([0]).spec)
+
+
+def unlogged(learner):
+    """The learner, callable without a Trainer."""
+    learner.log_losses = lambda _: None
+    return learner
+
+
+class PairsEnv(gymnasium.Env):
+    """Counts 1, 2, 3, ... in its observation; each second step is the last of a game.
+
+    Games are truncated and terminated in turn. The reward is the step's number over the run.
+    """
+
+    observation_space = spaces.Box(-np.inf, np.inf, (1,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, index: int) -> None:  # noqa: ARG002
+        self.count = self.game = self.steps = 0
+
+    def reset(self, *, seed=None, options=None):  # noqa: ARG002
+        self.count += 1
+        self.game += 1
+        return np.array([self.count], np.float32), {}
+
+    def step(self, action):  # noqa: ARG002
+        self.count += 1
+        self.steps += 1
+        ends, truncates = self.steps % 2 == 0, self.game % 2 == 1
+        observation = np.array([self.count], np.float32)
+        return observation, float(self.steps), ends and not truncates, ends and truncates, {}
+
+
+def counting_policy(scale: float):
+    """Values are ``scale`` times the observation."""
+    actor = ProbabilisticActor(
+        TensorDictModule(nn.Linear(1, 2), ["observation"], ["logits"]),
+        in_keys=["logits"],
+        distribution_class=torch.distributions.Categorical,
+        return_log_prob=True,
+    )
+    critic = nn.Linear(1, 1, bias=False)
+    nn.init.constant_(critic.weight, scale)
+    return SafeSequential(actor, ValueOperator(critic, in_keys=["observation"])), critic
+
+
+class TestTargets:
+    """One-step returns ``reward + gamma * value`` of a round of 7 steps, gamma 1/2.
+
+    Observations acted on: 1 2 | 4 5 | 7 8 | 10, and what the steps led to: 2 3 | 5 6 | 8 9 | 11.
+    The first and third game are truncated, the second one terminates.
+    """
+
+    def returns(self, *, lag: int, newest: float = 1.0):
+        policy, critic = counting_policy(1.0)
+        collector = HTSCollector(
+            PairsEnv, policy, num_actors=0, num_envs=1, frames_per_batch=7, total_frames=7
+        )
+        batch = next(iter(collector))
+        learner = unlogged(A2C(policy, gamma=0.5, gae_lambda=0.0))
+        learner.on_fit_start()
+        learner.updates = lag
+        nn.init.constant_(critic.weight, newest)
+        learner.training_step(RoundPart(batch, 0, 1), 0)
+        self.final_scale = critic.weight.item()
+        return learner._samples["returns"].tolist()
+
+    expected = (
+        1 + 2 / 2,
+        2 + 3 / 2,  # truncated: the final observation 3, not the 4 of the next game
+        3 + 5 / 2,
+        4.0,  # terminated: nothing more
+        5 + 8 / 2,
+        6 + 9 / 2,  # truncated
+        7 + 11 / 2,  # the round ends within a game
+    )
+
+    def test_bootstrap_from_the_true_final_observation(self):
+        assert self.returns(lag=0) == pytest.approx(self.expected)
+
+    def test_are_those_of_the_behaviour_weights_under_a_delay(self):
+        assert self.returns(lag=1, newest=100.0) == pytest.approx(self.expected)
+
+    def test_the_gradient_of_a_delayed_round_is_taken_at_the_behaviour_weights(self):
+        self.returns(lag=1, newest=100.0)
+        assert self.final_scale == 1.0  # until on_after_backward
+
+    def test_without_a_lag_newest_weights_are_the_behaviour(self):
+        # The stored values stay; what no actor saw is evaluated with the weights there are.
+        changed = list(self.expected)
+        changed[1], changed[5], changed[6] = 2 + 300 / 2, 6 + 900 / 2, 7 + 1100 / 2
+        assert self.returns(lag=0, newest=100.0) == pytest.approx(changed)
+
+
+class TestA2C:
+    def gradients(self, chunks: int):
+        learner = SGDA2C(cartpole_policy(), learning_rate=0.1)
+        return watched_fit(learner, cartpole(3), accumulate_grad_batches=chunks).gradients
+
+    @pytest.mark.parametrize("chunks", [2, 4])
+    def test_chunks_give_the_gradient_of_the_whole_round(self, chunks):
+        whole, in_chunks = self.gradients(1), self.gradients(chunks)
+        assert len(whole) == len(in_chunks) == 3
+        for one, other in zip(whole, in_chunks, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+
+    def test_chunks_that_do_not_divide_the_environments_are_refused(self):
+        with pytest.raises(ConfigurationError, match="accumulate_grad_batches=3"):
+            watched_fit(A2C(), cartpole(), accumulate_grad_batches=3)
+
+    def test_a_round_is_one_update(self):
+        watch = watched_fit(A2C(), cartpole(4), accumulate_grad_batches=2)
+        assert len(watch.gradients) == len(watch.rounds) == 4
+
+
+class TestPPO:
+    def rows(self, learner, rounds: int = 1):
+        """The samples of each part ``[rounds, epochs, minibatches, B]``, for rounds of 24."""
+        spec = CARTPOLE.group([0]).spec
+        learner.build_policy(spec)
+        collector = HTSCollector(
+            CARTPOLE, learner.policy, num_actors=0, num_envs=4, frames_per_batch=24, total_frames=24
+        )
+        batch, count = next(iter(collector)), learner.epochs * learner.minibatches
+        indices = []
+        for learner.updates in range(rounds):
+            indices += [learner._rows(RoundPart(batch, part, count)) for part in range(count)]
+        return torch.stack(indices).view(rounds, learner.epochs, learner.minibatches, -1)
+
+    def test_minibatches_cover_each_sample_once_an_epoch(self):
+        rows = self.rows(PPO(epochs=3, minibatches=4), rounds=2).flatten(2).flatten(0, 1)
+        assert rows.shape == (6, 24)
+        assert torch.equal(rows.sort(-1).values, torch.arange(24).expand(6, 24))
+
+    def test_each_epoch_of_each_round_has_its_own_order(self):
+        rows = self.rows(PPO(epochs=3, minibatches=4), rounds=2).flatten(2).flatten(0, 1)
+        assert len({tuple(row.tolist()) for row in rows}) == 6
+
+    def test_the_order_depends_on_the_seed_alone(self):
+        def order(seed):
+            torch.manual_seed(seed)
+            torch.rand(seed + 1)  # the state of the generator does not count
+            return self.rows(PPO(epochs=2, minibatches=2))
+
+        torch.manual_seed(5)
+        first = order(5)
+        assert torch.equal(first, order(5))
+        assert not torch.equal(first, order(6))
+
+    def test_minibatches_that_do_not_divide_the_round_are_refused(self):
+        with pytest.raises(ConfigurationError, match="minibatches=5 does not divide the 32 frames"):
+            watched_fit(PPO(minibatches=5), cartpole())
+
+    def test_accumulation_across_rounds_is_refused(self):
+        with pytest.raises(ConfigurationError, match="accumulate_grad_batches=3 does not divide"):
+            watched_fit(PPO(epochs=2, minibatches=2), cartpole(), accumulate_grad_batches=3)
+
+    def test_accumulated_minibatches_make_one_step(self):
+        learner = PPO(epochs=2, minibatches=4)
+        watch = watched_fit(learner, cartpole(3), accumulate_grad_batches=4)
+        assert len(watch.gradients) == 3 * 2
+
+    @pytest.mark.parametrize("delayed_step", ["ratio", "displacement"])
+    def test_each_part_is_a_step_of_the_optimiser(self, delayed_step):
+        learner = PPO(epochs=2, minibatches=4, delayed_step=delayed_step)
+        watch = watched_fit(learner, cartpole(3))
+        assert len(watch.gradients) == 3 * 2 * 4
+
+    def test_without_delay_both_steps_are_the_same(self):
+        finals = []
+        for delayed_step in ("ratio", "displacement"):
+            torch.manual_seed(0)
+            learner = PPO(cartpole_policy(), delayed_step=delayed_step)
+            finals.append(watched_fit(learner, cartpole(3, delay=0)).final_weights)
+        assert torch.equal(*finals)
+
+    def test_with_delay_the_steps_differ(self):
+        finals = []
+        for delayed_step in ("ratio", "displacement"):
+            torch.manual_seed(0)
+            learner = PPO(cartpole_policy(), delayed_step=delayed_step)
+            finals.append(watched_fit(learner, cartpole(3, delay=1)).final_weights)
+        assert not torch.equal(*finals)
+
+
+class Divergence(Callback):
+    """Keeps how far each round's first part is from the policy that collected it."""
+
+    def __init__(self) -> None:
+        self.first: list[float] = []
+
+    def on_before_optimizer_step(self, trainer, pl_module, optimizer):  # noqa: ARG002
+        if trainer.global_step % pl_module.parts_per_round == 0:
+            self.first.append(pl_module.losses["approx_kl"].item())
+
+
+class KeepingPPO(SGDPPO):
+    """PPO that remembers its losses."""
+
+    def log_losses(self, losses):
+        self.losses = losses
+
+
+def first_divergences(delayed_step, **settings):
+    divergence = Divergence()
+    learner = KeepingPPO(
+        cartpole_policy(),
+        epochs=2,
+        minibatches=1,
+        learning_rate=0.3,
+        delayed_step=delayed_step,
+    )
+    watched_fit(learner, cartpole(4), callbacks=[divergence], **settings)
+    return divergence.first
+
+
+def test_displacement_starts_each_round_at_the_policy_that_collected_it():
+    assert max(first_divergences("displacement")) < 1e-6
+
+
+def test_ratio_starts_each_delayed_round_one_update_away_from_it():
+    first, *others = first_divergences("ratio")
+    assert first < 1e-6
+    assert min(others) > 1e-5
+
+
+def test_actors_and_learner_compute_in_the_precision_of_the_trainer():
+    # Actors in float32 would leave a divergence of 1e-6 and more.
+    assert max(first_divergences("displacement", precision="bf16-mixed")) < 1e-7
+
+
+def bf16_gradients(learner_class, precision, **settings):
+    torch.manual_seed(0)
+    learner = learner_class(cartpole_policy(), learning_rate=0.0, **settings)
+    return watched_fit(learner, cartpole(2), precision=precision).gradients
+
+
+@pytest.mark.parametrize("learner_class", [SGDA2C, SGDPPO])
+def test_bf16_mixed_gives_nearly_the_gradient_of_float32(learner_class):
+    settings = {"epochs": 1, "minibatches": 1} if learner_class is SGDPPO else {}
+    single = bf16_gradients(learner_class, "32-true", **settings)
+    mixed = bf16_gradients(learner_class, "bf16-mixed", **settings)
+    for one, other in zip(single, mixed, strict=True):
+        assert not torch.equal(one, other)
+        assert (one - other).norm() < 0.1 * one.norm()
+
+
+def test_the_trainer_clips_gradients():
+    learner = SGDA2C(cartpole_policy(), learning_rate=1.0)
+    watch = watched_fit(learner, cartpole(4), gradient_clip_val=0.01)
+    moved = torch.stack(watch.round_weights).diff(dim=0).norm(dim=1)
+    assert min(gradient.norm() for gradient in watch.gradients) > 0.1
+    assert moved.tolist() == pytest.approx([0.01] * 3, rel=1e-3)
+
+
+class TestOptimizers:
+    @pytest.mark.parametrize(
+        ("name", "optimizer_class"), [("adam", torch.optim.Adam), ("rmsprop", torch.optim.RMSprop)]
+    )
+    @pytest.mark.parametrize("learner_class", [A2C, PPO])
+    def test_the_name_gives_the_optimiser(self, learner_class, name, optimizer_class):
+        learner = learner_class(optimizer=name, learning_rate=0.02, epsilon=1e-3)
+        trainer = quiet_trainer()
+        trainer.fit(learner, datamodule=cartpole(1))
+        (optimizer,) = trainer.optimizers
+        assert type(optimizer) is optimizer_class
+        assert optimizer.defaults["lr"] == 0.02
+        assert optimizer.defaults["eps"] == 1e-3
+
+    def test_rmsprop_smooths_by_the_papers_factor(self):
+        trainer = quiet_trainer()
+        trainer.fit(A2C(), datamodule=cartpole(1))
+        assert trainer.optimizers[0].defaults["alpha"] == 0.99
+
+    def test_without_decay_the_learning_rate_stays(self):
+        watch = watched_fit(A2C(learning_rate=0.5), cartpole(4))
+        assert watch.learning_rates == [0.5] * 4
+
+    def test_the_learning_rate_of_a2c_decays_to_zero_over_the_rounds(self):
+        learner = A2C(learning_rate=0.5, learning_rate_decay=True)
+        assert watched_fit(learner, cartpole(4)).learning_rates == [0.5, 0.375, 0.25, 0.125]
+
+    def test_accumulation_does_not_change_the_decay(self):
+        learner = A2C(learning_rate=0.5, learning_rate_decay=True)
+        watch = watched_fit(learner, cartpole(4), accumulate_grad_batches=2)
+        assert watch.learning_rates == [0.5, 0.375, 0.25, 0.125]
+
+    def test_the_learning_rate_of_ppo_decays_to_zero_over_all_steps(self):
+        learner = PPO(learning_rate=1.0, learning_rate_decay=True, epochs=2, minibatches=2)
+        watch = watched_fit(learner, cartpole(2))
+        assert watch.learning_rates == pytest.approx([1 - step / 8 for step in range(8)])
+
+
+def test_the_logger_gets_the_losses(tmp_path):
+    learner = PPO(epochs=2, minibatches=2)
+    logger = CSVLogger(tmp_path, name="", version="")
+    watched_fit(learner, cartpole(4), logger=logger, log_every_n_steps=4)
+    with (tmp_path / "metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    names = {f"loss/{name}" for name in ("policy", "value", "entropy", "clip_fraction")}
+    assert names <= rows[0].keys()
+    entropies = [float(row["loss/entropy"]) for row in rows if row["loss/entropy"]]
+    assert len(entropies) == 4
+    assert entropies[0] == pytest.approx(math.log(2), abs=0.01)
+
+
+def test_callbacks_of_the_user_are_called():
+    class Counting(Callback):
+        steps = 0
+
+        def on_train_batch_end(self, *_):
+            self.steps += 1
+
+    counting = Counting()
+    watched_fit(A2C(), cartpole(4), callbacks=[counting])
+    assert counting.steps == 4
+
+
+@pytest.mark.parametrize("updates", [2, 5, -1])
+def test_a_round_of_any_other_lag_is_refused(updates):
+    policy = cartpole_policy()
+    collector = HTSCollector(
+        CARTPOLE, policy, num_actors=0, num_envs=2, frames_per_batch=8, total_frames=8
+    )
+    learner = A2C(policy)
+    learner.on_fit_start()
+    learner.updates = updates
+    with pytest.raises(ProtocolError, match=f"collected {updates} updates ago"):
+        learner.training_step(RoundPart(next(iter(collector)), 0, 1), 0)
+
+
+def test_the_learner_keeps_its_gradient_when_newest_weights_return():
+    policy = cartpole_policy()
+    collector = HTSCollector(
+        CARTPOLE, policy, num_actors=0, num_envs=2, frames_per_batch=8, total_frames=8
+    )
+    learner = unlogged(A2C(policy))
+    learner.on_fit_start()
+    learner.updates = 1
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter.add_(0.25)
+    newest = flat(policy)
+    learner.training_step(RoundPart(next(iter(collector)), 0, 1), 0).backward()
+    gradient = flat_gradient(policy)
+    learner.on_after_backward()
+    assert torch.equal(flat(policy), newest)
+    assert torch.equal(flat_gradient(policy), gradient)
