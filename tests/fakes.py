@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -216,10 +217,10 @@ class DictEnv(gymnasium.Env):
 
 
 class ModulesEnv(CoordinateEnv):
-    """Its observation tells which of three modules this process has imported."""
+    """Its observation tells which of some modules this process has imported."""
 
-    modules = ("torch", "torchrl", "__mp_main__")
-    observation_space = spaces.Box(0, 1, (3,), np.float32)
+    modules = ("torch", "torchrl", "tensordict", "lightning")
+    observation_space = spaces.Box(0, 1, (len(modules),), np.float32)
 
     def _observation(self):
         return np.array([name in sys.modules for name in self.modules], np.float32)
@@ -243,3 +244,21 @@ class RecordingEnv:
                 return super().step(0)
 
         return _Recording(index)
+
+
+@dataclass(frozen=True)
+class GatedEnv:
+    """Environment ``index`` waits in step ``at`` until the file ``gate`` exists."""
+
+    gate: str
+    index: int = 1
+    at: int = 0
+
+    def __call__(self, index: int) -> gymnasium.Env:
+        if index != self.index:
+            return CoordinateEnv(index)
+        return _Disturbed(index, self.at, self._wait)
+
+    def _wait(self) -> None:
+        while not Path(self.gate).exists():
+            time.sleep(0.001)

@@ -290,6 +290,13 @@ class TestRun:
         with pytest.raises(Broken):
             play(collect(create=FailingEnv("step", index=2, at=4)))
 
+    def test_a_failed_run_cannot_go_on(self):
+        collector = collect(create=FailingEnv("step", index=2, at=4))
+        with pytest.raises(Broken):
+            list(collector)
+        with pytest.raises(ProtocolError, match="shut down"):
+            next(iter(collector))
+
     def test_hooks_surround_every_round(self):
         collector, calls = collect(total_frames=24, delay=0), []
         collector.pre_collect_hook = lambda: calls.append("before")

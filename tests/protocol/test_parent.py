@@ -1,0 +1,118 @@
+"""What becomes of the workers when the user's program ends, as whole programs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.processes
+
+# No `if __name__ == "__main__"`: workers do not import the program, so it needs none.
+PROGRAM = """
+import pathlib, sys, time
+import gymnasium, numpy as np, torch
+from hts_torchrl import HTSCollector
+
+with open(sys.argv[1], "a") as file:
+    file.write("imported\\n")
+
+class Own(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(-1, 1, (3,), np.float32)
+    action_space = gymnasium.spaces.Discrete(4)
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(3, np.float32), {}
+
+    def step(self, action):
+        time.sleep(0.001)
+        return np.zeros(3, np.float32), 1.0, False, False, {}
+
+collector = HTSCollector(
+    lambda index: Own(), torch.nn.Linear(3, 4), num_envs=2, frames_per_batch=8
+)
+for number, batch in enumerate(collector):
+    if number == 1:
+        print(*(process.pid for process in collector._crew._processes), flush=True)
+"""
+
+
+def start(folder: Path) -> subprocess.Popen:
+    program = folder / "program.py"
+    program.write_text(PROGRAM)
+    return subprocess.Popen(
+        [sys.executable, str(program), str(folder / "imports")],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def worker_pids(process: subprocess.Popen) -> list[int]:
+    line = process.stdout.readline()
+    assert line, process.stderr.read()
+    return [int(pid) for pid in line.split()]
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; one that has ended and waits to be reaped does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_until_gone(pids: list[int], most_s: float = 30.0) -> list[int]:
+    deadline = time.monotonic() + most_s
+    while (left := [pid for pid in pids if alive(pid)]) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return left
+
+
+@dataclass
+class Killed:
+    """What was seen of a program that was killed in its second round."""
+
+    left: list[int]
+    imports: str
+    errors: str
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("killed")
+    process = start(folder)
+    pids = worker_pids(process)
+    process.kill()
+    _, errors = process.communicate()
+    return Killed(wait_until_gone(pids), (folder / "imports").read_text(), errors)
+
+
+def test_workers_leave_when_their_parent_is_killed(killed):
+    assert killed.left == []
+
+
+def test_workers_whose_parent_is_killed_leave_quietly(killed):
+    assert killed.errors == ""
+
+
+def test_workers_do_not_import_the_program_which_so_needs_no_main_guard(killed):
+    assert killed.imports.count("imported") == 1
+
+
+def test_ctrl_c_ends_the_program_once_and_its_workers_quietly(tmp_path):
+    process = start(tmp_path)
+    pids = worker_pids(process)
+    os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate()
+    assert process.returncode == -signal.SIGINT
+    assert errors.count("Traceback") == 1
+    assert wait_until_gone(pids) == []

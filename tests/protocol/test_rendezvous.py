@@ -1,0 +1,64 @@
+"""When published weights act, and how long a batch stays what it is."""
+
+import time
+
+import pytest
+import torch
+
+from hts_torchrl import HTSCollector
+from tests.fakes import CoordinateEnvs, GatedEnv, ModulesEnv
+from tests.policies import VERSION_UNIT, echo_policy, echo_weights
+from tests.runs import digest, play
+
+pytestmark = pytest.mark.processes
+
+ENVS, STEPS = 2, 4
+
+
+def collect(create, policy=None, rounds=3, **settings) -> HTSCollector:
+    frames = ENVS * STEPS
+    return HTSCollector(
+        create, policy or echo_policy(), num_envs=ENVS, frames_per_batch=frames,
+        total_frames=frames * rounds, **settings,
+    )  # fmt: skip
+
+
+def marks(batch) -> list[float]:
+    """Versions of the weights that answered, by the mark they leave in the values."""
+    return (batch["state_value"] // VERSION_UNIT).unique().tolist()
+
+
+def test_weights_published_in_the_middle_of_a_round_act_from_the_next_one_on(tmp_path):
+    gate = tmp_path / "gate"
+    collector = collect(GatedEnv(str(gate), at=STEPS + 1))  # closed in the second round
+    iterator = iter(collector)
+    next(iterator)
+    collector.update_policy_weights_(echo_weights(1))
+    gate.touch()
+    assert [marks(batch) for batch in iterator] == [[0], [1]]
+
+
+def test_without_delay_a_round_acts_with_what_was_published_before_it():
+    batches = play(collect(CoordinateEnvs(), delay=0), echo_weights)
+    assert [marks(batch) for batch in batches] == [[0], [1], [2]]
+
+
+def test_a_batch_stays_what_it_is_while_the_next_round_is_collected():
+    collector = collect(CoordinateEnvs())
+    iterator = iter(collector)
+    batch = next(iterator)
+    before = digest([batch])
+    logbook = collector._board.logbook
+    while (logbook.rounds[:ENVS] < 1).any() or (logbook.steps[:ENVS] < STEPS).any():
+        time.sleep(0.001)
+    assert digest([batch]) == before
+    collector.shutdown()
+
+
+def test_executors_import_no_torch():
+    policy = torch.nn.Linear(len(ModulesEnv.modules), 4)
+    (batch,) = play(collect(ModulesEnv, policy, rounds=1, envs_per_executor=2))
+    imported = batch["observation"].amax((0, 1)).tolist()
+    assert dict(zip(ModulesEnv.modules, imported, strict=True)) == dict.fromkeys(
+        ModulesEnv.modules, 0.0
+    )
