@@ -10,7 +10,7 @@ import torch
 from lightning.pytorch import LightningDataModule
 
 from hts_torchrl.collector import HTSCollector
-from hts_torchrl.config import EnvSpec, Precision, StartMethod
+from hts_torchrl.config import CrewConfig, EnvSpec, Precision, StartMethod
 from hts_torchrl.envs.group import EnvFactory
 from hts_torchrl.envs.make_group import make_group
 from hts_torchrl.errors import ConfigurationError
@@ -43,9 +43,10 @@ class RoundLoader:
         for batch in self._collector:
             for index in range(self._parts_per_round):
                 yield RoundPart(batch, index, self._parts_per_round)
-        raise ConfigurationError(
-            "the run's frames are used up: an epoch is the whole run, set Trainer(max_epochs=1)"
-        )
+        raise ConfigurationError(f"the run's frames are used up: {_ONE_EPOCH}")
+
+
+_ONE_EPOCH = "an epoch is the whole run, set Trainer(max_epochs=1)"
 
 
 class EvaluationLoader:
@@ -112,6 +113,20 @@ class HTSDataModule(LightningDataModule):
         self.schedule = Schedule.from_frames(
             frames_per_batch, total_frames=total_frames, num_envs=num_envs, delay=delay
         )
+        CrewConfig(  # refused here rather than when training begins
+            num_envs=num_envs,
+            num_actors=num_actors,
+            envs_per_executor=envs_per_executor,
+            inference_batch_size=inference_batch_size,
+            start_method=start_method,
+            timeout_s=timeout_s,
+        )
+        for name, count in (
+            ("evaluation_episodes", evaluation_episodes),
+            ("evaluation_frames", evaluation_frames),
+        ):
+            if count is not None and count < 1:
+                raise ConfigurationError(f"{name}={count}; 1 or more is needed")
         self.env = env
         self.seed = seed
         self.evaluation_episodes = evaluation_episodes
@@ -159,14 +174,29 @@ class HTSDataModule(LightningDataModule):
         return self.trainer.precision  # type: ignore[return-value]
 
     def setup(self, stage: str) -> None:
-        """Ask for an evaluation every ``evaluation_frames``, in the Trainer's own count."""
-        if stage != "fit" or self.evaluation_frames is None:
-            return
+        """Ask for an evaluation every ``evaluation_frames``, in the Trainer's own count.
+
+        Raises:
+            ConfigurationError: if actors cannot compute in the Trainer's precision, or its epochs
+                are more than the frames will do for.
+        """
         assert self.trainer is not None
-        rounds = max(1, round(self.evaluation_frames / self.schedule.frames_per_round))
+        if self.trainer.precision not in ("32-true", "bf16-mixed"):
+            raise ConfigurationError(
+                f"precision={self.trainer.precision}; 32-true or bf16-mixed is needed"
+            )
+        if stage != "fit":
+            return
         assert self.schedule.num_rounds is not None
-        rounds = min(rounds, self.schedule.num_rounds)
-        self.trainer.val_check_interval = rounds * self._parts_per_round
+        parts = self.schedule.num_rounds * self._parts_per_round
+        limit = self.trainer.limit_train_batches
+        in_epoch = min(parts, limit) if isinstance(limit, int) else int(parts * limit)
+        if (self.trainer.max_epochs or 0) * in_epoch > parts:
+            raise ConfigurationError(f"max_epochs={self.trainer.max_epochs}: {_ONE_EPOCH}")
+        if self.evaluation_frames is not None:
+            rounds = max(1, round(self.evaluation_frames / self.schedule.frames_per_round))
+            interval = rounds * self._parts_per_round
+            self.trainer.val_check_interval = max(1, min(interval, in_epoch))
 
     @property
     def _parts_per_round(self) -> int:
@@ -186,8 +216,10 @@ class HTSDataModule(LightningDataModule):
             first_env=self.trainer.global_rank * self.schedule.num_envs,
             **self._settings,
         )
-        if self._collector_state is not None:
-            self._collector.load_state_dict(self._collector_state)  # type: ignore[arg-type]
+        # A learner that has trained before goes on counting its updates.
+        updates = getattr(self.trainer.lightning_module, "updates", 0)
+        state = {"frames": 0, **(self._collector_state or {}), "policy_version": updates}
+        self._collector.load_state_dict(state)  # type: ignore[arg-type]
         self._collector.start()
         return RoundLoader(self._collector, self._parts_per_round)
 
@@ -218,7 +250,9 @@ class HTSDataModule(LightningDataModule):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the collector's counters."""
-        return dict(self._collector.state_dict()) if self._collector is not None else {}
+        if self._collector is not None:
+            return dict(self._collector.state_dict())
+        return self._collector_state or {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Give the counters to the collector that will be built."""
@@ -234,4 +268,6 @@ class HTSDataModule(LightningDataModule):
 
     def _close(self) -> None:
         if self._collector is not None:
+            self._collector_state = self.state_dict()
             self._collector.shutdown()
+            self._collector = None

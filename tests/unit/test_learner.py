@@ -381,3 +381,62 @@ def test_the_learner_keeps_its_gradient_when_newest_weights_return():
     learner.on_after_backward()
     assert torch.equal(flat(policy), newest)
     assert torch.equal(flat_gradient(policy), gradient)
+
+
+@pytest.mark.parametrize(
+    ("learner_class", "settings", "message"),
+    [
+        (A2C, {"optimizer": "sgd"}, "optimizer='sgd'; adam or rmsprop is needed"),
+        (A2C, {"learning_rate": -0.5}, "learning_rate=-0.5; 0 or more is needed"),
+        (A2C, {"epsilon": -1.0}, "epsilon=-1.0; 0 or more is needed"),
+        (A2C, {"gamma": 1.5}, "gamma=1.5; 0 to 1 is needed"),
+        (A2C, {"gae_lambda": -0.5}, "gae_lambda=-0.5; 0 to 1 is needed"),
+        (A2C, {"unroll": 0}, "unroll=0; None, or 1 or more, is needed"),
+        (A2C, {"num_threads": 0}, "num_threads=0; None, or 1 or more, is needed"),
+        (PPO, {"gamma": -1.0}, "gamma=-1.0; 0 to 1 is needed"),
+        (PPO, {"epochs": 0}, "epochs=0; 1 or more is needed"),
+        (PPO, {"minibatches": 0}, "minibatches=0; 1 or more is needed"),
+        (PPO, {"clip": 0.0}, "clip=0.0; more than 0 is needed"),
+        (PPO, {"delayed_step": "late"}, "delayed_step='late'; ratio or displacement is needed"),
+    ],
+)
+def test_a_wrong_setting_is_refused_when_the_learner_is_made(learner_class, settings, message):
+    with pytest.raises(ConfigurationError) as raised:
+        learner_class(**settings)
+    assert str(raised.value) == message
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: A2C(unroll=3), "unroll=3 does not divide the 8 steps"),
+        (lambda: A2C(network="none.Such"), "no network 'none.Such'"),
+        (lambda: A2C(network="nature"), "'nature' cannot read observations of shape"),
+        (lambda: A2C(counting_policy(1.0)[0]), "the policy does not fit the environment"),
+        (lambda: PPO(nn.Linear(4, 2)), "the policy has 0 probabilistic modules"),
+        (lambda: PPO(cartpole_policy().requires_grad_(False)), "no parameter that requires"),
+        (lambda: PPO(cartpole_policy().get_policy_operator()), "the policy has no value"),
+    ],
+)
+def test_a_setting_that_does_not_fit_the_environment_is_refused(make, message):
+    with pytest.raises(ConfigurationError, match=message):
+        watched_fit(make(), cartpole())
+
+
+@pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
+def test_a_learner_that_is_to_build_its_policy_needs_a_data_module():
+    with pytest.raises(ConfigurationError, match="datamodule=HTSDataModule"):
+        quiet_trainer().fit(A2C(), train_dataloaders=[0])
+
+
+def test_threads_of_the_learner_are_set_for_the_time_of_training():
+    during = []
+
+    class Threads(Callback):
+        def on_train_batch_start(self, *_):
+            during.append(torch.get_num_threads())
+
+    before = torch.get_num_threads()
+    watched_fit(A2C(num_threads=2), cartpole(2), callbacks=[Threads()])
+    assert during == [2, 2]
+    assert torch.get_num_threads() == before

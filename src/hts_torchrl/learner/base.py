@@ -23,6 +23,12 @@ from hts_torchrl.policy import evaluate, probabilistic_module
 from hts_torchrl.round_part import RoundPart
 
 
+def require(condition: bool, setting: str, wanted: str) -> None:
+    """Raise a ``ConfigurationError`` that names the setting unless ``condition`` holds."""
+    if not condition:
+        raise ConfigurationError(f"{setting}; {wanted} is needed")
+
+
 class Learner(LightningModule):
     """What A2C and PPO share: targets, the delay, the optimiser, publishing of weights.
 
@@ -55,6 +61,14 @@ class Learner(LightningModule):
         num_threads: int | None,
     ) -> None:
         super().__init__()
+        require(optimizer in ("adam", "rmsprop"), f"optimizer={optimizer!r}", "adam or rmsprop")
+        require(learning_rate >= 0, f"learning_rate={learning_rate}", "0 or more")
+        require(epsilon >= 0, f"epsilon={epsilon}", "0 or more")
+        require(0 <= gamma <= 1, f"gamma={gamma}", "0 to 1")
+        require(0 <= gae_lambda <= 1, f"gae_lambda={gae_lambda}", "0 to 1")
+        require(unroll is None or unroll > 0, f"unroll={unroll}", "None, or 1 or more,")
+        threads_work = num_threads is None or num_threads > 0
+        require(threads_work, f"num_threads={num_threads}", "None, or 1 or more,")
         self.policy = policy
         self.updates = 0
         self.network, self.squash = network, squash
@@ -70,7 +84,10 @@ class Learner(LightningModule):
     def configure_model(self) -> None:
         """Build the policy for the data module's environment, unless it was given."""
         if self.policy is None:
-            self.build_policy(self.trainer.datamodule.env_spec)  # type: ignore[attr-defined]
+            datamodule = getattr(self.trainer, "datamodule", None)
+            if datamodule is None:
+                raise ConfigurationError("give fit a datamodule=HTSDataModule(...), or a policy")
+            self.build_policy(datamodule.env_spec)
 
     def build_policy(self, spec: EnvSpec) -> None:
         """Build ``network`` for an environment."""
@@ -80,6 +97,8 @@ class Learner(LightningModule):
         """Return Adam or RMSprop, with linear decay to zero over the run if wanted."""
         assert self.policy is not None
         parameters = [p for p in self.policy.parameters() if p.requires_grad]
+        if not parameters:
+            raise ConfigurationError("the policy has no parameter that requires a gradient")
         optimizer: Optimizer
         if self.optimizer_name == "adam":
             optimizer = torch.optim.Adam(parameters, self.learning_rate, eps=self.epsilon)
@@ -114,6 +133,7 @@ class Learner(LightningModule):
 
     def training_step(self, part: RoundPart, _: int) -> Tensor:
         """Return the loss of one part of a round."""
+        self._part = part
         if part.is_first:
             self._begin_round(part.round)
         samples = self._taken(self._rows(part))
@@ -213,14 +233,20 @@ class Learner(LightningModule):
     def _loss(self, samples: TensorDictBase, distribution: d.Distribution, value: Tensor) -> Tensor:
         """Return the loss of B samples."""
 
-    def on_train_batch_end(self, outputs: Any, batch: RoundPart, batch_idx: int) -> None:  # noqa: ANN401, ARG002
-        """Close the round after its last part, and publish the weights."""
-        if not batch.is_last:
-            return
+    def optimizer_step(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
+        """Step, and close the round after its last part: before a callback saves a checkpoint."""
+        super().optimizer_step(*args, **kwargs)
+        if self._part.is_last:
+            self._end_round()
+
+    def _end_round(self) -> None:
         self._delayed.end_round()
         self.updates += 1
+
+    def on_train_batch_end(self, outputs: Any, batch: RoundPart, batch_idx: int) -> None:  # noqa: ANN401, ARG002
+        """Publish the weights after the last part of a round."""
         collector = getattr(getattr(self.trainer, "datamodule", None), "collector", None)
-        if collector is not None:
+        if batch.is_last and collector is not None:
             collector.update_policy_weights_(self.policy)
 
     def log_losses(self, losses: dict[str, Tensor]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch import distributions as d
 
 from hts_torchrl.errors import ConfigurationError
-from hts_torchrl.learner.base import Learner
+from hts_torchrl.learner.base import Learner, require
 from hts_torchrl.objectives.a2c import mean_entropy, value_loss
 from hts_torchrl.objectives.ppo import clipped_ratio_loss, clipped_value_loss
 from hts_torchrl.round_part import RoundPart
@@ -83,8 +83,11 @@ class PPO(Learner):
             entropy_coef=entropy_coef,
             num_threads=num_threads,
         )
-        if epochs < 1 or minibatches < 1:
-            raise ConfigurationError(f"epochs={epochs}, minibatches={minibatches}; at least 1 each")
+        require(epochs > 0, f"epochs={epochs}", "1 or more")
+        require(minibatches > 0, f"minibatches={minibatches}", "1 or more")
+        require(clip > 0, f"clip={clip}", "more than 0")
+        forms = ("ratio", "displacement")
+        require(delayed_step in forms, f"delayed_step={delayed_step!r}", "ratio or displacement")
         self.save_hyperparameters(ignore=["policy"])
         self.epochs, self.minibatches = epochs, minibatches
         self.clip, self.clip_value = clip, clip_value
@@ -127,11 +130,10 @@ class PPO(Learner):
         if part.is_first and self._displaces:
             self._delayed.load_behaviour()
 
-    def on_train_batch_end(self, outputs: Any, batch: RoundPart, batch_idx: int) -> None:  # noqa: ANN401
-        """Add the displacement to the newest weights, then close the round."""
-        if batch.is_last and self._displaces:
+    def _end_round(self) -> None:
+        if self._displaces:
             self._delayed.add_displacement()
-        super().on_train_batch_end(outputs, batch, batch_idx)
+        super()._end_round()
 
     def _loss(self, samples: TensorDictBase, distribution: d.Distribution, value: Tensor) -> Tensor:
         ratio = clipped_ratio_loss(

@@ -1,0 +1,280 @@
+"""The data module under the real Trainer, with processes only where they are the point."""
+
+import multiprocessing
+
+import pytest
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.callbacks import Callback
+
+from hts_torchrl import A2C, PPO, GymEnvs, HTSCollector, make_actor_critic
+from hts_torchrl.data import EvaluationLoader, RoundLoader
+from hts_torchrl.errors import ConfigurationError, WorkerError
+from tests.fakes import FailingEnv
+from tests.fits import cartpole, quiet_trainer, watched_fit
+from tests.policies import echo_policy
+
+
+def collector(**settings):
+    defaults = {"num_actors": 0, "num_envs": 2, "frames_per_batch": 6, "total_frames": 18}
+    policy = A2C()
+    policy.build_policy(GymEnvs("CartPole-v1").group([0]).spec)
+    return HTSCollector(GymEnvs("CartPole-v1"), policy.policy, **{**defaults, **settings})
+
+
+class TestRoundLoader:
+    def test_its_length_counts_the_parts_of_all_rounds(self):
+        assert len(RoundLoader(collector(), 4)) == 3 * 4
+
+    def test_an_incomplete_last_round_is_played_whole(self):
+        assert len(RoundLoader(collector(total_frames=19), 2)) == 4 * 2
+
+    def test_each_round_comes_in_parts(self):
+        parts = iter(RoundLoader(collector(), 2))
+        found = [next(parts) for _ in range(6)]
+        assert [(part.index, part.count) for part in found] == [(0, 2), (1, 2)] * 3
+
+    def test_parts_of_a_round_hold_the_same_round(self):
+        parts = iter(RoundLoader(collector(), 2))
+        first, second, third = (next(parts).round for _ in range(3))
+        assert first is second
+        assert first is not third
+
+    def test_iterating_again_goes_on(self):
+        loader = RoundLoader(collector(clone=True), 1)
+        first = next(iter(loader)).round
+        second = next(iter(loader)).round
+        assert torch.equal(
+            first["next", "step_count"][:, -1] + 1, second["next", "step_count"][:, 0]
+        )
+
+    def test_more_parts_than_there_are_is_an_error_that_names_max_epochs(self):
+        parts = iter(RoundLoader(collector(), 1))
+        for _ in range(3):
+            next(parts)
+        with pytest.raises(ConfigurationError, match=r"used up.*max_epochs=1"):
+            next(parts)
+
+
+def test_the_evaluation_loader_is_one_loader_of_one_evaluation():
+    evaluation = cartpole().evaluation(precision="32-true")
+    loader = EvaluationLoader(evaluation)
+    assert len(loader) == 1
+    assert list(loader) == [evaluation]
+
+
+class TestEpochs:
+    def test_two_epochs_are_refused_before_training(self):
+        data = cartpole(3)
+        with pytest.raises(ConfigurationError, match="max_epochs=2: an epoch is the whole run"):
+            watched_fit(A2C(), data, max_epochs=2)
+
+    def test_endless_epochs_end_with_the_frames(self):
+        with pytest.raises(ConfigurationError, match="the run's frames are used up"):
+            watched_fit(A2C(), cartpole(3), max_epochs=-1)
+
+    def test_limit_train_batches_leaves_rounds_out(self):
+        assert len(watched_fit(A2C(), cartpole(6), limit_train_batches=4).rounds) == 4
+
+    def test_a_share_of_the_batches_leaves_rounds_out(self):
+        assert len(watched_fit(A2C(), cartpole(6), limit_train_batches=0.5).rounds) == 3
+
+    def test_limited_epochs_go_on_where_the_last_one_ended(self):
+        watch = watched_fit(A2C(), cartpole(6), limit_train_batches=3, max_epochs=2)
+        assert watch.versions == [0, 0, 1, 2, 3, 4]
+        last, first = (watch.rounds[index]["next", "step_count"] for index in (2, 3))
+        ended = watch.rounds[2]["next", "done"][:, -1]
+        expected = torch.where(ended, 1, last[:, -1] + 1)
+        assert torch.equal(first[:, 0], expected)
+
+    def test_max_steps_ends_training(self):
+        assert len(watched_fit(A2C(), cartpole(6), max_epochs=-1, max_steps=4).rounds) == 4
+
+
+class Evaluations(Callback):
+    """Keeps after how many updates the policy was evaluated."""
+
+    def __init__(self) -> None:
+        self.updates: list[int] = []
+
+    def on_validation_start(self, trainer, pl_module):  # noqa: ARG002
+        self.updates.append(pl_module.updates)
+
+
+def evaluated_after(learner, data, **settings):
+    evaluations = Evaluations()
+    settings = {"limit_val_batches": 1, "callbacks": [evaluations], **settings}
+    watched_fit(learner, data, **settings)
+    return evaluations.updates
+
+
+class TestEvaluationInterval:
+    def test_none_evaluates_at_the_end_only(self):
+        assert evaluated_after(A2C(), cartpole(5, evaluation_episodes=1)) == [5]
+
+    def test_frames_become_rounds(self):
+        data = cartpole(5, evaluation_episodes=1, evaluation_frames=64)
+        assert evaluated_after(A2C(), data) == [2, 4]
+
+    def test_frames_are_rounded_to_rounds(self):
+        data = cartpole(4, evaluation_episodes=1, evaluation_frames=40)
+        assert evaluated_after(A2C(), data) == [1, 2, 3, 4]
+
+    def test_a_round_of_ppo_counts_all_its_parts(self):
+        data = cartpole(4, evaluation_episodes=1, evaluation_frames=64)
+        assert evaluated_after(PPO(epochs=2, minibatches=4), data) == [2, 4]
+
+    def test_a_round_of_a2c_counts_all_its_chunks(self):
+        data = cartpole(4, evaluation_episodes=1, evaluation_frames=64)
+        assert evaluated_after(A2C(), data, accumulate_grad_batches=2) == [2, 4]
+
+    def test_more_frames_than_the_run_has_evaluate_at_the_end(self):
+        data = cartpole(3, evaluation_episodes=1, evaluation_frames=10_000)
+        assert evaluated_after(A2C(), data) == [3]
+
+    def test_fewer_batches_than_an_interval_evaluate_at_the_end(self):
+        data = cartpole(6, evaluation_episodes=1, evaluation_frames=160)
+        assert evaluated_after(A2C(), data, limit_train_batches=3) == [3]
+
+
+class Breaking(Callback):
+    """Raises in the second round."""
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):  # noqa: ARG002
+        if batch_idx == 1:
+            raise ArithmeticError("as asked")
+
+
+def worker_names():
+    return [p.name for p in multiprocessing.active_children() if p.name.startswith("hts-")]
+
+
+@pytest.mark.processes
+class TestProcesses:
+    """Nothing is left of the collector's processes, whatever ends the training."""
+
+    settings = {"num_actors": 1, "num_envs": 2, "envs_per_executor": 2, "frames_per_batch": 8}  # noqa: RUF012
+
+    def test_run_during_training_and_end_with_it(self):
+        class Names(Callback):
+            seen = None
+
+            def on_train_batch_end(self, *_):
+                self.seen = sorted(worker_names())
+
+        names = Names()
+        watched_fit(A2C(), cartpole(3, **self.settings), callbacks=[names])
+        assert names.seen == ["hts-actor-0", "hts-executor-0"]
+        assert worker_names() == []
+
+    def test_end_when_training_raises(self):
+        with pytest.raises(ArithmeticError):
+            watched_fit(A2C(), cartpole(3, **self.settings), callbacks=[Breaking()])
+        assert worker_names() == []
+
+    def test_end_when_an_environment_raises(self):
+        data = cartpole(9, env=FailingEnv("step", index=1, at=9), **self.settings)
+        with pytest.raises(WorkerError, match=r"executor 0 \(environments \[0, 1\]\), round 2"):
+            watched_fit(A2C(echo_policy()), data)
+        assert worker_names() == []
+
+    def test_end_when_the_learner_refuses_the_round(self):
+        with pytest.raises(ConfigurationError, match="unroll"):
+            watched_fit(A2C(unroll=3), cartpole(3, **self.settings))
+        assert worker_names() == []
+
+
+class TestSettings:
+    @pytest.mark.parametrize(
+        ("settings", "message"),
+        [
+            ({"total_frames": 0}, "total_frames=0; the Trainer needs an end"),
+            ({"total_frames": -1}, "total_frames=-1; the Trainer needs an end"),
+            ({"frames_per_batch": 30}, "frames_per_batch=30 is not a positive multiple"),
+            ({"num_envs": 0}, "num_envs is 0"),
+            ({"delay": 2}, "delay=2; 1 learns during the next round"),
+            ({"num_actors": -1}, "num_actors=-1; 0 or more"),
+            ({"envs_per_executor": 8}, "envs_per_executor=8 is more than num_envs=4"),
+            ({"envs_per_executor": 3}, "num_envs=4 is no multiple of envs_per_executor=3"),
+            ({"inference_batch_size": 0}, "inference_batch_size=0; at least 1"),
+            ({"start_method": "fork"}, "start_method='fork'"),
+            ({"timeout_s": 0.0}, "timeout_s=0.0; a positive time"),
+            ({"evaluation_episodes": 0}, "evaluation_episodes=0; 1 or more"),
+            ({"evaluation_frames": 0}, "evaluation_frames=0; 1 or more"),
+        ],
+    )
+    def test_a_wrong_one_is_refused_when_the_data_module_is_made(self, settings, message):
+        with pytest.raises(ConfigurationError) as raised:
+            cartpole(**settings)
+        assert str(raised.value).startswith(message)
+
+    @pytest.mark.parametrize("precision", ["64-true", "bf16-true"])
+    def test_a_precision_that_actors_lack_is_refused(self, precision):
+        with pytest.raises(ConfigurationError, match=f"precision={precision}; 32-true or bf16"):
+            watched_fit(A2C(), cartpole(), precision=precision)
+
+    def test_environments_are_described_without_training(self):
+        spec = cartpole().env_spec
+        assert spec.observations["observation"].shape == (4,)
+        assert spec.action.sizes == (2,)
+
+
+def test_there_is_no_collector_before_training():
+    with pytest.raises(ConfigurationError, match="during training only"):
+        _ = cartpole().collector
+
+
+def test_there_is_no_collector_after_training():
+    data = cartpole()
+    watched_fit(A2C(), data)
+    with pytest.raises(ConfigurationError, match="during training only"):
+        _ = data.collector
+
+
+def test_the_state_counts_frames_and_updates():
+    data = cartpole(3)
+    watched_fit(A2C(), data)
+    assert data.state_dict() == {"policy_version": 3, "frames": 96}
+
+
+def test_a_loaded_state_is_counted_on():
+    data = cartpole(3)
+    data.load_state_dict({"policy_version": 0, "frames": 1000})
+    watched_fit(A2C(), data)
+    assert data.state_dict()["frames"] == 1096
+
+
+def test_a_learner_trains_a_second_time():
+    learner = A2C()
+    watched_fit(learner, cartpole(3))
+    watch = watched_fit(learner, cartpole(3))
+    assert watch.updates == [3, 4, 5]
+    assert watch.versions == [3, 3, 4]
+
+
+def test_a_data_module_serves_a_second_learner():
+    data = cartpole(3)
+    first, second = watched_fit(A2C(), data), watched_fit(A2C(), data)
+    assert first.versions == second.versions == [0, 0, 1]
+    one, other = (watch.rounds[0]["observation"][:, 0] for watch in (first, second))
+    assert torch.equal(one, other)
+
+
+@pytest.mark.filterwarnings("ignore:You passed in a `val_dataloader`")
+def test_rounds_reach_a_lightning_module_of_the_users_own():
+    class Module(LightningModule):
+        def __init__(self, policy) -> None:
+            super().__init__()
+            self.policy, self.shapes = policy, []
+
+        def training_step(self, part, _):
+            self.shapes.append(tuple(part.round.shape))
+            value = self.policy.get_value_operator()(part.round.select("observation"))
+            return value["state_value"].mean()
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), 0.1)
+
+    module = Module(make_actor_critic("mlp", cartpole().env_spec))
+    quiet_trainer().fit(module, datamodule=cartpole(2))
+    assert module.shapes == [(4, 8), (4, 8)]
