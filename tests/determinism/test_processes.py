@@ -1,0 +1,69 @@
+"""Processes give the bits of the serial twin: actors, groups, start method, delays."""
+
+import functools
+import itertools
+
+import pytest
+
+from hts_torchrl import HTSCollector
+from tests.determinism.tasks import TASKS
+from tests.fakes import CoordinateEnvs, JitterEnv
+from tests.policies import JitterNet, echo_policy, echo_weights
+from tests.runs import digest, perturbed, play
+
+pytestmark = pytest.mark.processes
+
+
+@functools.cache
+def run(name: str, seed: int = 0, **settings) -> str:
+    """Digest of a whole run, with other weights in every round."""
+    task = TASKS[name]
+    return digest(play(task.collector(seed=seed, **settings), perturbed(task.policy())))
+
+
+@pytest.mark.parametrize("name", ["cartpole", "pendulum", "breakout"])
+def test_two_actors_give_the_bits_of_the_serial_twin(name):
+    assert run(name, num_actors=2, start_method="forkserver") == run(name)
+
+
+@pytest.mark.parametrize("name", ["cartpole", "breakout"])
+def test_one_actor_and_groups_of_two_give_the_bits_of_the_serial_twin(name):
+    assert run(name, num_actors=1, envs_per_executor=2) == run(name)
+
+
+def test_spawned_workers_give_the_bits_of_the_serial_twin():
+    assert run("cartpole", num_actors=1, start_method="spawn", envs_per_executor=4) == run(
+        "cartpole"
+    )
+
+
+def test_without_delay_processes_give_the_bits_of_the_serial_twin():
+    assert run("choices", num_actors=2, delay=0) == run("choices", delay=0)
+
+
+def test_another_seed_gives_other_bits():
+    assert run("cartpole", seed=1) != run("cartpole")
+
+
+def test_random_delays_in_executors_and_actors_change_nothing():
+    def jittery(seed: int) -> str:
+        collector = HTSCollector(
+            JitterEnv(CoordinateEnvs(), seed), echo_policy(JitterNet()), num_envs=4,
+            frames_per_batch=20, total_frames=80, num_actors=2,
+        )  # fmt: skip
+        return digest(play(collector, echo_weights))
+
+    task = TASKS["coordinates"]
+    assert jittery(1) == digest(play(task.collector(), echo_weights))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["cartpole", "pendulum", "squashed", "choices", "breakout"])
+@pytest.mark.parametrize("delay", [0, 1])
+def test_no_setting_of_the_workers_changes_a_bit(name, delay):
+    digests = {
+        run(name, delay=delay, num_actors=actors, envs_per_executor=group, start_method=method)
+        for actors, group in itertools.product((1, 3), (1, 2))
+        for method in (["forkserver", "spawn"] if group == 1 else ["forkserver"])
+    }
+    assert digests == {run(name, delay=delay)}
