@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -90,9 +91,11 @@ class Watch(Callback):
         self.final_weights = flat(pl_module.policy)
 
 
-def watched_fit(learner: Learner, data: HTSDataModule, **settings: Any) -> Watch:
+def watched_fit(
+    learner: Learner, data: HTSDataModule, ckpt_path: Path | None = None, **settings: Any
+) -> Watch:
     """Train to the end, and tell what happened."""
     watch = Watch()
     settings["callbacks"] = [*settings.get("callbacks", []), watch]
-    quiet_trainer(**settings).fit(learner, datamodule=data)
+    quiet_trainer(**settings).fit(learner, datamodule=data, ckpt_path=ckpt_path)
     return watch

@@ -136,6 +136,7 @@ class HTSCommandLine(LightningCLI):
 
     def after_fit(self) -> None:
         """Tell the final score, and where everything lies."""
+        directory = self.trainer.log_dir  # which all ranks must ask for, or none
         if not self.trainer.is_global_zero:
             return
         lines = []
@@ -146,7 +147,7 @@ class HTSCommandLine(LightningCLI):
         if isinstance(checkpoint, ModelCheckpoint):
             lines.append(f"checkpoint:     {checkpoint.last_model_path}")
             lines.append(f"best:           {checkpoint.best_model_path}")
-        lines.append(f"log:            {self.trainer.log_dir}")
+        lines.append(f"log:            {directory}")
         lines += [
             f"learning curve: {callback.path}"
             for callback in self.trainer.callbacks  # type: ignore[attr-defined]

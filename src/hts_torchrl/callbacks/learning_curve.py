@@ -71,8 +71,9 @@ class LearningCurve(Callback):
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
         """Draw the picture."""
-        if trainer.is_global_zero and trainer.log_dir is not None:
-            self.path = Path(trainer.log_dir) / "learning_curve.png"
+        directory = trainer.log_dir  # which all ranks must ask for, or none
+        if trainer.is_global_zero and directory is not None:
+            self.path = Path(directory) / "learning_curve.png"
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._draw(self.path)
 
