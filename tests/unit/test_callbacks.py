@@ -223,6 +223,7 @@ class TestCheckpoint:
         )
 
     @pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
+    @pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before")
     def test_training_goes_on_from_it(self, checkpoint):
         callbacks = resumable(checkpoint[0].parent)
         watch = watched_fit(
