@@ -1,0 +1,255 @@
+"""The delay under the Trainer: exactly one update, and the gradient at the right weights."""
+
+import copy
+
+import pytest
+import torch
+from torchrl.objectives import A2CLoss, ClipPPOLoss
+from torchrl.objectives.value import GAE
+
+from hts_torchrl import A2C, PPO, GymEnvs, HTSCollector, make_actor_critic
+from tests.fits import SGDA2C, SGDPPO, cartpole, watched_fit
+
+LEARNING_RATE = 0.25
+
+
+def fresh_policy(env=None):
+    torch.manual_seed(0)
+    return make_actor_critic("mlp", (env or GymEnvs("CartPole-v1")).group([0]).spec)
+
+
+class TestExactlyOneBehind:
+    @pytest.mark.parametrize("make", [A2C, PPO, lambda: PPO(delayed_step="displacement")])
+    def test_with_delay_1_every_round_after_the_first_is_one_update_old(self, make):
+        watch = watched_fit(make(), cartpole(6, delay=1))
+        assert watch.updates == [0, 1, 2, 3, 4, 5]
+        assert watch.versions == [0, 0, 1, 2, 3, 4]
+
+    @pytest.mark.parametrize("make", [A2C, PPO, lambda: PPO(delayed_step="displacement")])
+    def test_with_delay_0_every_round_is_of_the_newest_weights(self, make):
+        watch = watched_fit(make(), cartpole(6, delay=0))
+        assert watch.versions == watch.updates == [0, 1, 2, 3, 4, 5]
+
+    def test_chunks_of_a_round_do_not_count_as_updates(self):
+        watch = watched_fit(A2C(), cartpole(4), accumulate_grad_batches=4)
+        assert watch.versions == [0, 0, 1, 2]
+
+    @pytest.mark.processes
+    def test_with_processes_too(self):
+        watch = watched_fit(A2C(), cartpole(6, num_actors=2, envs_per_executor=2))
+        assert watch.versions == [0, 0, 1, 2, 3, 4]
+
+    @pytest.mark.parametrize("delay", [0, 1])
+    def test_a_round_was_collected_by_the_weights_of_its_version(self, delay):
+        watch = watched_fit(SGDA2C(fresh_policy(), learning_rate=0.5), cartpole(5, delay=delay))
+        for batch, version in zip(watch.rounds, watch.versions, strict=True):
+            policy = loaded(watch.round_weights[version])
+            expected = policy.get_value_operator()(batch.select("observation"))["state_value"]
+            torch.testing.assert_close(batch["state_value"], expected)
+            other = loaded(watch.round_weights[version + 1 if version < 4 else 0])
+            differs = other.get_value_operator()(batch.select("observation"))["state_value"]
+            assert not torch.allclose(batch["state_value"], differs)
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """What the collector and the learner did, in order."""
+    calls = []
+    start_round, publish = HTSCollector._start_round, HTSCollector.update_policy_weights_
+
+    def iterator(self, _original=HTSCollector.iterator):
+        for count, batch in enumerate(_original(self)):
+            calls.append(f"collect {count}")
+            yield batch
+
+    def spied_start(self, round_index):
+        calls.append(f"start {round_index}")
+        start_round(self, round_index)
+
+    def spied_publish(self, *args, **kwargs):
+        publish(self, *args, **kwargs)
+        calls.append("publish")
+
+    def spied_step(self, part, index, _original=A2C.training_step):
+        calls.append("train")
+        return _original(self, part, index)
+
+    monkeypatch.setattr(HTSCollector, "iterator", iterator)
+    monkeypatch.setattr(HTSCollector, "_start_round", spied_start)
+    monkeypatch.setattr(HTSCollector, "update_policy_weights_", spied_publish)
+    monkeypatch.setattr(A2C.__mro__[1], "training_step", spied_step)
+    return calls
+
+
+class TestOrder:
+    """Lightning fetches nothing ahead: the next round is asked for after the update."""
+
+    def test_with_delay_1_a_round_runs_while_the_one_before_is_learned(self, calls):
+        watched_fit(A2C(), cartpole(3, delay=1))
+        assert calls == [
+            *("start 0", "start 1", "collect 0", "train", "publish"),
+            *("start 2", "collect 1", "train", "publish"),
+            *("collect 2", "train", "publish"),
+        ]
+
+    def test_with_delay_0_a_round_starts_after_the_update(self, calls):
+        watched_fit(A2C(), cartpole(3, delay=0))
+        assert calls == [
+            *("start 0", "collect 0", "train", "publish"),
+            *("start 1", "collect 1", "train", "publish"),
+            *("start 2", "collect 2", "train", "publish"),
+        ]
+
+    def test_all_parts_of_a_round_come_before_the_next_round(self, calls):
+        watched_fit(PPO(epochs=1, minibatches=2), cartpole(2, delay=1))
+        assert calls == [
+            *("start 0", "start 1", "collect 0", "train", "train", "publish"),
+            *("collect 1", "train", "train", "publish"),
+        ]
+
+    def test_evaluation_does_not_disturb_it(self, calls):
+        data = cartpole(2, delay=1, evaluation_frames=32, evaluation_episodes=1)
+        watched_fit(A2C(), data, limit_val_batches=1)
+        assert calls == [
+            *("start 0", "start 1", "collect 0", "train", "publish"),
+            *("collect 1", "train", "publish"),
+        ]
+
+
+def loaded(weights):
+    """A policy with the weights of a flat vector."""
+    policy = fresh_policy()
+    torch.nn.utils.vector_to_parameters(weights, policy.parameters())
+    return policy
+
+
+def gradient(loss, policy):
+    return torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(policy.parameters()))])
+
+
+def expected_gradient(batch, weights, loss_of, *, target_weights=None, scale=False):
+    """TorchRL's gradient on a round, with targets under the weights that collected it."""
+    policy = loaded(weights)
+    targets = loaded(weights if target_weights is None else target_weights)
+    gae = GAE(
+        gamma=0.99, lmbda=0.95, value_network=targets.get_value_operator(), deactivate_vmap=True
+    )
+    with torch.no_grad():
+        batch = gae(copy.deepcopy(batch).exclude("state_value"))
+    if scale:
+        advantage = batch["advantage"]
+        batch["advantage"] = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+    losses = loss_of(policy)(batch)
+    total = losses["loss_objective"] + losses["loss_critic"] + losses["loss_entropy"]
+    return gradient(total, policy)
+
+
+def a2c_loss(policy):
+    return A2CLoss(
+        policy.get_policy_operator(),
+        policy.get_value_operator(),
+        critic_coeff=0.5,
+        entropy_coeff=0.01,
+        loss_critic_type="l2",
+    )
+
+
+def ppo_loss(policy):
+    return ClipPPOLoss(
+        policy.get_policy_operator(),
+        policy.get_value_operator(),
+        clip_epsilon=0.1,
+        critic_coeff=0.5,
+        entropy_coeff=0.01,
+        loss_critic_type="l2",
+        normalize_advantage=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def a2c():
+    learner = SGDA2C(fresh_policy(), learning_rate=LEARNING_RATE, gae_lambda=0.95)
+    return watched_fit(learner, cartpole(5, num_envs=8, frames_per_batch=128))
+
+
+@pytest.fixture(scope="module", params=["ratio", "displacement"])
+def ppo(request):
+    learner = SGDPPO(
+        fresh_policy(),
+        learning_rate=LEARNING_RATE,
+        epochs=1,
+        minibatches=1,
+        clip_value=False,
+        delayed_step=request.param,
+    )
+    watch = watched_fit(learner, cartpole(5, num_envs=8, frames_per_batch=128))
+    return request.param, watch
+
+
+class TestDelayedGradient:
+    """Each update of the Trainer against TorchRL's gradient at known weights, with plain SGD."""
+
+    def close(self, one, other):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
+
+    def test_the_gradient_of_a2c_is_that_of_the_weights_before(self, a2c):
+        for update in range(5):
+            behaviour = a2c.round_weights[max(0, update - 1)]
+            expected = expected_gradient(a2c.rounds[update], behaviour, a2c_loss)
+            self.close(a2c.gradients[update], expected)
+
+    def test_the_gradient_of_a2c_is_not_that_of_the_newest_weights(self, a2c):
+        for update in range(1, 5):
+            newest, behaviour = a2c.round_weights[update], a2c.round_weights[update - 1]
+            other = expected_gradient(
+                a2c.rounds[update], newest, a2c_loss, target_weights=behaviour
+            )
+            assert not torch.allclose(a2c.gradients[update], other, rtol=1e-2, atol=1e-3)
+
+    def test_the_step_of_a2c_starts_at_the_newest_weights(self, a2c):
+        weights = [*a2c.round_weights, a2c.final_weights]
+        for update in range(5):
+            assert torch.equal(a2c.step_weights[update], weights[update])
+            expected = weights[update] - LEARNING_RATE * a2c.gradients[update]
+            torch.testing.assert_close(weights[update + 1], expected)
+
+    def test_the_gradient_of_ppo_is_that_of_where_it_starts(self, ppo):
+        delayed_step, watch = ppo
+        for update in range(5):
+            behaviour = watch.round_weights[max(0, update - 1)]
+            newest = watch.round_weights[update]
+            start = newest if delayed_step == "ratio" else behaviour
+            assert torch.equal(watch.step_weights[update], start)
+            expected = expected_gradient(
+                watch.rounds[update], start, ppo_loss, target_weights=behaviour, scale=True
+            )
+            self.close(watch.gradients[update], expected)
+
+    def test_either_step_of_ppo_moves_the_newest_weights_by_its_gradient(self, ppo):
+        _, watch = ppo
+        weights = [*watch.round_weights, watch.final_weights]
+        for update in range(5):
+            expected = weights[update] - LEARNING_RATE * watch.gradients[update]
+            torch.testing.assert_close(weights[update + 1], expected)
+
+    def test_displacement_adds_the_way_of_many_steps_to_the_newest_weights(self):
+        learner = SGDPPO(
+            fresh_policy(),
+            learning_rate=LEARNING_RATE,
+            epochs=2,
+            minibatches=2,
+            delayed_step="displacement",
+        )
+        watch = watched_fit(learner, cartpole(4))
+        weights = [*watch.round_weights, watch.final_weights]
+        for update in range(4):
+            way = torch.stack(watch.gradients[4 * update : 4 * update + 4]).sum(0)
+            expected = weights[update] - LEARNING_RATE * way
+            torch.testing.assert_close(weights[update + 1], expected)
+
+    def test_the_delay_changes_training(self):
+        finals = [
+            watched_fit(SGDA2C(fresh_policy(), learning_rate=0.5), cartpole(4, delay=delay))
+            for delay in (0, 1)
+        ]
+        assert not torch.equal(finals[0].final_weights, finals[1].final_weights)
