@@ -1,0 +1,145 @@
+"""Two ranks under DistributedDataParallel (gloo, CPU) against one process with all environments."""
+
+import multiprocessing
+import os
+import socket
+
+import pytest
+import torch
+from lightning.pytorch import Callback
+
+from hts_torchrl import GymEnvs, make_actor_critic
+from hts_torchrl.callbacks import LearningCurve, TrainingStatistics
+from tests.fits import SGDA2C, SGDPPO, Watch, cartpole, quiet_trainer, watched_fit
+
+ROUNDS = 4
+ENVS = 4  # of each rank
+STEPS = 8
+LEARNERS = {
+    "a2c": (SGDA2C, {"gae_lambda": 0.95}),
+    "displacement": (SGDPPO, {"epochs": 2, "minibatches": 1, "delayed_step": "displacement"}),
+}
+
+
+class Report(Callback):
+    """Writes what each rank saw."""
+
+    def __init__(self, watch: Watch, directory) -> None:
+        self.watch, self.directory = watch, directory
+
+    def on_train_end(self, trainer, pl_module):
+        self.watch.on_fit_end(trainer, pl_module)
+        seen = {
+            "rounds": [batch["observation"] for batch in self.watch.rounds],
+            "gradients": self.watch.gradients,
+            "weights": [*self.watch.round_weights, self.watch.final_weights],
+            "versions": self.watch.versions,
+            "frames": trainer.callbacks[0].frames,
+        }
+        torch.save(seen, self.directory / f"rank{trainer.global_rank}.pt")
+
+
+def make_learner(name):
+    torch.manual_seed(0)
+    learner_class, settings = LEARNERS[name]
+    policy = make_actor_critic("mlp", GymEnvs("CartPole-v1").group([0]).spec)
+    return learner_class(policy, learning_rate=0.1, **settings)
+
+
+def data_of(num_envs):
+    # The number of rows of a pass is part of the last bits, so it is the same in both runs.
+    return cartpole(
+        ROUNDS,
+        num_envs=num_envs,
+        frames_per_batch=num_envs * STEPS,
+        inference_batch_size=4,
+        evaluation_episodes=2,
+    )
+
+
+def run_rank(rank, port, directory):
+    """One rank of both learners' runs, as a launcher such as torchrun would start it."""
+    torch.set_num_threads(1)
+    os.environ.update(
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(port),
+        WORLD_SIZE="2",
+        RANK=str(rank),
+        LOCAL_RANK=str(rank),
+    )
+    for name in LEARNERS:
+        watch = Watch()
+        quiet_trainer(
+            strategy="ddp",
+            devices=2,
+            callbacks=[
+                TrainingStatistics(),
+                LearningCurve(),
+                watch,
+                Report(watch, directory / name),
+            ],
+            default_root_dir=directory / name,
+            limit_val_batches=1,
+        ).fit(make_learner(name), datamodule=data_of(ENVS))
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    """Where two ranks have left what they saw."""
+    directory = tmp_path_factory.mktemp("ddp")
+    for name in LEARNERS:
+        (directory / name).mkdir()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    context = multiprocessing.get_context("spawn")
+    ranks = [context.Process(target=run_rank, args=(rank, port, directory)) for rank in range(2)]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join(100)
+        rank.kill()
+    assert [rank.exitcode for rank in ranks] == [0, 0]
+    return directory
+
+
+@pytest.fixture(scope="module", params=sorted(LEARNERS))
+def runs(request, directory):
+    """What ranks 0 and 1 saw, and the run of one process with the environments of both."""
+    ranks = [torch.load(directory / request.param / f"rank{rank}.pt") for rank in range(2)]
+    single = watched_fit(make_learner(request.param), data_of(2 * ENVS))
+    return ranks, single, directory / request.param
+
+
+@pytest.mark.processes
+class TestTwoRanks:
+    def test_have_environments_of_their_own(self, runs):
+        (first, second), single, _ = runs
+        both = torch.cat([first["rounds"][0], second["rounds"][0]])
+        assert torch.equal(both, single.rounds[0]["observation"])
+        assert len(both[:, 0].unique(dim=0)) == 2 * ENVS
+
+    def test_have_the_same_weights_after_each_round(self, runs):
+        (first, second), _, _ = runs
+        assert len(first["weights"]) == ROUNDS + 1
+        assert all(map(torch.equal, first["weights"], second["weights"]))
+        assert not torch.equal(first["weights"][0], first["weights"][-1])
+
+    def test_average_their_gradients(self, runs):
+        (first, second), single, _ = runs
+        assert all(map(torch.equal, first["gradients"], second["gradients"]))
+        # Advantages of PPO are scaled by each rank alone, so that only A2C equals one process.
+        if len(first["gradients"]) == ROUNDS:
+            for ranks, one in zip(first["gradients"], single.gradients, strict=True):
+                torch.testing.assert_close(ranks, one, rtol=1e-3, atol=1e-5)
+
+    def test_are_exactly_one_update_behind(self, runs):
+        (first, second), _, _ = runs
+        assert first["versions"] == second["versions"] == [0, 0, 1, 2]
+
+    def test_count_the_frames_of_both(self, runs):
+        (first, second), _, _ = runs
+        assert first["frames"] == second["frames"] == ROUNDS * 2 * ENVS * STEPS
+
+    def test_draw_one_learning_curve(self, runs):
+        assert (runs[2] / "learning_curve.png").is_file()
