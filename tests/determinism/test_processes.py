@@ -1,14 +1,14 @@
-"""Processes give the bits of the serial twin: actors, groups, start method, delays."""
+"""Processes give the bits of the serial twin: actors, groups, start method.
+
+With random delays in all workers: ``protocol/test_cells.py``.
+"""
 
 import functools
 import itertools
 
 import pytest
 
-from hts_torchrl import HTSCollector
 from tests.determinism.tasks import TASKS
-from tests.fakes import CoordinateEnvs, JitterEnv
-from tests.policies import JitterNet, echo_policy, echo_weights
 from tests.runs import digest, perturbed, play
 
 pytestmark = pytest.mark.processes
@@ -37,24 +37,8 @@ def test_spawned_workers_give_the_bits_of_the_serial_twin():
     )
 
 
-def test_without_delay_processes_give_the_bits_of_the_serial_twin():
-    assert run("choices", num_actors=2, delay=0) == run("choices", delay=0)
-
-
 def test_another_seed_gives_other_bits():
     assert run("cartpole", seed=1) != run("cartpole")
-
-
-def test_random_delays_in_executors_and_actors_change_nothing():
-    def jittery(seed: int) -> str:
-        collector = HTSCollector(
-            JitterEnv(CoordinateEnvs(), seed), echo_policy(JitterNet()), num_envs=4,
-            frames_per_batch=20, total_frames=80, num_actors=2,
-        )  # fmt: skip
-        return digest(play(collector, echo_weights))
-
-    task = TASKS["coordinates"]
-    assert jittery(1) == digest(play(task.collector(), echo_weights))
 
 
 @pytest.mark.slow

@@ -144,7 +144,7 @@ def test_torchrls_gym_environments_are_collected_alike_in_processes():
 
     policy = policy_for(create)
     serial = play(collect(create, policy), perturbed(policy))
-    parallel = play(collect(create, policy, num_actors=1, envs_per_executor=2), perturbed(policy))
+    parallel = play(collect(create, policy, num_actors=1, envs_per_executor=4), perturbed(policy))
     assert serial[0]["action"].shape == (ENVS, STEPS, 2)
     assert digest(parallel) == digest(serial)
 

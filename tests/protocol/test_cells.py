@@ -12,26 +12,30 @@ from hts_torchrl import HTSCollector
 from hts_torchrl.draws import env_seed, uniform_draws
 from tests.fakes import NUM_ACTIONS, SEED_RANGE, CoordinateEnv, CoordinateEnvs, JitterEnv
 from tests.policies import VERSION_UNIT, JitterNet, echo_policy, echo_weights
-from tests.runs import play
+from tests.runs import digest, play
 
 pytestmark = pytest.mark.processes
 
 ENVS, STEPS, ROUNDS, SEED = 4, 4, 5, 11
 
 
-@pytest.fixture(scope="module")
-def batches():
-    """One run, with random delays in executors and actors."""
-    collector = HTSCollector(
-        JitterEnv(CoordinateEnvs()),
-        echo_policy(JitterNet()),
+def collect(create_env_fn, policy, num_actors) -> HTSCollector:
+    return HTSCollector(
+        create_env_fn,
+        policy,
         num_envs=ENVS,
         frames_per_batch=ENVS * STEPS,
         total_frames=ENVS * STEPS * ROUNDS,
-        num_actors=2,
+        num_actors=num_actors,
         seed=SEED,
     )
-    return play(collector, echo_weights)
+
+
+@pytest.fixture(scope="module")
+def batches():
+    """One run, with random delays in executors and actors."""
+    jittery = collect(JitterEnv(CoordinateEnvs()), echo_policy(JitterNet()), num_actors=2)
+    return play(jittery, echo_weights)
 
 
 @pytest.fixture(scope="module")
@@ -132,3 +136,8 @@ def test_every_value_was_computed_by_the_version_that_is_named(entry):
 def test_each_round_acts_one_update_behind(batches):
     versions = [batch["collector", "policy_version"].unique().tolist() for batch in batches]
     assert versions == [[0], [0], [1], [2], [3]]
+
+
+def test_random_delays_in_executors_and_actors_change_no_bit(batches):
+    calm = collect(CoordinateEnvs(), echo_policy(), num_actors=0)
+    assert digest(batches) == digest(play(calm, echo_weights))
