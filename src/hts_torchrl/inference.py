@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
+from torch.distributions import Categorical
 
 from hts_torchrl.config import ArraySpec, EnvSpec, Key, Precision
 from hts_torchrl.errors import ConfigurationError
@@ -129,19 +130,26 @@ class PolicyInference:
                 the environment accepts.
         """
         try:
-            answers = {key: value.numpy() for key, value in self._run(greedy=False).items()}
+            tensors, result = self._pass(greedy=False)
         except RuntimeError as error:  # torch's word for shapes and types that do not fit
             observations = {str(key): tuple(rows.shape[1:]) for key, rows in self._inputs.items()}
             raise ConfigurationError(
                 f"the policy does not fit the environment (observations of shape {observations}, "
                 f"actions of shape {self._action.array.shape}): {error}"
             ) from error
+        answers = {key: value.cpu().numpy() for key, value in tensors.items()}
         specs = {key: ArraySpec(value.shape[1:], value.dtype) for key, value in answers.items()}
         wanted = self._action.array.shape
         if specs["action"].shape != wanted:
             raise ConfigurationError(
                 f"the policy's action has shape {specs['action'].shape}, but the environment "
                 f"accepts {wanted} ({self._action.kind})"
+            )
+        dist, most = result.distribution, max(self._action.sizes, default=0)
+        if isinstance(dist, Categorical) and dist.probs.shape[-1] != most:
+            raise ConfigurationError(
+                f"the policy chooses among {dist.probs.shape[-1]} actions, but the environment has "
+                f"{most} ({self._action.kind})"
             )
         return specs
 

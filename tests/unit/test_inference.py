@@ -192,6 +192,13 @@ class TestOutputs:
         with pytest.raises(ConfigurationError, match=r"shape \(\).*accepts \(3,\)"):
             inference.outputs()
 
+    @pytest.mark.parametrize("logits", [3, 5])
+    def test_a_choice_among_another_number_of_actions_is_refused(self, logits):
+        spec = discrete(4)
+        inference = PolicyInference(as_policy(nn.Linear(WIDTH, logits), spec), spec, batch_size=2)
+        with pytest.raises(ConfigurationError, match=f"among {logits} .* environment has 4"):
+            inference.outputs()
+
     def test_a_policy_that_cannot_read_the_observation_is_refused(self):
         spec = discrete(4, width=7)
         inference = PolicyInference(as_policy(nn.Linear(WIDTH, 4), spec), spec, batch_size=2)
