@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+import zipfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,8 @@ from jsonargparse import set_parsing_settings
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint, TQDMProgressBar
-from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
+from omegaconf.errors import OmegaConfBaseException
 
 from hts_torchrl.callbacks import LearningCurve, TrainingStatistics
 from hts_torchrl.config_files import expand_configs
@@ -55,8 +57,11 @@ class HTSTrainer(Trainer):
             raise ConfigurationError("play needs --ckpt_path")
         if Path(video).suffix not in (".mp4", ".gif"):
             raise ConfigurationError(f"--video={video}: a name that ends in .mp4 or .gif is needed")
-        model.build_policy(datamodule.env_spec)
-        model.load_state_dict(torch.load(ckpt_path, weights_only=weights_only)["state_dict"])
+        if model.policy is None:
+            model.build_policy(datamodule.env_spec)
+        checkpoint = torch.load(ckpt_path, map_location="cpu", weights_only=weights_only)
+        model.on_load_checkpoint(checkpoint)
+        model.load_state_dict(checkpoint["state_dict"])
         evaluation = replace(datamodule.evaluation(precision="32-true"), greedy=greedy)
         frames: list[Any] = list(evaluation.frames(model.actor_critic))
         Path(video).absolute().parent.mkdir(parents=True, exist_ok=True)
@@ -72,7 +77,8 @@ class HTSArgumentParser(LightningArgumentParser):
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:  # noqa: ARG002
         """Print what is wrong and exit with status 2."""
-        raise ConfigurationError(" ".join(message.split()))
+        # Behind that it repeats the whole configuration.
+        raise ConfigurationError(" ".join(message.split()).partition(" Given value type:")[0])
 
 
 class HTSCommandLine(LightningCLI):
@@ -127,12 +133,29 @@ class HTSCommandLine(LightningCLI):
             _ = logger.version
         return trainer
 
-    def _run_subcommand(self, subcommand: str) -> None:
-        """Refuse a checkpoint that is not there."""
-        path = self._get(self.config, "ckpt_path")
+    def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
+        """Report an interpolation that leads nowhere in one line."""
+        try:
+            super().parse_arguments(parser, args)
+        except OmegaConfBaseException as error:
+            raise ConfigurationError(str(error)) from error
+
+    def _parse_ckpt_path(self) -> None:
+        """Refuse a checkpoint that is not there, or is none."""
+        path = self.config[self.config.subcommand].get("ckpt_path")
         if path is not None and not Path(path).is_file():
             raise ConfigurationError(f"--ckpt_path={path}: there is no such file")
-        super()._run_subcommand(subcommand)
+        if path is not None and not zipfile.is_zipfile(path):  # which is how torch saves
+            raise ConfigurationError(f"--ckpt_path={path}: this is no checkpoint, or half of one")
+        super()._parse_ckpt_path()
+
+    def instantiate_classes(self) -> None:
+        """Report a setting that a class refuses by the class's own words."""
+        try:
+            super().instantiate_classes()
+        except ValueError as error:
+            refused = error.__cause__ if isinstance(error.__cause__, ConfigurationError) else error
+            raise ConfigurationError(str(refused)) from error
 
     def after_fit(self) -> None:
         """Tell the final score, and where everything lies."""
@@ -196,7 +219,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _leave(error: Exception, *, status: int) -> NoReturn:
-    sys.stderr.write(f"hts-torchrl: error: {error}\n")
+    message = str(error) if isinstance(error, WorkerError) else " ".join(str(error).split())
+    sys.stderr.write(f"hts-torchrl: error: {message}\n")
     raise SystemExit(status)
 
 

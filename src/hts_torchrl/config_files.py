@@ -38,7 +38,9 @@ def expand_configs(arguments: Sequence[str]) -> list[str]:
     return expanded[:1] + flags + expanded[1:]
 
 
-def _with_bases(path: Path) -> list[Path]:
+def _with_bases(path: Path, above: tuple[Path, ...] = ()) -> list[Path]:
+    if path.resolve() in above:
+        raise ConfigurationError(f"--config={path}: it builds on itself")
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -47,7 +49,8 @@ def _with_bases(path: Path) -> list[Path]:
         raise ConfigurationError(f"--config={path}: {' '.join(str(error).split())}") from error
     bases = (content.get("base") or []) if isinstance(content, dict) else []
     named = [bases] if isinstance(bases, str) else bases
-    return [file for base in named for file in _with_bases(path.parent / base)] + [path]
+    above = (*above, path.resolve())
+    return [file for base in named for file in _with_bases(path.parent / base, above)] + [path]
 
 
 def _config_of_checkpoint(arguments: Sequence[str]) -> list[Path]:

@@ -278,7 +278,20 @@ class Learner(LightningModule):
         checkpoint["updates"] = self.updates
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Go on counting updates."""
+        """Go on counting updates.
+
+        Raises:
+            ConfigurationError: if the checkpoint is of another network.
+        """
+        own = {name: tuple(value.shape) for name, value in self.state_dict().items()}
+        saved = {name: tuple(value.shape) for name, value in checkpoint["state_dict"].items()}
+        differing = sorted(name for name in own | saved if own.get(name) != saved.get(name))
+        if self.policy is not None and differing:
+            name = differing[0]
+            raise ConfigurationError(
+                f"the checkpoint is of another network: its {name} has shape {saved.get(name)}, "
+                f"but {own.get(name)} is needed"
+            )
         self.updates = checkpoint["updates"]
 
 
