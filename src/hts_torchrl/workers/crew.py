@@ -17,13 +17,15 @@ from typing import Protocol
 import numpy as np
 
 from hts_torchrl.buffers.board import Board
-from hts_torchrl.errors import ProtocolError, WorkerError, WorkerPlace
+from hts_torchrl.errors import ConfigurationError, ProtocolError, WorkerError, WorkerPlace
 from hts_torchrl.workers.actor import Actor
 from hts_torchrl.workers.executor import Executor
 from hts_torchrl.workers.process import WorkerTask, work
 
 _STOP_S = 3.0
 _SILENCE_CHECK_S = 1.0
+# A fork server hands at most 256 descriptors to a child, and an actor rings every executor.
+_MOST_EXECUTORS = 240
 
 
 class Crew(Protocol):
@@ -89,6 +91,12 @@ class ProcessCrew:
         self._tasks = list(tasks)
         self._processes: list[BaseProcess] = []
         self._started = self._waited = -1
+        config = board.config
+        if config.start_method == "forkserver" and config.num_executors > _MOST_EXECUTORS:
+            raise ConfigurationError(
+                f"{config.num_executors} executors; a fork server can start {_MOST_EXECUTORS}: "
+                "raise envs_per_executor, or set start_method='spawn'"
+            )
         self._lifeline, self._parent_end = multiprocessing.Pipe(duplex=False)
         try:
             self._start(preload)

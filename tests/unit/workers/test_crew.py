@@ -5,8 +5,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from hts_torchrl.config import CrewConfig
+from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.schedule import Schedule
-from hts_torchrl.workers.crew import SerialCrew, _single_threaded_children, _without_main_module
+from hts_torchrl.workers.crew import (
+    ProcessCrew,
+    SerialCrew,
+    _single_threaded_children,
+    _without_main_module,
+)
 
 
 class Recorder:
@@ -86,3 +93,9 @@ def test_the_main_module_is_back_even_after_an_exception():
         assert sys.modules["__main__"] is not main
         raise ValueError("oh")
     assert sys.modules["__main__"] is main
+
+
+def test_more_executors_than_a_fork_server_can_start_are_refused():
+    config = CrewConfig(num_envs=500, envs_per_executor=2)
+    with pytest.raises(ConfigurationError, match="250 executors; a fork server can start 240"):
+        ProcessCrew(SimpleNamespace(config=config), [], [])
