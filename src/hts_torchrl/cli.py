@@ -115,7 +115,9 @@ class HTSCommandLine(LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:  # noqa: ANN401
         """Add this project's callbacks, and give all loggers of a run the same version."""
         settings = self._get(self.config_init, "trainer")
-        callbacks = [*(settings["callbacks"] or []), TrainingStatistics(), LearningCurve()]
+        given = settings["callbacks"] or []
+        given = given if isinstance(given, list) else [given]
+        callbacks = [*given, TrainingStatistics(), LearningCurve()]
         if settings["enable_checkpointing"] is not False:
             best = ModelCheckpoint(
                 monitor="eval/score",
@@ -153,7 +155,7 @@ class HTSCommandLine(LightningCLI):
         """Report a setting that a class refuses by the class's own words."""
         try:
             super().instantiate_classes()
-        except ValueError as error:
+        except (ValueError, ImportError) as error:
             refused = error.__cause__ if isinstance(error.__cause__, ConfigurationError) else error
             raise ConfigurationError(str(refused)) from error
 

@@ -1,0 +1,247 @@
+"""What the command line makes of its arguments."""
+
+import pytest
+import torch
+import yaml
+
+from hts_torchrl import A2C as A2CLearner
+from hts_torchrl import PPO
+from hts_torchrl.cli import HTSCommandLine
+from hts_torchrl.config_files import expand_configs
+from hts_torchrl.errors import ConfigurationError
+from tests.command_line import A2C, CARTPOLE, refused, run
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def made(monkeypatch):
+    """Calls the command line up to where it would run, and returns what it made."""
+    lines = []
+    monkeypatch.setattr(HTSCommandLine, "_run_subcommand", lambda line, _: lines.append(line))
+
+    def make(*arguments):
+        run(*arguments)
+        return lines[-1]
+
+    return make
+
+
+def write(path, **content):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(yaml.safe_dump(content))
+    return str(path)
+
+
+class TestSettings:
+    def test_reach_learner_data_and_trainer(self, made):
+        line = made(
+            "fit", *CARTPOLE, "--model=PPO", "--model.epochs=7", "--trainer.gradient_clip_val=0.25"
+        )
+        assert isinstance(line.model, PPO)
+        assert line.model.epochs == 7
+        assert line.datamodule.env.id == "CartPole-v1"
+        assert line.datamodule.schedule.steps_per_round == 8
+        assert line.trainer.gradient_clip_val == 0.25
+
+    def test_one_epoch_is_the_default(self, made):
+        assert made("fit", *CARTPOLE, *A2C).trainer.max_epochs == 1
+
+    def test_the_seed_of_everything_is_that_of_the_environments(self, made):
+        line = made("fit", *CARTPOLE, *A2C, "--seed_everything=17")
+        assert line.datamodule.seed == 17
+        assert torch.initial_seed() == 17
+
+    def test_the_config_file_is_read(self, made, tmp_path):
+        config = write(tmp_path / "mine.yaml", model={"class_path": "A2C"}, name="mine")
+        line = made("fit", *CARTPOLE, "--config", config)
+        assert isinstance(line.model, A2CLearner)
+        assert "mine" in line.trainer.log_dir
+
+    def test_the_command_line_overrides_the_file(self, made, tmp_path):
+        data = {"num_envs": 8, "evaluation_episodes": 3}
+        config = write(tmp_path / "mine.yaml", data=data, model={"class_path": "A2C"})
+        line = made("fit", "--config", config, *CARTPOLE, "--data.evaluation_episodes=5")
+        assert line.datamodule.evaluation_episodes == 5
+        assert line.datamodule.schedule.num_envs == 4
+
+    def test_a_later_file_overrides_an_earlier_one(self, made, tmp_path):
+        first = write(tmp_path / "first.yaml", data={"evaluation_episodes": 3, "delay": 0})
+        second = write(tmp_path / "second.yaml", data={"evaluation_episodes": 4})
+        line = made("fit", *CARTPOLE, *A2C, "--config", first, "--config", second)
+        assert line.datamodule.schedule.delay == 0
+
+    def test_an_interpolation_sees_what_the_command_line_overrides(self, made, tmp_path):
+        config = write(
+            tmp_path / "mine.yaml",
+            data={"inference_batch_size": "${data.num_envs}", "num_envs": 16},
+            model={"class_path": "A2C"},
+        )
+        line = made("fit", "--config", config, *CARTPOLE, "--data.num_envs=2")
+        assert line.datamodule._settings["inference_batch_size"] == 2
+
+    def test_all_loggers_of_a_run_share_a_folder(self, made):
+        loggers = made("fit", *CARTPOLE, *A2C, "--name=mine").trainer.loggers
+        assert len(loggers) == 2
+        assert {str(logger.log_dir) for logger in loggers} == {"runs/mine/version_0"}
+
+    def test_callbacks_of_the_user_come_beside_our_own(self, made):
+        line = made("fit", *CARTPOLE, *A2C, "--trainer.callbacks=LearningRateMonitor")
+        names = {type(callback).__name__ for callback in line.trainer.callbacks}
+        assert {"LearningRateMonitor", "TrainingStatistics", "LearningCurve"} <= names
+        assert "ModelCheckpoint" in names
+
+    def test_checkpoints_can_be_switched_off(self, made):
+        line = made("fit", *CARTPOLE, *A2C, "--trainer.enable_checkpointing=false")
+        assert line.trainer.checkpoint_callback is None
+
+
+class TestBase:
+    def test_a_file_builds_on_another_beside_it(self, made, tmp_path):
+        write(tmp_path / "games" / "base.yaml", model={"class_path": "A2C"}, data={"delay": 0})
+        config = write(tmp_path / "games" / "mine.yaml", base="base.yaml", name="mine")
+        line = made("fit", *CARTPOLE, "--config", config)
+        assert line.datamodule.schedule.delay == 0
+
+    def test_bases_come_before_the_file_and_theirs_before_them(self, tmp_path):
+        ground = write(tmp_path / "ground.yaml", name="ground")
+        left = write(tmp_path / "left.yaml", base="ground.yaml")
+        right = write(tmp_path / "right.yaml")
+        top = write(tmp_path / "top.yaml", base=["left.yaml", "right.yaml"])
+        expanded = expand_configs(["fit", f"--config={top}"])
+        assert [word for word in expanded if word.endswith(".yaml")] == [ground, left, right, top]
+
+    def test_a_file_that_builds_on_itself_is_refused(self, tmp_path):
+        write(tmp_path / "one.yaml", base="two.yaml")
+        two = write(tmp_path / "two.yaml", base="one.yaml")
+        with pytest.raises(ConfigurationError, match="it builds on itself"):
+            expand_configs(["fit", "--config", two])
+
+    def test_a_file_may_be_the_base_of_two(self, tmp_path):
+        write(tmp_path / "ground.yaml")
+        write(tmp_path / "left.yaml", base="ground.yaml")
+        write(tmp_path / "right.yaml", base="ground.yaml")
+        top = write(tmp_path / "top.yaml", base=["left.yaml", "right.yaml"])
+        assert top in expand_configs(["fit", "--config", top])
+
+    def test_a_base_that_is_not_there_is_named(self, tmp_path):
+        mine = write(tmp_path / "mine.yaml", base="none.yaml")
+        with pytest.raises(ConfigurationError, match=r"none\.yaml: No such file"):
+            expand_configs(["fit", "-c", mine])
+
+    def test_arguments_without_a_config_stay(self):
+        assert expand_configs(["fit", "--model=A2C"]) == ["fit", "--model=A2C"]
+
+
+WRONG = {
+    "an unknown environment": (
+        ["--data.env.id=CartPol-v1"],
+        "Gymnasium knows no environment 'CartPol-v1'; near to it: CartPole-v1",
+    ),
+    "an unknown game": (
+        ["--data.env=AtariEnvs", "--data.env.game=pongg"],
+        "ale-py has no game 'pongg'; near to it: pong",
+    ),
+    "an argument the environment does not know": (
+        ['--data.env.kwargs={"foo": 1}'],
+        "environment 'CartPole-v1': CartPoleEnv.__init__() got an unexpected keyword",
+    ),
+    "a space that is not supported": (
+        ["--data.env.id=Blackjack-v1"],
+        "the observation space Tuple(",
+    ),
+    "frames that are no whole steps": (
+        ["--data.frames_per_batch=30"],
+        "frames_per_batch=30 is not a positive multiple of num_envs=4",
+    ),
+    "more environments an executor than there are": (
+        ["--data.envs_per_executor=8"],
+        "envs_per_executor=8 is more than num_envs=4",
+    ),
+    "minibatches that do not divide": (
+        ["--model=PPO", "--model.minibatches=5"],
+        "minibatches=5 does not divide the 32 frames",
+    ),
+    "a network that cannot read": (
+        ["--model.network=nature"],
+        "the network 'nature' cannot read observations of shape (4,)",
+    ),
+    "a number out of range": (["--model.gamma=2"], "gamma=2.0; 0 to 1 is needed"),
+    "two epochs": (["--trainer.max_epochs=2"], "max_epochs=2: an epoch is the whole run"),
+    "a precision": (["--trainer.precision=64-true"], "precision=64-true; 32-true or bf16-mixed"),
+    "a strategy": (["--trainer.strategy=none"], "You selected an invalid strategy name"),
+    "an accelerator": (["--trainer.accelerator=tpu"], "Requirement 'torch_xla"),
+    "a policy without a value": (
+        ["--model.policy=tests.command_line.Valueless"],
+        "the policy has no value ('state_value')",
+    ),
+    "an unknown flag": (["--data.numm_envs=3"], "unrecognized arguments: --data.numm_envs=3"),
+    "a wrong type": (["--data.num_envs=four"], 'Parser key "data.num_envs": Expected a'),
+    "a wrong choice": (["--model.optimizer=sgd"], 'Parser key "model"'),
+    "an unknown learner": (["--model=DQN"], 'Parser key "model"'),
+    "an unknown factory": (["--data.env=FooEnvs"], 'Parser key "data.env"'),
+    "an interpolation that leads nowhere": (
+        ["--data.frames_per_batch=${data.none}"],
+        "Interpolation key 'data.none' not found",
+    ),
+    "a missing config": (["--config=none.yaml"], "--config=none.yaml: No such file"),
+    "a missing checkpoint": (["--ckpt_path=none.ckpt"], "--ckpt_path=none.ckpt: there is no such"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_wrong_input_ends_with_one_line_and_status_2(what, capsys):
+    arguments, message = WRONG[what]
+    assert refused(capsys, "fit", *CARTPOLE, *A2C, *arguments).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], 'expected "subcommand" to be one of {fit,validate,play}'),
+        (["train"], "argument subcommand: invalid choice: 'train'"),
+        (["fit", "--model=A2C"], "the following arguments are required: fit.data.env"),
+        (["fit", *CARTPOLE], "the following arguments are required: fit.model"),
+        (["play", *CARTPOLE, *A2C], "play needs --ckpt_path"),
+        (["validate", *CARTPOLE, *A2C, "--ckpt_path=x"], "--ckpt_path=x: there is no such file"),
+    ],
+)
+def test_a_wrong_command_ends_with_one_line_and_status_2(arguments, message, capsys):
+    assert refused(capsys, *arguments).startswith(message)
+
+
+def test_a_wrong_choice_is_told_without_the_whole_configuration(capsys):
+    message = refused(capsys, "fit", *CARTPOLE, *A2C, "--model.optimizer=sgd")
+    assert "Expected a typing.Literal['adam', 'rmsprop']. Got value: sgd" in message
+    assert "Namespace" not in message
+
+
+@pytest.mark.parametrize("subcommand", ["fit", "validate", "play"])
+def test_a_file_that_is_no_checkpoint_is_refused(subcommand, tmp_path, capsys):
+    (tmp_path / "half.ckpt").write_bytes(b"PK\x03\x04 and no more")
+    message = refused(capsys, subcommand, *CARTPOLE, *A2C, "--ckpt_path=half.ckpt")
+    assert message == "--ckpt_path=half.ckpt: this is no checkpoint, or half of one"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("a: [1,\n", "--config=bad.yaml: while parsing"),
+        ("- 1\n", "Unexpected config"),
+        ("data: {nums: 3}\n", "Subcommand 'fit' does not accept option 'data.nums'"),
+        (b"\xff\xfe\x00\x01", "--config=bad.yaml: "),
+    ],
+)
+def test_a_file_that_is_no_config_is_refused(content, message, tmp_path, capsys):
+    text = content if isinstance(content, bytes) else content.encode()
+    (tmp_path / "bad.yaml").write_bytes(text)
+    refusal = refused(capsys, "fit", *CARTPOLE, *A2C, "--config=bad.yaml")
+    assert refusal.startswith(message)
+
+
+def test_wrong_input_leaves_no_folder_behind(tmp_path, capsys):
+    refused(capsys, "fit", *CARTPOLE, *A2C, "--data.frames_per_batch=30")
+    assert list(tmp_path.iterdir()) == []
