@@ -18,6 +18,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint, TQDMProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from omegaconf.errors import OmegaConfBaseException
 
 from hts_torchrl.callbacks import LearningCurve, TrainingStatistics
@@ -119,16 +120,17 @@ class HTSCommandLine(LightningCLI):
         given = given if isinstance(given, list) else [given]
         callbacks = [*given, TrainingStatistics(), LearningCurve()]
         if settings["enable_checkpointing"] is not False:
+            # Apart, because save_last writes no evaluation that is not the best so far.
+            last = ModelCheckpoint(filename="last", enable_version_counter=False)
             best = ModelCheckpoint(
-                monitor="eval/score",
-                mode="max",
-                filename="best",
-                save_last=True,
-                enable_version_counter=False,
+                monitor="eval/score", mode="max", filename="best", enable_version_counter=False
             )
-            callbacks.append(best)
+            callbacks += [last, best]
         if settings["enable_progress_bar"] is not False:
             callbacks.append(TQDMProgressBar(refresh_rate=20))
+        if settings["logger"] in (None, True):  # made here, so that --name decides to the last
+            name = self._get(self.config_init, "name")
+            kwargs["logger"] = [TensorBoardLogger("runs", name), CSVLogger("runs", name)]
         trainer = super().instantiate_trainer(callbacks=callbacks, **kwargs)
         # Each logger looks for a free version, so all must look before the first makes its folder.
         for logger in trainer.loggers:
@@ -168,10 +170,10 @@ class HTSCommandLine(LightningCLI):
         score = self.trainer.callback_metrics.get("eval/score")
         if score is not None:
             lines.append(f"final score:    {float(score):.2f} (mean of the last evaluation)")
-        checkpoint = self.trainer.checkpoint_callback
-        if isinstance(checkpoint, ModelCheckpoint):
-            lines.append(f"checkpoint:     {checkpoint.last_model_path}")
-            lines.append(f"best:           {checkpoint.best_model_path}")
+        for checkpoint in self.trainer.checkpoint_callbacks:
+            if isinstance(checkpoint, ModelCheckpoint) and checkpoint.best_model_path:
+                label = "best:" if checkpoint.monitor else "checkpoint:"
+                lines.append(f"{label:15} {checkpoint.best_model_path}")
         lines.append(f"log:            {directory}")
         lines += [
             f"learning curve: {callback.path}"
@@ -181,23 +183,15 @@ class HTSCommandLine(LightningCLI):
         print("\n".join(lines))  # noqa: T201
 
 
-def _trainer_defaults() -> dict[str, Any]:
-    logger_arguments = {"save_dir": "runs", "name": "${.....name}"}
-    return {
-        "max_epochs": 1,
-        "num_sanity_val_steps": 0,
-        "enable_model_summary": False,
-        "logger": [
-            {"class_path": logger, "init_args": logger_arguments}
-            for logger in ("TensorBoardLogger", "CSVLogger")
-        ],
-    }
+_TRAINER_DEFAULTS = {"max_epochs": 1, "num_sanity_val_steps": 0, "enable_model_summary": False}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; wrong input ends with one line and status 2."""
-    # A run's loggers share one folder on purpose; the other is between Lightning and torch.
+    # A run's loggers share one folder on purpose, and a run that goes on from another's checkpoint
+    # has its own; the last is between Lightning and torch.
     warnings.filterwarnings("ignore", ".*exists and is not empty")
+    warnings.filterwarnings("ignore", "The dirpath has changed")
     warnings.filterwarnings("ignore", ".*isinstance.treespec, LeafSpec. is deprecated")
     try:
         # ${data.num_envs} in a file means the value that counts in the end, of this subcommand.
@@ -209,7 +203,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             HTSDataModule,
             subclass_mode_model=True,
             trainer_class=HTSTrainer,
-            trainer_defaults=_trainer_defaults(),
+            trainer_defaults=_TRAINER_DEFAULTS,
             seed_everything_default=0,
             save_config_kwargs={"overwrite": True},
             parser_kwargs={"parser_mode": "omegaconf+", "exit_on_error": True},

@@ -1,0 +1,218 @@
+"""fit, validate and play from the first argument to the last file."""
+
+import contextlib
+import csv
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import imageio.v2 as imageio
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from tests.command_line import A2C, CARTPOLE, files, refused, run
+
+PPO = ["--model=PPO", "--model.learning_rate_decay=true"]
+
+
+@pytest.fixture(scope="module")
+def fitted(tmp_path_factory):
+    """The folder in which ``fit`` ran once, and what it printed."""
+    directory = tmp_path_factory.mktemp("fitted")
+    out = (directory / "stdout").open("w")
+    with contextlib.chdir(directory), out, contextlib.redirect_stdout(out):
+        run("fit", *CARTPOLE, *PPO, "--name=mine", "--data.evaluation_frames=32")
+    return directory
+
+
+@pytest.fixture
+def run_directory(fitted, monkeypatch):
+    monkeypatch.chdir(fitted)
+    return fitted / "runs" / "mine" / "version_0"
+
+
+class TestFit:
+    def test_leaves_everything_in_one_folder(self, run_directory):
+        found = files(run_directory)
+        assert {
+            "checkpoints/best.ckpt",
+            "checkpoints/last.ckpt",
+            "config.yaml",
+            "hparams.yaml",
+            "learning_curve.png",
+            "metrics.csv",
+        } <= found
+        assert any("events.out.tfevents" in name for name in found)
+
+    def test_tells_score_and_files(self, fitted, run_directory):
+        lines = dict(line.split(":", 1) for line in (fitted / "stdout").read_text().splitlines())
+        lines = {name: value.strip() for name, value in lines.items()}
+        assert float(lines["final score"].split()[0]) > 5
+        for name in ("checkpoint", "best", "learning curve"):
+            assert (fitted / lines[name]).is_file()
+        assert (fitted / lines["log"]).samefile(run_directory)
+
+    def test_writes_the_figures(self, run_directory):
+        with (run_directory / "metrics.csv").open() as file:
+            rows = list(csv.DictReader(file))
+        assert rows[0].keys() >= {
+            *("train/frames", "train/minutes", "steps_per_second", "wait/learner"),
+            *("loss/policy", "loss/value", "loss/entropy", "loss/clip_fraction"),
+            *("eval/score", "eval/score_std", "eval/episode_length", "eval/frames"),
+            *("epoch", "step"),
+        }
+        assert [float(row["eval/frames"]) for row in rows if row["eval/frames"]] == [32, 64, 96]
+
+    def test_best_is_the_checkpoint_of_the_best_evaluation(self, run_directory):
+        with (run_directory / "metrics.csv").open() as file:
+            scores = [float(row["eval/score"]) for row in csv.DictReader(file) if row["eval/score"]]
+        best = torch.load(run_directory / "checkpoints" / "best.ckpt", weights_only=True)
+        assert best["updates"] == scores.index(max(scores)) + 1
+
+    def test_last_is_the_checkpoint_of_the_last_evaluation(self, run_directory):
+        last = torch.load(run_directory / "checkpoints" / "last.ckpt", weights_only=True)
+        assert last["updates"] == 3
+
+    def test_writes_a_config_that_repeats_the_run(self, fitted, run_directory):
+        run("fit", "--config", str(run_directory / "config.yaml"), "--name=again")
+        weights = [
+            torch.load(path / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
+            for path in (run_directory, fitted / "runs" / "again" / "version_0")
+        ]
+        assert weights[0].keys() == weights[1].keys()
+        assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+    def test_a_second_run_has_a_folder_of_its_own(self, fitted):
+        command = ["fit", *CARTPOLE, *A2C, "--name=second"]
+        with contextlib.chdir(fitted):
+            run(*command)
+            run(*command)
+        assert {path.name for path in (fitted / "runs" / "second").iterdir()} == {
+            "version_0",
+            "version_1",
+        }
+
+    @pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before")
+    def test_goes_on_from_a_checkpoint(self, run_directory):
+        best = str(run_directory / "checkpoints" / "best.ckpt")
+        run("fit", *CARTPOLE, *PPO, "--name=resumed", f"--ckpt_path={best}")
+        resumed = run_directory.parent.parent / "resumed" / "version_0" / "checkpoints"
+        assert torch.load(resumed / "last.ckpt", weights_only=True)["updates"] == 3
+
+
+class TestValidate:
+    def test_gives_the_score_of_the_last_evaluation(self, run_directory, capsys):
+        run("validate", *CARTPOLE, *PPO, f"--ckpt_path={run_directory}/checkpoints/last.ckpt")
+        with (run_directory / "metrics.csv").open() as file:
+            scores = [row["eval/score"] for row in csv.DictReader(file) if row["eval/score"]]
+        (line,) = [line for line in capsys.readouterr().out.splitlines() if "eval/score " in line]
+        assert float(line.split()[-2]) == pytest.approx(float(scores[-1]))
+
+    def test_needs_no_config_beside_the_checkpoint(self, run_directory, capsys):
+        run("validate", f"--ckpt_path={run_directory}/checkpoints/last.ckpt", "--name=alone")
+        assert "eval/score" in capsys.readouterr().out
+
+    def test_refuses_the_checkpoint_of_another_network(self, run_directory, capsys):
+        path = run_directory / "checkpoints" / "last.ckpt"
+        pendulum = ["--data.env.id=Pendulum-v1", f"--ckpt_path={path}"]
+        message = refused(capsys, "validate", *CARTPOLE, *PPO, *pendulum)
+        assert message.startswith("the checkpoint is of another network: its policy.")
+
+
+class TestPlay:
+    # imageio's reader of videos, which only the test uses, leaves its pipes open.
+    @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+    @pytest.mark.parametrize("suffix", ["gif", "mp4"])
+    def test_writes_a_video_of_a_game(self, suffix, run_directory, tmp_path, capsys):
+        video = tmp_path / "new" / f"game.{suffix}"
+        path = run_directory / "checkpoints" / "last.ckpt"
+        run("play", *CARTPOLE, *PPO, f"--ckpt_path={path}", f"--video={video}")
+        told = int(capsys.readouterr().out.split("video of ")[1].split()[0])
+        with imageio.get_reader(video) as reader:
+            frames = [np.asarray(frame) for frame in reader]
+        assert frames[0].shape[:2] == (400, 600)
+        assert not np.array_equal(frames[0], frames[-2])
+        # A GIF shows pictures that are equal as one, longer.
+        assert 5 < len(frames) <= told
+        assert suffix == "gif" or len(frames) == told
+
+    def test_refuses_another_kind_of_video(self, run_directory, capsys):
+        path = run_directory / "checkpoints" / "last.ckpt"
+        message = refused(
+            capsys, "play", *CARTPOLE, *PPO, f"--ckpt_path={path}", "--video=game.avi"
+        )
+        assert message == "--video=game.avi: a name that ends in .mp4 or .gif is needed"
+
+    def test_refuses_the_checkpoint_of_another_network(self, run_directory, capsys):
+        path = run_directory / "checkpoints" / "last.ckpt"
+        pendulum = ["--data.env.id=Pendulum-v1", f"--ckpt_path={path}"]
+        message = refused(capsys, "play", *CARTPOLE, *PPO, *pendulum)
+        assert message.startswith("the checkpoint is of another network: its policy.")
+
+
+def test_a_policy_of_the_users_own_is_trained_validated_and_played(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    policy = ["--model=PPO", "--model.policy=tests.command_line.Valued"]
+    run("fit", *CARTPOLE, *policy, "--name=own")
+    path = "runs/own/version_0/checkpoints/last.ckpt"
+    assert "policy.module.0.module.weight" in torch.load(path, weights_only=True)["state_dict"]
+    for subcommand in (["validate"], ["play", "--video=own.gif"]):
+        run(*subcommand, *CARTPOLE, *policy, f"--ckpt_path={path}")
+    out = capsys.readouterr().out
+    assert "eval/score" in out
+    assert "own.gif" in out
+
+
+def test_the_printed_config_holds_every_default(capsys):
+    with pytest.raises(SystemExit) as left:
+        run("fit", *CARTPOLE, *A2C, "--print_config")
+    assert left.value.code == 0
+    printed = yaml.safe_load(capsys.readouterr().out)
+    assert printed["model"]["init_args"]["gae_lambda"] == 1.0
+    assert printed["data"]["envs_per_executor"] == 1
+    assert printed["trainer"]["max_epochs"] == 1
+
+
+def has_ended(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+@pytest.mark.processes
+def test_control_c_ends_training_with_no_process_left(tmp_path):
+    arguments = [*CARTPOLE, *A2C, "--data.num_actors=1", "--data.envs_per_executor=2"]
+    endless = ["--data.total_frames=100000000", "--trainer.enable_progress_bar=true"]
+    with (tmp_path / "errors").open("w") as errors:
+        process = subprocess.Popen(
+            [sys.executable, "-u", "-m", "hts_torchrl.cli", "fit", *arguments, *endless],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            start_new_session=True,
+        )
+    with process:
+        try:
+            told = ""
+            while "steps_per_second" not in told:  # in the progress bar: training runs
+                assert process.poll() is None
+                told += process.stdout.read(32)
+            os.killpg(process.pid, signal.SIGINT)
+            process.communicate(timeout=60)
+            deadline = time.monotonic() + 10  # the fork server notices by itself
+            while not has_ended(process.pid) and time.monotonic() < deadline:
+                time.sleep(0.1)
+            assert has_ended(process.pid)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == 1
+    assert "Traceback" not in (tmp_path / "errors").read_text()
