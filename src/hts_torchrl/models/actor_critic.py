@@ -73,7 +73,7 @@ class GaussianHead(nn.Module):
 
 
 class ActorCritic(ActorValueOperator):
-    """Policy and value of one observation over a common trunk.
+    """Policy and value of one observation, over a common trunk or over two.
 
     To TorchRL it is an ``ActorValueOperator`` (``get_policy_operator``, ``get_value_operator``);
     :meth:`heads` runs the same modules once without the TensorDict between them, which costs a
@@ -82,6 +82,7 @@ class ActorCritic(ActorValueOperator):
     Args:
         trunk: module with ``out_features``.
         spec: observations and actions of the environment.
+        critic_trunk: a trunk for the value alone; None shares ``trunk``.
         observation: key of the observation that the trunk reads.
         squash: whether continuous actions pass through tanh into their bounds.
     """
@@ -91,6 +92,7 @@ class ActorCritic(ActorValueOperator):
         trunk: nn.Module,
         spec: EnvSpec,
         *,
+        critic_trunk: nn.Module | None = None,
         observation: Key = "observation",
         squash: bool = False,
     ) -> None:
@@ -102,13 +104,18 @@ class ActorCritic(ActorValueOperator):
             actor = NarrowLinear(width, sum(action.sizes), 0.01)
         head = action_head(action, squash=squash)
         policy = TensorDictModule(actor, in_keys=["hidden"], out_keys=parameters)
+        critic: nn.Module = NarrowLinear(width, 1, 1.0)
+        if critic_trunk is not None:
+            critic = nn.Sequential(critic_trunk, critic)
+        critic_input: Key = observation if critic_trunk is not None else "hidden"
         super().__init__(
             TensorDictModule(trunk, in_keys=[observation], out_keys=["hidden"]),
             # The class by which TorchRL recognises a policy operator that its losses can use.
             SafeProbabilisticTensorDictSequential(policy, head),
-            ValueOperator(NarrowLinear(width, 1, 1.0), in_keys=["hidden"]),
+            ValueOperator(critic, in_keys=[critic_input]),
         )
         self.observation = observation
+        self._separate = critic_trunk is not None
         self._distribution: Callable[..., d.Distribution] = head.distribution_class
         self._distribution_kwargs = dict(head.distribution_kwargs)
         self._distribution_keys = parameters
@@ -116,11 +123,12 @@ class ActorCritic(ActorValueOperator):
     def heads(self, observations: Mapping[Key, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
         """Return parameters of B actions' distribution and values ``[B, 1]``: one trunk pass."""
         common, policy, value = self.module
-        features = common.module(observations[self.observation])
+        observation = observations[self.observation]
+        features = common.module(observation)
         outputs = policy.module[0].module(features)
         parameters = outputs if isinstance(outputs, tuple) else (outputs,)
         named = dict(zip(self._distribution_keys, parameters, strict=True))
-        return named, value.module(features)
+        return named, value.module(observation if self._separate else features)
 
     def distribution(self, parameters: Mapping[str, Tensor]) -> d.Distribution:
         """Return the distribution of B actions."""
@@ -156,13 +164,16 @@ def make_actor_critic(network: str, spec: EnvSpec, *, squash: bool = False) -> A
     make_trunk = _trunk(network)
     try:
         trunk = make_trunk(array.shape)
+        # Two small trunks, as in Stable-Baselines3: the errors of a value in the hundreds would
+        # drown the policy's gradient in a common one.
+        critic_trunk = make_trunk(array.shape) if make_trunk is MLP else None
         with torch.no_grad():
             trunk(torch.zeros(1, *array.shape))
     except (RuntimeError, IndexError, ValueError, TypeError) as error:
         raise ConfigurationError(
             f"the network {network!r} cannot read observations of shape {array.shape}: {error}"
         ) from error
-    return ActorCritic(trunk, spec, observation=key, squash=squash)
+    return ActorCritic(trunk, spec, critic_trunk=critic_trunk, observation=key, squash=squash)
 
 
 def _trunk(network: str) -> Callable[[tuple[int, ...]], nn.Module]:
