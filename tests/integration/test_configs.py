@@ -1,0 +1,79 @@
+"""Every file under ``configs/`` makes a run that fits its environment; one Atari game is run."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from hts_torchrl.cli import HTSCommandLine
+from tests.command_line import run
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+BASES = {"atari/a2c.yaml", "atari/ppo.yaml"}
+NAMES = sorted(str(path.relative_to(CONFIGS)) for path in CONFIGS.rglob("*.yaml"))
+RUNS = [name for name in NAMES if name not in BASES]
+
+
+@pytest.fixture
+def line(monkeypatch, tmp_path, request):
+    """What the command line makes of a config, before it runs."""
+    lines = []
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(HTSCommandLine, "_run_subcommand", lambda line, _: lines.append(line))
+    run("fit", "--config", str(CONFIGS / request.param))
+    return lines[-1]
+
+
+@pytest.mark.parametrize("line", RUNS, indirect=True)
+def test_a_config_makes_a_run_that_fits_its_environment(line):
+    data, learner = line.datamodule, line.model
+    learner.build_policy(data.env_spec)
+    schedule = data.schedule
+    steps = schedule.steps_per_round
+    assert learner.unroll is None or steps % learner.unroll == 0
+    parts = getattr(learner, "minibatches", 1)
+    assert schedule.frames_per_round % parts == 0
+    assert data.evaluation_frames < schedule.frames_per_round * schedule.num_rounds
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_the_name_of_a_run_is_that_of_its_file(name):
+    content = yaml.safe_load((CONFIGS / name).read_text())
+    assert content["name"] == Path(name).stem
+
+
+@pytest.mark.parametrize("algorithm", ["a2c", "ppo"])
+def test_the_games_of_the_paper_are_all_there(algorithm):
+    games = {
+        *("bank_heist", "beam_rider", "breakout", "frostbite", "jamesbond", "krull"),
+        *("kung_fu_master", "ms_pacman", "qbert", "seaquest", "space_invaders", "star_gunner"),
+    }
+    assert games <= {name.split("/")[-1].removesuffix(f"_{algorithm}.yaml") for name in NAMES}
+
+
+@pytest.mark.parametrize("line", ["atari/breakout_a2c.yaml"], indirect=True)
+def test_a2c_on_atari_has_the_settings_of_the_paper(line):
+    learner, schedule = line.model, line.datamodule.schedule
+    assert (schedule.num_envs, schedule.steps_per_round, schedule.delay) == (16, 5, 1)
+    assert (learner.optimizer_name, learner.learning_rate, learner.epsilon) == (
+        "rmsprop",
+        7e-4,
+        1e-5,
+    )
+    assert (learner.gamma, learner.entropy_coef, learner.value_coef) == (0.99, 0.01, 0.5)
+    assert line.trainer.gradient_clip_val == 0.5
+
+
+def test_an_atari_config_trains(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    run(
+        *("fit", "--config", str(CONFIGS / "atari" / "breakout_a2c.yaml")),
+        *("--data.num_actors=0", "--data.num_envs=4", "--data.frames_per_batch=20"),
+        *("--data.total_frames=40", "--data.evaluation_episodes=1", "--data.env.max_frames=80"),
+        *("--trainer.enable_progress_bar=false", "--trainer.accelerator=cpu"),
+        "--trainer.log_every_n_steps=1",
+    )
+    assert "final score" in capsys.readouterr().out
+    path = tmp_path / "runs" / "breakout_a2c" / "version_0" / "checkpoints" / "last.ckpt"
+    assert torch.load(path, weights_only=True)["updates"] == 2
