@@ -6,7 +6,7 @@ from torch import nn
 
 from hts_torchrl.config import ArraySpec, EnvSpec
 from hts_torchrl.errors import ConfigurationError
-from hts_torchrl.models import ActorCritic, make_actor_critic
+from hts_torchrl.models import MLP, ActorCritic, make_actor_critic
 from hts_torchrl.models.actor_critic import NarrowLinear
 from tests.unit.models.test_distributions import ACTIONS
 
@@ -88,8 +88,14 @@ class TestActorCritic:
         assert written["action"].shape == (3, *ACTIONS[kind].array.shape)
         assert written["action_log_prob"].shape == (3,)
 
-    def test_actor_and_critic_both_train_the_trunk(self):
+    def test_a_trunk_for_the_value_alone_is_not_trained_by_the_actor(self):
         policy = make_actor_critic("mlp", spec())
+        parameters, _ = policy.heads(rows())
+        parameters["logits"][:, 0].sum().backward()
+        assert all(weight.grad is None for weight in policy.get_value_head().parameters())
+
+    def test_actor_and_critic_both_train_a_common_trunk(self):
+        policy = ActorCritic(MLP(VECTOR.shape), spec())
         trunk = policy.module[0].module
         for output in (0, 1):
             policy.zero_grad()
