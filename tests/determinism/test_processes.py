@@ -42,6 +42,7 @@ def test_another_seed_gives_other_bits():
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", ["cartpole", "pendulum", "squashed", "choices", "breakout"])
 @pytest.mark.parametrize("delay", [0, 1])
 def test_no_setting_of_the_workers_changes_a_bit(name, delay):
