@@ -370,7 +370,7 @@ class HTSCollector(BaseCollector):
         close_env: bool = True,  # noqa: ARG002
         raise_on_error: bool = True,  # noqa: ARG002
     ) -> None:
-        """Stop all workers and free the shared memory; may be called twice, at most 5 s.
+        """Stop all workers and free the shared memory; may be called twice.
 
         The last batch stays valid. The arguments are TorchRL's and change nothing here.
         """

@@ -23,6 +23,8 @@ from hts_torchrl.workers.executor import Executor
 from hts_torchrl.workers.process import WorkerTask, work
 
 _STOP_S = 3.0
+# On an overloaded machine it takes seconds until a killed process is gone.
+_KILLED_S = 30.0
 _SILENCE_CHECK_S = 1.0
 # A fork server hands at most 256 descriptors to a child, and an actor rings every executor.
 _MOST_EXECUTORS = 240
@@ -196,22 +198,23 @@ class ProcessCrew:
         )
 
     def shutdown(self) -> None:
-        """Ask by closing the lifeline, wait, terminate, kill; at most 5 s."""
+        """Ask by closing the lifeline, wait, terminate, kill; 5 s where nothing else runs."""
         if self._parent_end.closed:
             return
         self._parent_end.close()
         deadline = time.monotonic() + _STOP_S
         for process in self._processes:
             process.join(max(0.0, deadline - time.monotonic()))
-        for stop in (BaseProcess.terminate, BaseProcess.kill):
+        for stop, patience_s in ((BaseProcess.terminate, 1.0), (BaseProcess.kill, _KILLED_S)):
             alive = [process for process in self._processes if process.is_alive()]
             for process in alive:
                 stop(process)
-            deadline = time.monotonic() + 1.0
+            deadline = time.monotonic() + patience_s
             for process in alive:
                 process.join(max(0.0, deadline - time.monotonic()))
         for process in self._processes:
-            process.close()
+            if not process.is_alive():
+                process.close()
         self._processes = []
         self._lifeline.close()
 

@@ -1,5 +1,7 @@
+import multiprocessing
 import os
 import sys
+from multiprocessing.process import BaseProcess
 from types import SimpleNamespace
 
 import numpy as np
@@ -99,3 +101,38 @@ def test_more_executors_than_a_fork_server_can_start_are_refused():
     config = CrewConfig(num_envs=500, envs_per_executor=2)
     with pytest.raises(ConfigurationError, match="250 executors; a fork server can start 240"):
         ProcessCrew(SimpleNamespace(config=config), [], [])
+
+
+class Undying(BaseProcess):
+    """Outlives every patience, as a process may on an overloaded machine."""
+
+    def __init__(self, asked: list) -> None:
+        self._closed, self.asked = False, asked
+        self._popen = SimpleNamespace(
+            terminate=lambda: asked.append("terminate"), kill=lambda: asked.append("kill")
+        )
+
+    def __del__(self) -> None:
+        pass
+
+    def __repr__(self) -> str:
+        return "Undying"
+
+    def is_alive(self):
+        return True
+
+    def join(self, timeout=None):
+        assert timeout is not None
+
+    def close(self):
+        raise ValueError("Cannot close a process while it is still running")
+
+
+def test_a_worker_that_does_not_die_in_time_does_not_keep_the_rest_from_being_closed(monkeypatch):
+    monkeypatch.setattr("hts_torchrl.workers.crew._STOP_S", 0.0)
+    crew, asked = ProcessCrew.__new__(ProcessCrew), []
+    crew._processes = [Undying(asked)]
+    crew._lifeline, crew._parent_end = multiprocessing.Pipe(duplex=False)
+    crew.shutdown()
+    assert asked == ["terminate", "kill"]
+    assert crew._lifeline.closed
