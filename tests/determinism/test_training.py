@@ -1,0 +1,69 @@
+"""Training gives the same bits whatever its workers: batches, weights and optimiser.
+
+A part of ``benchmarks/determinism.py``, which is the whole matrix.
+"""
+
+import functools
+
+import pytest
+from benchmarks import determinism
+from benchmarks.determinism import Crew
+
+from hts_torchrl import AtariEnvs, GymEnvs
+
+pytestmark = pytest.mark.processes
+
+SERIAL = Crew(0)
+# Games so short that they end, and start again, within these few rounds.
+ENVS = {
+    "CartPole": (GymEnvs("CartPole-v1", {"max_episode_steps": 40}), "mlp"),
+    "Pendulum": (GymEnvs("Pendulum-v1", {"max_episode_steps": 50}), "mlp"),
+    "Breakout": (AtariEnvs("breakout", max_frames=48), "nature"),
+}
+UPDATES = {
+    ("CartPole", "A2C"): 20,
+    ("CartPole", "PPO ratio"): 20,
+    ("Pendulum", "PPO displacement"): 20,
+    ("Breakout", "A2C"): 4,
+}
+RUNS = [pytest.param(*run, id=" ".join(run)) for run in UPDATES]
+
+
+@pytest.fixture(autouse=True)
+def _short_games(monkeypatch):
+    monkeypatch.setattr(determinism, "ENVS", ENVS)
+
+
+@functools.cache
+def digest(env: str, algorithm: str, crew: Crew = SERIAL, seed: int = 1) -> str:
+    return determinism.train(env, algorithm, crew, updates=UPDATES[env, algorithm], seed=seed)
+
+
+@pytest.mark.timeout(300)  # on an overloaded machine; seconds elsewhere
+@pytest.mark.parametrize(("env", "algorithm"), RUNS)
+@pytest.mark.parametrize("crew", [Crew(1, 2), Crew(2, 2)], ids=str)
+def test_processes_train_to_the_bits_of_the_serial_twin(env, algorithm, crew):
+    assert digest(env, algorithm, crew) == digest(env, algorithm)
+
+
+@pytest.mark.timeout(300)
+def test_random_delays_change_no_bit():
+    assert digest("CartPole", "A2C", Crew(2, 4, jitter=True)) == digest("CartPole", "A2C")
+
+
+def test_the_same_training_again_gives_the_same_bits():
+    again = digest.__wrapped__("Pendulum", "PPO displacement")
+    assert again == digest("Pendulum", "PPO displacement")
+
+
+@pytest.mark.parametrize(("env", "algorithm"), RUNS)
+def test_another_seed_trains_to_other_bits(env, algorithm):
+    assert digest(env, algorithm, seed=2) != digest(env, algorithm)
+
+
+def test_every_algorithm_trains_to_bits_of_its_own():
+    digests = [
+        determinism.train("CartPole", algorithm, SERIAL, updates=3)
+        for algorithm in determinism.ALGORITHMS
+    ]
+    assert len(set(digests)) == 3
