@@ -1,0 +1,349 @@
+"""Training throughput on Atari: this project beside TorchRL's own collectors.
+
+A figure is environment steps a second of rollout *and* learning together: A2C on one game, with the
+same network (this project's Nature actor-critic), batch, optimiser and C++ preprocessing. Each
+measurement is a fresh process, the rows take turns, and ratios are taken within a turn.
+
+All rows but the Trainer's run the same loop, in which TorchRL has the fastest of what was tried:
+
+- one EnvBase around one native vector environment, without transforms; serial and parallel ones are
+  tried too. Gymnasium's Python wrappers were slower;
+- values stored while acting: only the last observations are evaluated again, where GAE with a value
+  network evaluates all of them, or twice as many without ``shifted``;
+- ``A2CLoss`` on the two heads after one pass of the trunk: on the policy and value operators, as in
+  TorchRL's examples, it runs the trunk twice for the same gradient;
+- no ``update_policy_weights_``: local workers share the parameters' memory, so it would copy them
+  onto themselves and wait for all workers. No trajectory ids; ``compact_obs`` gained nothing.
+
+``--tune`` measures for each row, this project's too: torch threads of the main process and of the
+workers, emulator threads, number of workers, native, serial and parallel environments, and
+``torch.compile`` of the update (the policy compiled as well was slower); the fastest are compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
+from importlib.metadata import version
+from itertools import product
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+from ale_py.vector_env import AtariVectorEnv
+from lightning.pytorch import Callback, Trainer
+from matplotlib.figure import Figure
+from tensordict import TensorDict, TensorDictBase
+from torch import Tensor, nn
+from torchrl.collectors import BaseCollector, Collector, MultiCollector
+from torchrl.data import Bounded, Categorical, Composite, Unbounded
+from torchrl.envs import EnvBase, ParallelEnv, SerialEnv
+from torchrl.objectives import A2CLoss
+from torchrl.objectives.value import GAE
+
+from hts_torchrl import A2C, ActorCritic, AtariEnvs, HTSCollector, HTSDataModule
+from hts_torchrl.envs.atari import AtariGroup
+from hts_torchrl.models import NatureCNN
+
+CORES = len(os.sched_getaffinity(0))
+NAMES = {
+    "trainer": "hts_torchrl, Trainer",
+    "loop": "hts_torchrl, TorchRL loop",
+    "collector": "TorchRL Collector",
+    "sync": "TorchRL MultiCollector(sync)",
+    "async": "TorchRL MultiCollector(async)",
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """What is measured: one of ``NAMES``, the task (up to ``seconds``), and how it is run."""
+
+    system: str
+    game: str
+    num_envs: int
+    steps: int
+    seconds: float
+    envs: str = "native"
+    workers: int = 1
+    actors: int = 1
+    main_threads: int = 1
+    worker_threads: int = 1
+    emulator_threads: int = 1
+    compiled: bool = False
+    bf16: bool = False
+
+    @property
+    def frames(self) -> int:
+        return self.num_envs * self.steps
+
+    @property
+    def name(self) -> str:
+        return NAMES[self.system] + ", bf16" * self.bf16
+
+    @property
+    def setting(self) -> str:
+        values = [(field.name, getattr(self, field.name), field.default) for field in fields(self)]
+        return " ".join(f"{name}={value}" for name, value, usual in values[5:] if value != usual)
+
+
+def candidates(system: str, task: Run) -> list[Run]:
+    """Return what ``--tune`` measures for a row; the first is used without it."""
+    threads = list(dict.fromkeys([min(2, CORES), 1, CORES]))
+    workers = [count for count in (2, 4, 8, 16, 32) if task.num_envs % count == 0]
+    learner: dict[str, list] = {"main_threads": threads}
+    native = learner | {"emulator_threads": threads}
+    serial, parallel = {"envs": ["serial"]}, {"envs": ["parallel"], "workers": workers}
+    executors = {"workers": workers[::-1], "actors": [1, 2], "main_threads": [1, 2]}
+    grids = {
+        "collector": [native, learner | serial, learner | parallel],
+        "sync": [learner | {"worker_threads": [1, 2], "workers": workers}],
+        "async": [native | {"workers": [1, 2]}],
+    }
+    return [
+        replace(task, system=system, **dict(zip(grid, values, strict=True)))
+        for grid in grids.get(system, [executors])
+        for values in product(*grid.values())
+    ]
+
+
+class NativeAtariEnv(EnvBase):
+    """The environments of all rows as one of TorchRL's; seeds are drawn, as only speed counts."""
+
+    def __init__(self, game: str, num_envs: int = 1, num_threads: int = 1) -> None:
+        super().__init__(batch_size=[num_envs] if num_envs > 1 else [])
+        kwargs = {"autoreset_mode": "SameStep", "life_loss_info": True, "reward_clipping": False}
+        vector_env = partial(AtariVectorEnv, num_threads=num_threads, **kwargs)
+        make = SimpleNamespace(vector_env=vector_env, clip_reward=True)
+        self._group = AtariGroup(make, game, num_envs, render=False)
+        seeds = np.random.default_rng().integers(2**31, size=num_envs)
+        self._following = self._group.reset(seeds)["observation"]
+        shape = self.batch_size
+        pixels = Bounded(0, 255, (*shape, *self._following.shape[1:]), dtype=torch.uint8)
+        self.observation_spec = Composite(observation=pixels, shape=shape)
+        self.action_spec = Categorical(self._group.spec.action.sizes[0], shape=shape)
+        self.reward_spec = Unbounded((*shape, 1))
+
+    def _tensordict(self, **arrays: np.ndarray) -> TensorDict:
+        tensors = {key: torch.from_numpy(array) for key, array in arrays.items()}
+        views = {k: t.view(*self.batch_size, *(t.shape[1:] or (1,))) for k, t in tensors.items()}
+        return TensorDict(views, self.batch_size)
+
+    def _reset(self, _: TensorDictBase | None = None, **__: object) -> TensorDict:
+        return self._tensordict(observation=self._following)
+
+    def _step(self, tensordict: TensorDictBase) -> TensorDict:
+        step = self._group.step(tensordict["action"].view(-1).numpy())
+        self._following, after = step.next_observation["observation"], step.observation
+        ends = {"terminated": step.terminated, "done": step.terminated | step.truncated}
+        return self._tensordict(**after, reward=step.reward, **ends)
+
+    def _set_seed(self, seed: int | None) -> None: ...
+
+
+class Trunk(NatureCNN):
+    """The Nature trunk for any leading dimensions; ``bf16`` decides its precision."""
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.bf16):
+            features = super().forward(pixels.reshape(-1, *pixels.shape[-3:]))
+        return features.float().view(*pixels.shape[:-3], -1)
+
+
+class Stopwatch(Callback):
+    """Measures steps a second after 2400 steps, for a loop or as the Trainer's callback."""
+
+    def __init__(self, run: Run) -> None:
+        self.run, self.rounds = run, -max(5, 2400 // run.frames)
+
+    def round_ended(self) -> bool:
+        self.rounds += 1
+        if self.rounds <= 0:
+            self.began_s = time.perf_counter()
+            return False
+        seconds = time.perf_counter() - self.began_s
+        self.steps_per_s = self.rounds * self.run.frames / seconds
+        return seconds >= self.run.seconds
+
+    def on_train_batch_end(self, trainer: Trainer, *_: object) -> None:
+        trainer.should_stop = self.round_ended()
+
+
+def run_trainer(run: Run) -> float:
+    watch = Stopwatch(run)
+    data = HTSDataModule(
+        AtariEnvs(run.game), frames_per_batch=run.frames, total_frames=run.frames * 10**9,
+        num_envs=run.num_envs, num_actors=run.actors,
+        envs_per_executor=run.num_envs // run.workers,
+    )  # fmt: skip
+    trainer = Trainer(
+        accelerator="cpu", devices=1, max_epochs=1, limit_val_batches=0, gradient_clip_val=0.5,
+        precision="bf16-mixed" if run.bf16 else "32-true", callbacks=[watch], logger=False,
+        enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False,
+    )  # fmt: skip
+    trainer.fit(A2C(network="nature", num_threads=run.main_threads), data)
+    return watch.steps_per_s
+
+
+def make_collector(run: Run, policy: nn.Module) -> BaseCollector:
+    share = run.num_envs if run.system == "async" else run.num_envs // run.workers
+    frames = {"frames_per_batch": run.frames, "total_frames": -1}
+    env = partial(NativeAtariEnv, run.game, share, run.emulator_threads)
+    if run.system == "loop":
+        return HTSCollector(
+            AtariEnvs(run.game), policy, num_envs=run.num_envs, num_actors=run.actors,
+            envs_per_executor=share, **frames,
+        )  # fmt: skip
+    if run.system == "collector":
+        envs = {
+            "native": env,
+            "serial": partial(SerialEnv, run.num_envs, partial(NativeAtariEnv, run.game)),
+            "parallel": partial(ParallelEnv, run.workers, env, num_threads=run.main_threads),
+        }
+        return Collector(envs[run.envs](), policy, track_traj_ids=False, **frames)
+    return MultiCollector(
+        [env] * run.workers, policy, sync=run.system == "sync", num_threads=run.main_threads,
+        num_sub_threads=run.worker_threads, **frames,
+    )  # fmt: skip
+
+
+def run_loop(run: Run) -> float:
+    torch.set_num_threads(run.main_threads)
+    spec = AtariEnvs(run.game).group([0]).spec
+    model = ActorCritic(Trunk(spec.observations["observation"].shape), spec)
+    trunk, heads = model.module[0], (model.get_policy_head(), model.get_value_head())
+    trunk.module.bf16 = run.bf16
+    critic, gae = model.get_value_operator(), GAE(gamma=0.99, lmbda=1.0, value_network=None)
+    loss = A2CLoss(*heads, loss_critic_type="l2", entropy_coeff=0.01, critic_coeff=0.5)
+    optimizer = torch.optim.RMSprop(model.parameters(), 7e-4, alpha=0.99, eps=1e-5)
+    collector, watch = make_collector(run, model), Stopwatch(run)
+
+    @torch.no_grad()
+    def targets(batch: TensorDictBase) -> TensorDictBase:
+        next_value = batch["state_value"].roll(-1, -2)
+        unseen = (batch["next", "done"] & ~batch["next", "terminated"]).squeeze(-1)
+        unseen[..., -1] = True
+        next_value[unseen] = critic(batch["next"].select("observation")[unseen])["state_value"]
+        batch["next", "state_value"] = next_value
+        return gae(batch).select("observation", "action", "advantage", "value_target").reshape(-1)
+
+    def objective(samples: TensorDictBase) -> Tensor:
+        losses = loss(trunk(samples))
+        return losses["loss_objective"] + losses["loss_critic"] + losses["loss_entropy"]
+
+    objective = torch.compile(objective) if run.compiled else objective
+    for batch in collector:
+        optimizer.zero_grad()
+        objective(targets(batch)).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+        if isinstance(collector, HTSCollector):
+            collector.update_policy_weights_()
+        if watch.round_ended():
+            break
+    collector.shutdown()
+    return watch.steps_per_s
+
+
+def measure(run: Run) -> float:
+    """Return steps a second, measured in a fresh process; 0 if that fails."""
+    command = ["timeout", "900", sys.executable, __file__, "--child", json.dumps(asdict(run))]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    speed = 0.0 if result.returncode else float(result.stdout.splitlines()[-1])
+    print(f"{speed:8.0f}  {run.name:31} {run.setting}", flush=True)
+    print(result.stderr[-3000:] if result.returncode else "", file=sys.stderr, end="")
+    return speed
+
+
+def tune(system: str, task: Run) -> Run:
+    """Return the fastest setting of a row, each measured for half the time."""
+    short = replace(task, seconds=task.seconds / 2)
+    speeds = {run: measure(run) for run in candidates(system, short)}
+    if system != "trainer":
+        compiled = replace(max(speeds, key=speeds.__getitem__), compiled=True)
+        speeds[compiled] = measure(compiled)
+    return replace(max(speeds, key=speeds.__getitem__), seconds=task.seconds)
+
+
+def report(speeds: dict[Run, list[float]]) -> str:
+    """Return a Markdown table; ratios are those of the first row to each, within a turn."""
+    (first, base), *_ = speeds.items()
+    text = f"""{first.game}: {first.num_envs} environments, {first.steps} steps, {first.seconds:g} s
+
+| row | steps/s | min | max | first row / this | setting |
+|---|---|---|---|---|---|
+"""
+    for run, values in speeds.items():
+        ratios = [a / b for a, b in zip(base, values, strict=True)]
+        spread = f"{np.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+        figures = " | ".join(f"{f(values):.0f}" for f in (np.median, min, max))
+        text += f"| {run.name} | {figures} | {spread} | {run.setting} |\n"
+    return text
+
+
+def machine() -> str:
+    model = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
+    packages = ("torch", "torchrl", "tensordict", "ale-py", "gymnasium", "lightning", "numpy")
+    versions = ", ".join(f"{package} {version(package)}" for package in packages)
+    load = f"{CORES} cores, load {os.getloadavg()[0]:.1f} at the start"
+    return f"{model[1] if model else 'Unknown processor'}, {load}\n{versions}\n"
+
+
+def draw(speeds: dict[Run, list[float]], path: Path) -> None:
+    axes = Figure(figsize=(8, 1 + 0.4 * len(speeds)), layout="constrained").subplots()
+    for run, values in reversed(speeds.items()):
+        middle, colour = np.median(values), "C0" if run.name.startswith("hts") else "C7"
+        errors = [[middle - min(values)], [max(values) - middle]]
+        axes.barh(f"{run.name}, {run.steps} steps", middle, xerr=errors, color=colour, capsize=3)
+    axes.set_xlabel("training steps a second")
+    axes.figure.savefig(path, dpi=150)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Training throughput on Atari")
+    parser.add_argument("--game", default="breakout")
+    parser.add_argument("--num-envs", type=int, default=16)
+    parser.add_argument("--steps-per-round", type=int, nargs="+", default=[5])
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=20, help="of a measurement, less warm-up")
+    parser.add_argument("--tune", action="store_true", help="find each row's best setting first")
+    parser.add_argument("--bf16", action="store_true", help="add all rows in bfloat16")
+    parser.add_argument("--quick", action="store_true", help="2 repeats of 3 s: does it run?")
+    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results")
+    parser.add_argument("--child", type=json.loads, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.child:
+        run = Run(**args.child)
+        print(run_trainer(run) if run.system == "trainer" else run_loop(run))
+        return
+    args.repeats, args.seconds = (2, 3.0) if args.quick else (args.repeats, args.seconds)
+    text, speeds = [machine()], {}
+    for steps in args.steps_per_round:
+        task = Run("", args.game, args.num_envs, steps, args.seconds)
+        runs = [tune(name, task) if args.tune else candidates(name, task)[0] for name in NAMES]
+        runs += [replace(run, bf16=True) for run in runs if args.bf16]
+        for _, run in product(range(args.repeats), runs):
+            speeds.setdefault(run, []).append(measure(run) or sys.exit(f"{run.name} failed"))
+        text.append(report({run: speeds[run] for run in runs}))
+        print("\n", *text, sep="\n", flush=True)
+    args.output.mkdir(parents=True, exist_ok=True)
+    (args.output / "throughput.md").write_text("\n".join(text))
+    draw(speeds, args.output / "throughput.png")
+    with (args.output / "throughput.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow([*(field.name for field in fields(Run)), "steps_per_s"])
+        for run, values in speeds.items():
+            writer.writerows([*asdict(run).values(), f"{value:.1f}"] for value in values)
+
+
+if __name__ == "__main__":
+    main()
