@@ -1,0 +1,50 @@
+"""Each example runs: a few rounds, in the test's own process."""
+
+import functools
+import runpy
+from pathlib import Path
+
+import pytest
+
+from hts_torchrl import HTSCollector, HTSDataModule
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+MOST_LINES = 60
+
+
+def serial(name):
+    """The example's ``main``, without worker processes."""
+    main = runpy.run_path(str(EXAMPLES / f"{name}.py"))["main"]
+    for maker in (HTSCollector, HTSDataModule):
+        if maker.__name__ in main.__globals__:
+            main.__globals__[maker.__name__] = functools.partial(maker, num_actors=0)
+    return main
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def test_the_torchrl_loop_trains(capsys):
+    score = serial("torchrl_loop")(3 * 1024)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == ["1024", "2048", "3072"]
+    assert score > 8  # a CartPole falls no sooner
+
+
+# TorchRL's own way to register its optimiser.
+@pytest.mark.filterwarnings("ignore:The 'optimizer' hook stage will be replaced:FutureWarning")
+def test_torchrls_trainer_trains():
+    assert serial("torchrl_trainer")(3 * 1024).collected_frames == 3 * 1024
+
+
+@pytest.mark.filterwarnings("ignore:The number of training batches")
+def test_the_lightning_loop_trains():
+    assert serial("lightning_loop")(3 * 256) > 8
+
+
+def test_there_is_a_test_for_each_example_and_each_is_short():
+    lengths = {path.stem: len(path.read_text().splitlines()) for path in EXAMPLES.glob("*.py")}
+    assert lengths.keys() == {"torchrl_loop", "torchrl_trainer", "lightning_loop"}
+    assert max(lengths.values()) < MOST_LINES
