@@ -17,6 +17,7 @@ from hts_torchrl.config import EnvSpec, Key
 from hts_torchrl.delayed import DelayedGradient
 from hts_torchrl.errors import ConfigurationError, ProtocolError
 from hts_torchrl.evaluation import Evaluation
+from hts_torchrl.inference import one_thread
 from hts_torchrl.models import make_actor_critic
 from hts_torchrl.objectives.returns import gae_targets
 from hts_torchrl.policy import evaluate, probabilistic_module
@@ -91,7 +92,8 @@ class Learner(LightningModule):
 
     def build_policy(self, spec: EnvSpec) -> None:
         """Build ``network`` for an environment."""
-        self.policy = make_actor_critic(self.network, spec, squash=self.squash)
+        with one_thread():  # the bits of an orthogonal initialisation depend on their number
+            self.policy = make_actor_critic(self.network, spec, squash=self.squash)
 
     def configure_optimizers(self) -> Any:  # noqa: ANN401 - Lightning accepts many forms
         """Return Adam or RMSprop, with linear decay to zero over the run if wanted."""
