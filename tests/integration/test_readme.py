@@ -1,0 +1,94 @@
+"""What README and the start page tell a newcomer to type works, on a small scale."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from hts_torchrl import HTSCollector
+from tests.command_line import files, run
+
+ROOT = Path(__file__).parents[2]
+PAGES = ("README.md", "docs/start.md")
+SMALL = [
+    *("--data.num_actors=0", "--data.num_envs=4", "--data.frames_per_batch=64"),
+    *("--data.total_frames=128", "--data.evaluation_frames=64", "--data.evaluation_episodes=1"),
+    *("--data.env.max_frames=160", "--trainer.accelerator=cpu", "--trainer.log_every_n_steps=1"),
+    "--trainer.enable_progress_bar=false",
+]
+
+
+def blocks(page, language):
+    return re.findall(rf"```{language}\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+
+
+def commands(page):
+    """Arguments of each ``hts-torchrl`` on a page, in order."""
+    lines = [line for block in blocks(page, "bash") for line in block.splitlines()]
+    words = [shlex.split(line, comments=True) for line in lines]
+    found = []
+    for line in words:
+        places = [index for index, word in enumerate(line) if word.endswith("hts-torchrl")]
+        if places:
+            found.append(line[places[0] + 1 :])
+    return found
+
+
+@pytest.fixture
+def clone(tmp_path, monkeypatch):
+    """A folder that looks like a clone, for what is typed there."""
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_the_commands_of_the_readme_work_one_after_another(clone, capsys):
+    typed = commands("README.md")
+    assert [words[0] for words in typed] == ["fit", "fit", "validate", "play"]
+    for words in typed:
+        run(*words, *SMALL)
+        assert capsys.readouterr().out
+    assert (clone / "pong.mp4").stat().st_size > 0
+    assert "runs/pong/version_0/learning_curve.png" in files(clone)
+
+
+@pytest.mark.parametrize("words", commands("docs/start.md"), ids=" ".join)
+def test_a_command_of_the_start_page_works(words, clone, capsys):  # noqa: ARG001
+    if "--help" in words:
+        with pytest.raises(SystemExit) as left:
+            run(*words)
+        assert left.value.code == 0
+    else:
+        run(*words, *SMALL)
+    assert capsys.readouterr().out
+
+
+PROGRAMS = [pytest.param(program, id=page) for page in PAGES for program in blocks(page, "python")]
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_program_runs(program, monkeypatch):
+    collected = []
+
+    def small_collector(*arguments, **settings):
+        small = {"num_actors": 0, "total_frames": 2 * settings["frames_per_batch"]}
+        collected.append(HTSCollector(*arguments, **{**settings, **small}))
+        return collected[-1]
+
+    monkeypatch.setattr("hts_torchrl.collector.HTSCollector", small_collector)
+    exec(compile(program, "program", "exec"), {})
+    (collector,) = collected
+    assert collector.stats()["frames"] == 2 * collector.frames_per_batch
+
+
+def test_links_of_the_readme_lead_somewhere():
+    links = re.findall(r"\]\((?!http)([^)#]+)\)", (ROOT / "README.md").read_text())
+    assert len(links) > 3
+    assert [link for link in links if not (ROOT / link).exists()] == []
+
+
+def test_programs_that_the_readme_names_are_there():
+    named = re.findall(r"(?:bash|python) ([\w./]+)", (ROOT / "README.md").read_text())
+    assert {".ci/test", ".ci/run", "benchmarks/determinism.py"} <= set(named)
+    assert [path for path in named if not (ROOT / path).is_file()] == []
