@@ -10,6 +10,7 @@ import torch
 from gymnasium import spaces
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import CSVLogger
+from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from torch import nn
 from torchrl.modules import ProbabilisticActor, SafeSequential, ValueOperator
@@ -139,6 +140,13 @@ class TestA2C:
         for one, other in zip(whole, in_chunks, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
 
+    @pytest.mark.parametrize("chunks", [1, 2, 4])
+    def test_chunks_hold_every_sample_once(self, chunks):
+        batch = TensorDict({}, [4, 6])
+        parts = [RoundPart(batch, index, chunks) for index in range(chunks)]
+        rows = torch.cat([torch.arange(24)[A2C()._rows(part)] for part in parts])
+        assert torch.equal(rows, torch.arange(24))
+
     def test_chunks_that_do_not_divide_the_environments_are_refused(self):
         with pytest.raises(ConfigurationError, match="accumulate_grad_batches=3"):
             watched_fit(A2C(), cartpole(), accumulate_grad_batches=3)
@@ -237,9 +245,12 @@ class KeepingPPO(SGDPPO):
 
 
 def first_divergences(delayed_step, **settings):
-    divergence = Divergence()
+    divergence, policy = Divergence(), cartpole_policy()
+    with torch.no_grad():  # far from the even chances of a fresh policy, where nothing matters
+        for parameter in policy.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.3)
     learner = KeepingPPO(
-        cartpole_policy(),
+        policy,
         epochs=2,
         minibatches=1,
         learning_rate=0.3,
