@@ -50,7 +50,7 @@ from torchrl.envs import EnvBase, ParallelEnv, SerialEnv
 from torchrl.objectives import A2CLoss
 from torchrl.objectives.value import GAE
 
-from hts_torchrl import A2C, ActorCritic, AtariEnvs, HTSCollector, HTSDataModule
+from hts_torchrl import A2C, ActorCritic, AtariEnvs, HTSCollector, HTSDataModule, keep_freed_memory
 from hts_torchrl.envs.atari import AtariGroup
 from hts_torchrl.models import NatureCNN
 
@@ -322,6 +322,7 @@ def main() -> None:
     parser.add_argument("--child", type=json.loads, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
+        keep_freed_memory()
         run = Run(**args.child)
         print(run_trainer(run) if run.system == "trainer" else run_loop(run))
         return

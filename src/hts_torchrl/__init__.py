@@ -25,6 +25,7 @@ _HOMES = {
     "HTSDataModule": "data",
     "ProtocolError": "errors",
     "WorkerError": "errors",
+    "keep_freed_memory": "allocator",
     "make_actor_critic": "models",
 }
 
@@ -39,6 +40,7 @@ __all__ = [
     "HTSDataModule",
     "ProtocolError",
     "WorkerError",
+    "keep_freed_memory",
     "make_actor_critic",
 ]
 

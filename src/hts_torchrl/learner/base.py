@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch import distributions as d
 from torch.optim import Optimizer
 
+from hts_torchrl.allocator import keep_freed_memory
 from hts_torchrl.config import EnvSpec, Key
 from hts_torchrl.delayed import DelayedGradient
 from hts_torchrl.errors import ConfigurationError, ProtocolError
@@ -121,6 +122,7 @@ class Learner(LightningModule):
     def on_fit_start(self) -> None:
         """Take the behaviour weights of the first round, and the learner's threads."""
         assert self.policy is not None
+        keep_freed_memory()
         self._delayed = DelayedGradient(self.policy.parameters())
         self._log_prob_key: Key = probabilistic_module(self.policy).log_prob_key
         self._threads = torch.get_num_threads()

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from hts_torchrl.allocator import keep_freed_memory
 from hts_torchrl.buffers.arena import Array
 from hts_torchrl.buffers.board import Board
 from hts_torchrl.buffers.logbook import Stopwatch
@@ -76,6 +77,7 @@ class ActorTask:
     def run(self, lifeline: Connection) -> None:
         """Serve until stopped: observation ready -> newest weights -> pass -> action ready."""
         board = self.board
+        keep_freed_memory()
         self.settings.apply()
         make_policy: Callable[[], nn.Module] = cloudpickle.loads(self.make_policy)
         actor = Actor(board, make_policy(), self.settings)
