@@ -15,6 +15,10 @@ All rows but the Trainer's run the same loop, in which TorchRL has the fastest o
 - no ``update_policy_weights_``: local workers share the parameters' memory, so it would copy them
   onto themselves and wait for all workers. No trajectory ids; ``compact_obs`` gained nothing.
 
+The *plain* rows learn as TorchRL's own A2C example for Atari does: single environments in
+processes, ``GAE`` with the value network, ``A2CLoss`` on the policy and the value operator, weights
+sent after each update. Gymnasium's wrapper (OpenCV) preprocesses the pixels.
+
 ``--tune`` measures for each row, this project's too: torch threads of the main process and of the
 workers, emulator threads, number of workers, native, serial and parallel environments, and
 ``torch.compile`` of the update (the policy compiled as well was slower); the fastest are compared.
@@ -25,6 +29,7 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import multiprocessing
 import os
 import re
 import subprocess
@@ -37,16 +42,18 @@ from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 
+import gymnasium
 import numpy as np
 import torch
 from ale_py.vector_env import AtariVectorEnv
+from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation, TransformReward
 from lightning.pytorch import Callback, Trainer
 from matplotlib.figure import Figure
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
 from torchrl.collectors import BaseCollector, Collector, MultiCollector
 from torchrl.data import Bounded, Categorical, Composite, Unbounded
-from torchrl.envs import EnvBase, ParallelEnv, SerialEnv
+from torchrl.envs import EnvBase, GymWrapper, ParallelEnv, SerialEnv
 from torchrl.objectives import A2CLoss
 from torchrl.objectives.value import GAE
 
@@ -61,6 +68,8 @@ NAMES = {
     "collector": "TorchRL Collector",
     "sync": "TorchRL MultiCollector(sync)",
     "async": "TorchRL MultiCollector(async)",
+    "plain": "TorchRL Collector, plain",
+    "plain_sync": "TorchRL MultiCollector(sync), plain",
 }
 
 
@@ -91,6 +100,10 @@ class Run:
         return NAMES[self.system] + ", bf16" * self.bf16
 
     @property
+    def plain(self) -> bool:
+        return self.system.startswith("plain")
+
+    @property
     def setting(self) -> str:
         values = [(field.name, getattr(self, field.name), field.default) for field in fields(self)]
         return " ".join(f"{name}={value}" for name, value, usual in values[5:] if value != usual)
@@ -108,6 +121,8 @@ def candidates(system: str, task: Run) -> list[Run]:
         "collector": [native, learner | serial, learner | parallel],
         "sync": [learner | {"worker_threads": [1, 2], "workers": workers}],
         "async": [native | {"workers": [1, 2]}],
+        "plain": [learner | parallel],
+        "plain_sync": [learner | {"worker_threads": [1], "workers": workers[::-1]}],
     }
     return [
         replace(task, system=system, **dict(zip(grid, values, strict=True)))
@@ -148,6 +163,13 @@ class NativeAtariEnv(EnvBase):
         return self._tensordict(**after, reward=step.reward, **ends)
 
     def _set_seed(self, seed: int | None) -> None: ...
+
+
+def plain_atari_env(game: str) -> GymWrapper:
+    """One environment with Gymnasium's own preprocessing, as TorchRL's users wrap it."""
+    env = AtariPreprocessing(gymnasium.make(f"ale_py:ALE/{game.title()}-v5", frameskip=1))
+    env = TransformReward(FrameStackObservation(env, 4), np.sign)
+    return GymWrapper(env, categorical_action_encoding=True)
 
 
 class Trunk(NatureCNN):
@@ -203,6 +225,11 @@ def make_collector(run: Run, policy: nn.Module) -> BaseCollector:
             AtariEnvs(run.game), policy, num_envs=run.num_envs, num_actors=run.actors,
             envs_per_executor=share, **frames,
         )  # fmt: skip
+    if run.system == "plain":
+        envs = ParallelEnv(run.num_envs, partial(plain_atari_env, run.game))
+        return Collector(envs, policy, **frames)
+    if run.system == "plain_sync":
+        env = partial(SerialEnv, share, partial(plain_atari_env, run.game))
     if run.system == "collector":
         envs = {
             "native": env,
@@ -222,13 +249,17 @@ def run_loop(run: Run) -> float:
     model = ActorCritic(Trunk(spec.observations["observation"].shape), spec)
     trunk, heads = model.module[0], (model.get_policy_head(), model.get_value_head())
     trunk.module.bf16 = run.bf16
-    critic, gae = model.get_value_operator(), GAE(gamma=0.99, lmbda=1.0, value_network=None)
-    loss = A2CLoss(*heads, loss_critic_type="l2", entropy_coeff=0.01, critic_coeff=0.5)
+    actor, critic, plain = model.get_policy_operator(), model.get_value_operator(), run.plain
+    gae = GAE(gamma=0.99, lmbda=1.0, value_network=critic if plain else None)
+    networks = (actor, critic) if plain else heads
+    loss = A2CLoss(*networks, loss_critic_type="l2", entropy_coeff=0.01, critic_coeff=0.5)
     optimizer = torch.optim.RMSprop(model.parameters(), 7e-4, alpha=0.99, eps=1e-5)
-    collector, watch = make_collector(run, model), Stopwatch(run)
+    collector, watch = make_collector(run, actor if plain else model), Stopwatch(run)
 
     @torch.no_grad()
     def targets(batch: TensorDictBase) -> TensorDictBase:
+        if plain:
+            return gae(batch).reshape(-1)
         next_value = batch["state_value"].roll(-1, -2)
         unseen = (batch["next", "done"] & ~batch["next", "terminated"]).squeeze(-1)
         unseen[..., -1] = True
@@ -237,7 +268,7 @@ def run_loop(run: Run) -> float:
         return gae(batch).select("observation", "action", "advantage", "value_target").reshape(-1)
 
     def objective(samples: TensorDictBase) -> Tensor:
-        losses = loss(trunk(samples))
+        losses = loss(samples if plain else trunk(samples))
         return losses["loss_objective"] + losses["loss_critic"] + losses["loss_entropy"]
 
     objective = torch.compile(objective) if run.compiled else objective
@@ -246,11 +277,10 @@ def run_loop(run: Run) -> float:
         objective(targets(batch)).backward()
         nn.utils.clip_grad_norm_(model.parameters(), 0.5)
         optimizer.step()
-        if isinstance(collector, HTSCollector):
+        if plain or isinstance(collector, HTSCollector):
             collector.update_policy_weights_()
         if watch.round_ended():
             break
-    collector.shutdown()
     return watch.steps_per_s
 
 
@@ -324,8 +354,10 @@ def main() -> None:
     if args.child:
         keep_freed_memory()
         run = Run(**args.child)
-        print(run_trainer(run) if run.system == "trainer" else run_loop(run))
-        return
+        print(run_trainer(run) if run.system == "trainer" else run_loop(run), flush=True)
+        for process in multiprocessing.active_children():
+            process.kill()  # the exit would wait for a ParallelEnv's workers without end
+        os._exit(0)
     args.repeats, args.seconds = (2, 3.0) if args.quick else (args.repeats, args.seconds)
     text, speeds = [machine()], {}
     for steps in args.steps_per_round:

@@ -14,6 +14,7 @@ import gymnasium
 import imageio
 import torch
 from jsonargparse import set_parsing_settings
+from lightning.fabric.plugins import CheckpointIO
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint, TQDMProgressBar
@@ -22,6 +23,7 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from omegaconf.errors import OmegaConfBaseException
 
 from hts_torchrl.callbacks import LearningCurve, TrainingStatistics
+from hts_torchrl.checkpoints import DurableCheckpointIO, whole_checkpoint
 from hts_torchrl.config_files import expand_configs
 from hts_torchrl.data import HTSDataModule
 from hts_torchrl.envs.atari import AtariEnvs  # noqa: F401 - makes --data.env=AtariEnvs known
@@ -114,7 +116,7 @@ class HTSCommandLine(LightningCLI):
         parser.link_arguments("seed_everything", "data.seed", compute_fn=int)
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:  # noqa: ANN401
-        """Add this project's callbacks, and give all loggers of a run the same version."""
+        """Add this project's callbacks and checkpoints, and give all loggers the same version."""
         settings = self._get(self.config_init, "trainer")
         given = settings["callbacks"] or []
         given = given if isinstance(given, list) else [given]
@@ -131,7 +133,11 @@ class HTSCommandLine(LightningCLI):
         if settings["logger"] in (None, True):  # made here, so that --name decides to the last
             name = self._get(self.config_init, "name")
             kwargs["logger"] = [TensorBoardLogger("runs", name), CSVLogger("runs", name)]
-        trainer = super().instantiate_trainer(callbacks=callbacks, **kwargs)
+        plugins = settings["plugins"] or []
+        plugins = plugins if isinstance(plugins, list) else [plugins]
+        if not any(isinstance(plugin, CheckpointIO) for plugin in plugins):
+            plugins = [*plugins, DurableCheckpointIO()]
+        trainer = super().instantiate_trainer(callbacks=callbacks, plugins=plugins, **kwargs)
         # Each logger looks for a free version, so all must look before the first makes its folder.
         for logger in trainer.loggers:
             _ = logger.version
@@ -145,12 +151,18 @@ class HTSCommandLine(LightningCLI):
             raise ConfigurationError(str(error)) from error
 
     def _parse_ckpt_path(self) -> None:
-        """Refuse a checkpoint that is not there, or is none."""
-        path = self.config[self.config.subcommand].get("ckpt_path")
-        if path is not None and not Path(path).is_file():
-            raise ConfigurationError(f"--ckpt_path={path}: there is no such file")
-        if path is not None and not zipfile.is_zipfile(path):  # which is how torch saves
-            raise ConfigurationError(f"--ckpt_path={path}: this is no checkpoint, or half of one")
+        """Refuse a checkpoint that is not there, or is none; take the one before a damaged one."""
+        arguments = self.config[self.config.subcommand]
+        path = arguments.get("ckpt_path")
+        if path is not None:
+            try:
+                arguments["ckpt_path"] = str(whole_checkpoint(Path(path)))
+            except ConfigurationError as error:
+                raise ConfigurationError(f"--ckpt_path={error}") from error
+            if not zipfile.is_zipfile(arguments["ckpt_path"]):  # which is how torch saves
+                raise ConfigurationError(
+                    f"--ckpt_path={path}: this is no checkpoint, or half of one"
+                )
         super()._parse_ckpt_path()
 
     def instantiate_classes(self) -> None:

@@ -3,6 +3,7 @@
 import contextlib
 import csv
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -117,6 +118,17 @@ class TestValidate:
     def test_needs_no_config_beside_the_checkpoint(self, run_directory, capsys):
         run("validate", f"--ckpt_path={run_directory}/checkpoints/last.ckpt", "--name=alone")
         assert "eval/score" in capsys.readouterr().out
+
+    def test_takes_the_checkpoint_before_a_damaged_one(self, run_directory, tmp_path, capsys):
+        shutil.copytree(run_directory, tmp_path / "copy")
+        last = tmp_path / "copy" / "checkpoints" / "last.ckpt"
+        last.write_bytes(last.read_bytes()[:1000])
+        with pytest.warns(UserWarning, match=r"last\.ckpt is damaged: going on from"):
+            run("validate", f"--ckpt_path={last}", "--name=before")
+        assert "eval/score" in capsys.readouterr().out
+        last.with_name("last.ckpt.previous").unlink()
+        message = refused(capsys, "validate", f"--ckpt_path={last}")
+        assert message.startswith(f"--ckpt_path={last}: this is damaged")
 
     def test_refuses_the_checkpoint_of_another_network(self, run_directory, capsys):
         path = run_directory / "checkpoints" / "last.ckpt"

@@ -1,0 +1,168 @@
+"""Checkpoints that a crash cannot tear, and that show when they are damaged."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
+
+from hts_torchrl.errors import ConfigurationError
+
+
+class DurableCheckpointIO(TorchCheckpointIO):
+    """Writes a checkpoint beside its place, and moves it there when all of it is on the disk.
+
+    Give it to a Trainer as a plugin; the command line does. In this order, each synced::
+
+        <name>.previous    a second name for the file in place, if it is whole
+        <name>.sha256      digests of the new file and of that one (``sha256sum -c`` reads it)
+        <name>             the new file, by a rename in the same folder
+
+    So there is a whole file at every moment, and its digest is known. Lightning's own
+    ``TorchCheckpointIO`` goes through a temporary file that may lie on another file system, from
+    where a move is a copy. Loading checks the digest, falls back to ``<name>.previous`` with a
+    warning, and reads tensors and plain values only. Paths with a scheme (``s3://``) are left to
+    Lightning.
+    """
+
+    def save_checkpoint(
+        self,
+        checkpoint: dict[str, Any],
+        path: str | Path,
+        storage_options: Any | None = None,  # noqa: ANN401
+    ) -> None:
+        """Write a checkpoint.
+
+        Raises:
+            OSError: if it cannot be written; what was at ``path`` is still there.
+        """
+        if "://" in str(path):
+            super().save_checkpoint(checkpoint, path, storage_options)
+            return
+        place = Path(path)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with _replacing(place) as new:
+                torch.save(checkpoint, new)
+                _keep_previous(place)
+                files = {new: place.name, _previous(place): _previous(place).name}
+                with _replacing(_digests(place)) as lines:
+                    written = [f"{_digest(f)}  {n}\n" for f, n in files.items() if f.is_file()]
+                    lines.write_text("".join(written))
+        except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError
+            raise OSError(f"cannot write the checkpoint {place}: {error}") from error
+
+    def load_checkpoint(
+        self,
+        path: str | Path,
+        map_location: Any = lambda storage, _: storage,  # noqa: ANN401
+        weights_only: bool | None = True,
+    ) -> dict[str, Any]:
+        """Read a checkpoint, or the one before if it is damaged.
+
+        Raises:
+            ConfigurationError: if both are damaged.
+        """
+        whole = path if "://" in str(path) else whole_checkpoint(Path(path))
+        return super().load_checkpoint(whole, map_location, weights_only is not False)
+
+    def remove_checkpoint(self, path: str | Path) -> None:
+        """Remove a checkpoint and what lies beside it."""
+        super().remove_checkpoint(path)
+        if "://" not in str(path):
+            _previous(Path(path)).unlink(missing_ok=True)
+            _digests(Path(path)).unlink(missing_ok=True)
+
+
+def whole_checkpoint(path: Path) -> Path:
+    """Return ``path``, or the checkpoint before it (with a warning) if ``path`` is damaged.
+
+    Raises:
+        ConfigurationError: if there is no file, or no undamaged one.
+    """
+    previous = _previous(path)
+    if path.is_file() and _is_whole(path):
+        return path
+    if previous.is_file() and _digest(previous) in _known_digests(path):
+        problem = "damaged" if path.is_file() else "missing"
+        warnings.warn(f"{path} is {problem}: going on from {previous}", stacklevel=2)
+        return previous
+    if not path.is_file():
+        raise ConfigurationError(f"{path}: there is no such file")
+    raise ConfigurationError(
+        f"{path}: this is damaged (its SHA-256 is not in {_digests(path).name}), and there is no "
+        "earlier one"
+    )
+
+
+def _keep_previous(place: Path) -> None:
+    """Give the file in place a second name, if it is whole; else remove a damaged one before it."""
+    previous = _previous(place)
+    if place.is_file() and _is_whole(place):
+        with _replacing(previous) as link:
+            _link_or_copy(place, link)
+    elif previous.is_file() and _digest(previous) not in _known_digests(place):
+        previous.unlink()
+
+
+def _is_whole(path: Path) -> bool:
+    """Return whether the digest is the recorded one; a file without a record is believed."""
+    known = _known_digests(path)
+    return not known or _digest(path) in known
+
+
+def _known_digests(path: Path) -> set[str]:
+    """Return the digests of both files: a crash between two renames leaves the older in place."""
+    if not _digests(path).is_file():
+        return set()
+    return {line.split()[0] for line in _digests(path).read_text().splitlines() if line}
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _digests(path: Path) -> Path:
+    return path.with_name(path.name + ".sha256")
+
+
+def _previous(path: Path) -> Path:
+    return path.with_name(path.name + ".previous")
+
+
+@contextlib.contextmanager
+def _replacing(place: Path) -> Iterator[Path]:
+    """Give a name in the folder of ``place``; what is written there takes its place, or nothing."""
+    new = place.with_name(f".{place.name}.new")
+    new.unlink(missing_ok=True)  # of a process that crashed here
+    try:
+        yield new
+        _sync(new)
+        new.replace(place)
+        _sync(place.parent)
+    finally:
+        new.unlink(missing_ok=True)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _link_or_copy(source: Path, target: Path) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # a file system without hard links
+        shutil.copyfile(source, target)
