@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import warnings
 import zipfile
@@ -20,6 +21,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint, TQDMProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 from omegaconf.errors import OmegaConfBaseException
 
 from hts_torchrl.callbacks import LearningCurve, TrainingStatistics
@@ -138,6 +140,9 @@ class HTSCommandLine(LightningCLI):
         if not any(isinstance(plugin, CheckpointIO) for plugin in plugins):
             plugins = [*plugins, DurableCheckpointIO()]
         trainer = super().instantiate_trainer(callbacks=callbacks, plugins=plugins, **kwargs)
+        # A rank that fails alone would wait for the others to save with it.
+        if trainer.world_size == 1 and settings["enable_checkpointing"] is not False:
+            last.save_on_exception = True
         # Each logger looks for a free version, so all must look before the first makes its folder.
         for logger in trainer.loggers:
             _ = logger.version
@@ -224,6 +229,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _leave(error, status=2)
     except WorkerError as error:
         _leave(error, status=1)
+    except SIGTERMException:
+        raise SystemExit(128 + signal.SIGTERM) from None
+    except SystemExit as leaving:  # Lightning's answer to Ctrl-C, with status 1
+        if isinstance(leaving.__context__, KeyboardInterrupt):
+            raise SystemExit(128 + signal.SIGINT) from None
+        raise
 
 
 def _leave(error: Exception, *, status: int) -> NoReturn:

@@ -200,7 +200,8 @@ def has_ended(group: int) -> bool:
 
 
 @pytest.mark.processes
-def test_control_c_ends_training_with_no_process_left(tmp_path):
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_training_with_a_checkpoint_and_no_process_left(tmp_path, number, status):
     arguments = [*CARTPOLE, *A2C, "--data.num_actors=1", "--data.envs_per_executor=2"]
     endless = ["--data.total_frames=100000000", "--trainer.enable_progress_bar=true"]
     with (tmp_path / "errors").open("w") as errors:
@@ -221,7 +222,8 @@ def test_control_c_ends_training_with_no_process_left(tmp_path):
             while "steps_per_second" not in told:  # in the progress bar: training runs
                 assert process.poll() is None
                 told += process.stdout.read(32)
-            os.killpg(process.pid, signal.SIGINT)
+            # A terminal sends Ctrl-C to the whole group, an init system SIGTERM to the process.
+            (os.killpg if number == signal.SIGINT else os.kill)(process.pid, number)
             process.communicate(timeout=60)
             deadline = time.monotonic() + 10  # the fork server notices by itself
             while not has_ended(process.pid) and time.monotonic() < deadline:
@@ -230,5 +232,7 @@ def test_control_c_ends_training_with_no_process_left(tmp_path):
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-    assert process.returncode == 1
+    assert process.returncode == status
     assert "Traceback" not in (tmp_path / "errors").read_text()
+    (last,) = tmp_path.glob("runs/run/version_0/checkpoints/last.ckpt")
+    assert torch.load(last, weights_only=True)["updates"] > 0

@@ -2,6 +2,8 @@
 
 import csv
 import math
+from copy import deepcopy
+from functools import partial
 
 import gymnasium
 import numpy as np
@@ -451,3 +453,47 @@ def test_threads_of_the_learner_are_set_for_the_time_of_training():
     watched_fit(A2C(num_threads=2), cartpole(2), callbacks=[Threads()])
     assert during == [2, 2]
     assert torch.get_num_threads() == before
+
+
+class CutOff(Callback):
+    """Keeps the weights before each round, and fails in a later part of the third one."""
+
+    class Error(Exception):
+        pass
+
+    def __init__(self, path):
+        self.path = path
+
+    def on_train_batch_start(self, _trainer, pl_module, batch, _):
+        if batch.is_first:
+            self.before = deepcopy(pl_module.state_dict())
+
+    def on_after_backward(self, _, pl_module):
+        if pl_module.updates == 2 and pl_module._part.index == 1:
+            raise self.Error
+
+    def on_exception(self, trainer, *_):
+        trainer.save_checkpoint(self.path)
+
+
+@pytest.mark.parametrize(
+    ("make", "settings"),
+    [
+        (partial(A2C, learning_rate=0.1), {"accumulate_grad_batches": 2}),
+        (partial(PPO, learning_rate=0.1, epochs=2, minibatches=1), {}),
+        (partial(PPO, learning_rate=0.1, epochs=2, minibatches=1, delayed_step="displacement"), {}),
+    ],
+    ids=["A2C", "ratio", "displacement"],
+)
+def test_a_checkpoint_of_a_round_cut_off_has_the_weights_before_it(make, settings, tmp_path):
+    learner, cut_off = make(cartpole_policy()), CutOff(tmp_path / "cut.ckpt")
+    with pytest.raises(CutOff.Error):
+        quiet_trainer(callbacks=[cut_off], **settings).fit(learner, cartpole(4))
+    saved = torch.load(cut_off.path, weights_only=True)
+    assert saved["updates"] == 2
+    assert saved["state_dict"].keys() == cut_off.before.keys()
+    for name, weights in cut_off.before.items():
+        assert torch.equal(saved["state_dict"][name], weights)
+    assert not torch.equal(
+        flat(learner), torch.cat([w.flatten() for w in saved["state_dict"].values()])
+    )

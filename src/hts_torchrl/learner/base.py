@@ -73,6 +73,7 @@ class Learner(LightningModule):
         require(threads_work, f"num_threads={num_threads}", "None, or 1 or more,")
         self.policy = policy
         self.updates = 0
+        self._round_open = False
         self.network, self.squash = network, squash
         self.optimizer_name: Literal["adam", "rmsprop"] = optimizer
         self.learning_rate, self.learning_rate_decay = learning_rate, learning_rate_decay
@@ -124,6 +125,7 @@ class Learner(LightningModule):
         assert self.policy is not None
         keep_freed_memory()
         self._delayed = DelayedGradient(self.policy.parameters())
+        self._round_open = False
         self._log_prob_key: Key = probabilistic_module(self.policy).log_prob_key
         self._threads = torch.get_num_threads()
         if self.num_threads is not None:
@@ -164,6 +166,7 @@ class Learner(LightningModule):
                 f"{int(versions.flatten()[0])}, updates {self.updates}); 0 or 1 is possible"
             )
         self._delayed.begin_round()
+        self._round_open = True
         if "state_value" not in batch.keys():  # noqa: SIM118 - a TensorDict is no dict
             raise ConfigurationError(_NO_VALUE)
         after = batch["next"]
@@ -244,6 +247,7 @@ class Learner(LightningModule):
             self._end_round()
 
     def _end_round(self) -> None:
+        self._round_open = False
         self._delayed.end_round()
         self.updates += 1
 
@@ -278,8 +282,14 @@ class Learner(LightningModule):
         )
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Keep the number of updates."""
+        """Keep the number of updates, and the weights before a round that was cut off."""
         checkpoint["updates"] = self.updates
+        if self._round_open:
+            assert self.policy is not None
+            named = self.policy.named_parameters(prefix="policy")
+            names = [name for name, parameter in named if parameter.requires_grad]
+            newest = (weights.clone() for weights in self._delayed.newest)
+            checkpoint["state_dict"].update(zip(names, newest, strict=True))
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Go on counting updates.
