@@ -1,0 +1,150 @@
+"""Throughput against the length of a round, when every environment has a core of its own.
+
+Run: python benchmarks/rendezvous.py [--quick]
+
+The cores are simulated: CartPole, each step of which sleeps until a random time is over
+(``hts_torchrl.envs.timed``), so a few cores run as many processes as there are environments. The
+collector acts with a small network and nothing is learnt: what is measured is who waits for whom.
+Beside it stand
+
+- the physical limit: nobody ever waits;
+- the exact expectation, which has a rendezvous every alpha steps but neither inference nor
+  signals, and the paper's estimate of it (Claim 1);
+- a barrier at every step: Gymnasium's ``AsyncVectorEnv`` with random actions, so without the time
+  of a policy, which favours it.
+
+``--case slow`` makes one environment ten times slower, which no rendezvous can help.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import time
+from functools import partial
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+from gymnasium.vector import AsyncVectorEnv
+from matplotlib.figure import Figure
+
+from hts_torchrl import GymEnvs, HTSCollector, make_actor_critic
+from hts_torchrl.envs.timed import TimedEnv, step_times
+from hts_torchrl.theory import claimed_round_s, expected_round_s
+
+SHAPES = {"exponential": 1.0, "gamma": 0.25, "constant": 1e6, "slow": 1.0, "pareto": 1.5}
+COLUMNS = ("envs", "alpha", "measured", "min", "max", "expected", "claim 1", "limit", "barrier")
+
+
+def timed_cartpole(index: int, case: str, mean_s: float, seed: int) -> TimedEnv:
+    distribution = "exponential" if case == "slow" else case
+    mean_s *= 10 if case == "slow" and index == 0 else 1
+    times_s = step_times(distribution, mean_s, shape=SHAPES[case], seed=1000 * seed + index)
+    return TimedEnv(gymnasium.make("CartPole-v1"), times_s)
+
+
+def measure_collector(make_env, num_envs: int, alpha: int, seconds: float) -> float:
+    """Return steps a second over whole rounds, at least ``seconds`` of them, after two."""
+    spec = GymEnvs("CartPole-v1").group([0]).spec
+    frames = num_envs * alpha
+    collector = HTSCollector(
+        make_env, make_actor_critic("mlp", spec), num_envs=num_envs, frames_per_batch=frames
+    )
+    batches, rounds = iter(collector), 0
+    for _ in range(2):
+        next(batches)
+    began_s = time.perf_counter()
+    while time.perf_counter() - began_s < seconds or rounds < 3:
+        next(batches)
+        rounds += 1
+    speed = rounds * frames / (time.perf_counter() - began_s)
+    collector.shutdown()
+    return speed
+
+
+def measure_barrier(make_env, num_envs: int, seconds: float) -> float:
+    envs = AsyncVectorEnv([partial(make_env, index) for index in range(num_envs)])
+    envs.reset(seed=0)
+    steps, began_s = 0, time.perf_counter()
+    while time.perf_counter() - began_s < seconds:
+        envs.step(envs.action_space.sample())
+        steps += num_envs
+    speed = steps / (time.perf_counter() - began_s)
+    envs.close()
+    return speed
+
+
+def expectation(case: str, rule, num_envs: int, alpha: int, mean_s: float) -> float:
+    if case == "slow":  # the nine times longer sum of one environment outlasts all others
+        return num_envs / (10 * mean_s)
+    if case == "pareto":  # no sum of Pareto variables is a Gamma variable
+        return float("nan")
+    return num_envs * alpha / rule(num_envs, alpha, mean_s, shape=SHAPES[case])
+
+
+def draw(rows: list[dict[str, float]], path: Path) -> None:
+    axes = Figure(figsize=(7, 4.5), layout="constrained").subplots()
+    for colour, num_envs in enumerate(dict.fromkeys(row["envs"] for row in rows)):
+        mine = [row for row in rows if row["envs"] == num_envs]
+        alphas = [row["alpha"] for row in mine]
+        middle = np.array([row["measured"] for row in mine])
+        low, high = (np.array([row[name] for row in mine]) for name in ("min", "max"))
+        style = {"color": f"C{colour}"}
+        axes.errorbar(alphas, middle, [middle - low, high - middle], fmt="o", **style,
+                      label=f"measured, {num_envs:g} environments")  # fmt: skip
+        axes.plot(alphas, [row["expected"] for row in mine], **style, label="exact expectation")
+        axes.plot(alphas, [row["barrier"] for row in mine], ":", **style, label="AsyncVectorEnv")
+    axes.set(xscale="log", yscale="log", xlabel="steps between rendezvous", ylabel="steps a second")
+    axes.legend(fontsize=8)
+    axes.figure.savefig(path, dpi=150)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Throughput against the length of a round")
+    parser.add_argument("--case", choices=SHAPES, default="exponential")
+    parser.add_argument("--num-envs", type=int, nargs="+", default=[16, 64])
+    parser.add_argument("--alphas", type=int, nargs="+", default=[1, 4, 16, 64, 128, 256])
+    parser.add_argument("--mean-ms", type=float, default=5.0)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--quick", action="store_true", help="one repeat of 1 s at 3 lengths")
+    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results")
+    args = parser.parse_args()
+    if args.quick:
+        args.repeats, args.seconds, args.alphas = 1, 1.0, [1, 16, 128]
+    mean_s, rows = args.mean_ms / 1000, []
+    print(f"{args.case}, mean {args.mean_ms:g} ms; steps a second")
+    print(" ".join(f"{name:>9}" for name in COLUMNS), "measured/expected measured/barrier")
+    for num_envs in args.num_envs:
+        measured: dict[int, list[float]] = {alpha: [] for alpha in args.alphas}
+        barrier = []
+        for seed in range(args.repeats):
+            make_env = partial(timed_cartpole, case=args.case, mean_s=mean_s, seed=seed)
+            barrier.append(measure_barrier(make_env, num_envs, args.seconds))
+            for alpha, speeds in measured.items():
+                speeds.append(measure_collector(make_env, num_envs, alpha, args.seconds))
+        for alpha, speeds in measured.items():
+            limit = num_envs / mean_s
+            if args.case == "slow":
+                limit = (num_envs - 0.9) / mean_s
+            values = (
+                num_envs, alpha, np.median(speeds), min(speeds), max(speeds),
+                expectation(args.case, expected_round_s, num_envs, alpha, mean_s),
+                expectation(args.case, claimed_round_s, num_envs, alpha, mean_s),
+                limit, np.median(barrier),
+            )  # fmt: skip
+            rows.append(dict(zip(COLUMNS, map(float, values), strict=True)))
+            text = " ".join(f"{value:9.0f}" for value in values)
+            ratios = [rows[-1]["measured"] / rows[-1][name] for name in ("expected", "barrier")]
+            print(text, " ".join(f"{ratio:16.2f}" for ratio in ratios), flush=True)
+    args.output.mkdir(parents=True, exist_ok=True)
+    draw(rows, args.output / f"rendezvous_{args.case}.png")
+    with (args.output / f"rendezvous_{args.case}.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS)
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+if __name__ == "__main__":
+    main()

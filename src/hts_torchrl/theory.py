@@ -1,0 +1,99 @@
+"""What the paper's two claims predict: the time of a round, and the age of asynchronous data.
+
+Step times are independent Gamma variables; ``shape=1`` is the exponential distribution of the
+paper's Claim 1 (Liu, Yeh, Schwing: High-Throughput Synchronous Deep RL, NeurIPS 2020).
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from hts_torchrl.errors import ConfigurationError
+
+_EULER_MASCHERONI = 0.5772156649015329
+
+
+def expected_round_s(num_envs: int, steps: int, mean_s: float, *, shape: float = 1.0) -> float:
+    """Return the expected seconds until the last of N environments has made its steps.
+
+    The exact expectation of the maximum of N independent Gamma(steps * shape) variables, the
+    integral of ``1 - F(t)**N``, by the trapezoidal rule.
+
+    Args:
+        num_envs: N, each on a core of its own.
+        steps: alpha, steps of each environment between two rendezvous.
+        mean_s: mean seconds of a step.
+        shape: of a step's Gamma distribution.
+    """
+    total, scale_s = _checked(num_envs, steps, mean_s, shape)
+    end = total + 20 * math.sqrt(total) + 20 * math.log(num_envs + 1)
+    t = torch.linspace(0, end, 200_001, dtype=torch.float64)
+    unfinished = 1 - _cdf(total, t) ** num_envs
+    return float(torch.trapezoid(unfinished, t)) * scale_s
+
+
+def claimed_round_s(num_envs: int, steps: int, mean_s: float, *, shape: float = 1.0) -> float:
+    """Return the paper's estimate of :func:`expected_round_s` (Claim 1, without inference).
+
+    ``b + g * a`` with ``b = F^-1(1 - 1/n)``, ``a = F^-1(1 - 1/(n e)) - b`` and ``g`` the
+    Euler-Mascheroni constant: the extreme-value limit for large N.
+
+    Raises:
+        ConfigurationError: for one environment, of which the estimate says nothing.
+    """
+    total, scale_s = _checked(num_envs, steps, mean_s, shape)
+    if num_envs < 2:
+        raise ConfigurationError(f"num_envs={num_envs}; 2 or more is needed for Claim 1")
+    b = _quantile(total, 1 - 1 / num_envs)
+    a = _quantile(total, 1 - 1 / (num_envs * math.e)) - b
+    return (b + _EULER_MASCHERONI * a) * scale_s
+
+
+def expected_lag(num_actors: int, utilisation: float) -> float:
+    """Return by how many updates an asynchronous system's data is old (Claim 2).
+
+    ``n rho / (1 - n rho)``, the queue of GA3C and IMPALA; the lag here is always 1.
+
+    Args:
+        num_actors: n.
+        utilisation: rho, rate at which one actor sends data over the rate at which the learner
+            takes it.
+
+    Raises:
+        ConfigurationError: for a learner that does not keep up: its queue grows without end.
+    """
+    load = num_actors * utilisation
+    if not 0 <= load < 1:
+        raise ConfigurationError(f"num_actors * utilisation = {load:g}; 0 to less than 1 is needed")
+    return load / (1 - load)
+
+
+def _checked(num_envs: int, steps: int, mean_s: float, shape: float) -> tuple[float, float]:
+    """Return shape and scale of the Gamma distribution of a round of one environment."""
+    settings = {"num_envs": num_envs, "steps": steps, "mean_s": mean_s, "shape": shape}
+    for name, value in settings.items():
+        if value <= 0:
+            raise ConfigurationError(f"{name}={value}; more than 0 is needed")
+    return steps * shape, mean_s / shape
+
+
+def _cdf(shape: float, t: torch.Tensor) -> torch.Tensor:
+    probability: torch.Tensor = torch.special.gammainc(torch.full_like(t, shape), t)
+    return probability
+
+
+def _quantile(shape: float, probability: float) -> float:
+    """Invert the distribution function by bisection."""
+    low, high = 0.0, shape + 1.0
+    at = torch.zeros(1, dtype=torch.float64)
+    while float(_cdf(shape, at.fill_(high))) < probability:
+        high *= 2
+    while high - low > 1e-12 * high:
+        middle = (low + high) / 2
+        if float(_cdf(shape, at.fill_(middle))) < probability:
+            low = middle
+        else:
+            high = middle
+    return high
