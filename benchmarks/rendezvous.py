@@ -76,7 +76,7 @@ def measure_barrier(make_env, num_envs: int, seconds: float) -> float:
 
 
 def expectation(case: str, rule, num_envs: int, alpha: int, mean_s: float) -> float:
-    if case == "slow":  # the nine times longer sum of one environment outlasts all others
+    if case == "slow":  # the sum of one environment, ten times longer, outlasts all others
         return num_envs / (10 * mean_s)
     if case == "pareto":  # no sum of Pareto variables is a Gamma variable
         return float("nan")
