@@ -30,7 +30,7 @@ from hts_torchrl.config_files import expand_configs
 from hts_torchrl.data import HTSDataModule
 from hts_torchrl.envs.atari import AtariEnvs  # noqa: F401 - makes --data.env=AtariEnvs known
 from hts_torchrl.envs.gym import GymEnvs  # noqa: F401
-from hts_torchrl.errors import ConfigurationError, WorkerError
+from hts_torchrl.errors import ConfigurationError, NotFiniteError, WorkerError
 from hts_torchrl.learner import A2C, PPO, Learner  # noqa: F401
 
 
@@ -227,7 +227,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         )
     except (ConfigurationError, MisconfigurationException, gymnasium.error.Error) as error:
         _leave(error, status=2)
-    except WorkerError as error:
+    except (WorkerError, NotFiniteError) as error:
         _leave(error, status=1)
     except SIGTERMException:
         raise SystemExit(128 + signal.SIGTERM) from None

@@ -17,6 +17,10 @@ class ProtocolError(HTSError, RuntimeError):
     """A mistake of this package: a call came out of order."""
 
 
+class NotFiniteError(HTSError, ArithmeticError):
+    """A gradient is NaN or infinite; the weights are still those before the round."""
+
+
 @dataclass(frozen=True)
 class WorkerPlace:
     """Where a worker was when it failed.

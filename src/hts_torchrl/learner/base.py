@@ -19,6 +19,7 @@ from hts_torchrl.delayed import DelayedGradient
 from hts_torchrl.errors import ConfigurationError, ProtocolError
 from hts_torchrl.evaluation import Evaluation
 from hts_torchrl.inference import one_thread
+from hts_torchrl.learner.finite import require_finite_gradients
 from hts_torchrl.models import make_actor_critic
 from hts_torchrl.objectives.returns import gae_targets
 from hts_torchrl.policy import evaluate, probabilistic_module
@@ -235,6 +236,17 @@ class Learner(LightningModule):
     @abstractmethod
     def _before_forward(self, part: RoundPart) -> None:
         """Put the weights into place at which the gradient is taken."""
+
+    def on_before_optimizer_step(self, optimizer: Optimizer) -> None:  # noqa: ARG002
+        """Stop a run whose gradients are not finite."""
+        batch, seen = self._part.round, self._observation_keys
+        after = [("next", *((key,) if isinstance(key, str) else key)) for key in seen]
+        require_finite_gradients(
+            self.actor_critic,
+            batch,
+            [("next", "reward"), *after, *seen, "state_value", self._log_prob_key],
+            first_env=self.global_rank * batch.shape[0],
+        )
 
     @abstractmethod
     def _loss(self, samples: TensorDictBase, distribution: d.Distribution, value: Tensor) -> Tensor:

@@ -1,0 +1,47 @@
+"""Gradients that are not finite end a run before they reach the weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from tensordict import TensorDictBase
+from torch import nn
+
+from hts_torchrl.config import Key
+from hts_torchrl.errors import NotFiniteError
+
+
+def require_finite_gradients(
+    policy: nn.Module, round_: TensorDictBase, keys: Iterable[Key], *, first_env: int
+) -> None:
+    """Raise if a gradient has an element that is not finite, and name where that began.
+
+    Only gradients are looked at while all is well: what is not finite in a round reaches them, and
+    under a distributed strategy every rank has the same ones, so that all ranks stop together.
+
+    Args:
+        policy: whose gradients are looked at.
+        round_: the round ``[N, T]`` that they were computed from.
+        keys: entries of the round that may have caused it, the likeliest first.
+        first_env: index of the round's first environment over all ranks.
+
+    Raises:
+        NotFiniteError: naming the entry, environment and step, or else the parameter.
+    """
+    named = {name: p.grad for name, p in policy.named_parameters() if p.grad is not None}
+    if not named or torch.stack(torch._foreach_norm(list(named.values()))).isfinite().all():
+        return
+    for key in keys:
+        broken = ~round_[key].isfinite()
+        if broken.any():
+            env, step = broken.reshape(*round_.shape, -1).any(-1).nonzero()[0].tolist()
+            name = key if isinstance(key, str) else ".".join(key)
+            raise NotFiniteError(
+                f"{name} of environment {first_env + env}, step {step} of its round, is not finite"
+            )
+    name = next(name for name, gradient in named.items() if not gradient.norm().isfinite())
+    raise NotFiniteError(
+        f"the gradient of {name} is not finite, though all that was collected is: a lower "
+        "learning_rate, or gradient_clip_val, may help"
+    )

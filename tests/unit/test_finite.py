@@ -1,0 +1,98 @@
+"""What is not finite ends a run before it reaches the weights, and is named."""
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+
+from hts_torchrl import A2C, PPO, NotFiniteError
+from tests.command_line import A2C as A2C_FLAGS
+from tests.command_line import CARTPOLE, run
+from tests.fits import cartpole, quiet_trainer
+
+BAD_ENV, BAD_STEP = 2, 13  # the second round, its step 5
+WHERE = f"of environment {BAD_ENV}, step 5 of its round, is not finite"
+
+
+class BrokenCartPole(gymnasium.Wrapper):
+    """One environment's reward or observation is broken at one step, over all its games."""
+
+    def __init__(self, index, reward=1.0, observation=None):
+        super().__init__(gymnasium.make("CartPole-v1"))
+        self.index, self.reward, self.observation, self.steps = index, reward, observation, 0
+
+    def step(self, action):
+        observation, reward, *rest = super().step(action)
+        if (self.index, self.steps) == (BAD_ENV, BAD_STEP):
+            reward = self.reward
+            if self.observation is not None:
+                observation = np.full(4, self.observation, np.float32)
+        self.steps += 1
+        return observation, reward, *rest
+
+
+class Before(Callback):
+    """Keeps the weights before the latest round."""
+
+    def on_train_batch_start(self, _trainer, pl_module, batch, _):
+        if batch.is_first:
+            self.weights = {k: v.clone() for k, v in pl_module.state_dict().items()}
+
+
+def fails(learner, tmp_path, **broken):
+    """Train until it fails; return the message."""
+    before = Before()
+    last = ModelCheckpoint(tmp_path, "last", save_on_exception=True)
+    trainer = quiet_trainer(callbacks=[before, last], enable_checkpointing=True)
+    data = cartpole(4, env=lambda index: BrokenCartPole(index, **broken))
+    with pytest.raises(NotFiniteError) as failed:
+        trainer.fit(learner, data)
+    saved = torch.load(tmp_path / "last.ckpt", weights_only=True)["state_dict"]
+    assert all(torch.equal(saved[name], weights) for name, weights in before.weights.items())
+    assert all(weights.isfinite().all() for weights in saved.values())
+    return str(failed.value)
+
+
+LEARNERS = pytest.mark.parametrize(
+    "make",
+    [lambda: A2C(network="mlp"), lambda: PPO(network="mlp")],
+    ids=["A2C", "PPO"],
+)
+
+
+@LEARNERS
+@pytest.mark.parametrize("reward", [np.nan, np.inf])
+def test_a_reward_is_named(make, reward, tmp_path):
+    assert fails(make(), tmp_path, reward=reward) == f"next.reward {WHERE}"
+
+
+def test_an_observation_is_named(tmp_path):
+    message = fails(A2C(network="mlp"), tmp_path, observation=np.inf)
+    assert (
+        message == f"next.observation {WHERE}" or "observation of environment 2, step 6" in message
+    )
+
+
+@LEARNERS
+def test_a_parameter_is_named_where_what_was_collected_is_finite(make, tmp_path):
+    learner = make()
+    calls = iter(range(10**6))
+
+    def spoil(gradient):
+        return gradient * np.nan if next(calls) > 2 else gradient
+
+    learner.on_train_start = lambda: learner.policy.module[0].module[0].weight.register_hook(spoil)
+    message = fails(learner, tmp_path)
+    assert message.startswith("the gradient of module.0.module.0.weight is not finite, though")
+
+
+@pytest.mark.filterwarnings("ignore:invalid value")
+def test_the_command_line_says_it_in_one_line_with_status_1(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as left:
+        run("fit", *CARTPOLE, *A2C_FLAGS, "--model.learning_rate=1e30")
+    assert left.value.code == 1
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith("hts-torchrl: error: ")
+    assert last.count("not finite") == 1
