@@ -116,13 +116,15 @@ def candidates(system: str, task: Run) -> list[Run]:
     learner: dict[str, list] = {"main_threads": threads}
     native = learner | {"emulator_threads": threads}
     serial, parallel = {"envs": ["serial"]}, {"envs": ["parallel"], "workers": workers}
-    executors = {"workers": workers[::-1], "actors": [1, 2], "main_threads": [1, 2]}
+    actors = [1] if CORES <= 2 else [1, 2]
+    few_first = workers[1::-1] + workers[2:]
+    executors = {"workers": few_first, "actors": actors, "main_threads": [1, 2]}
     grids = {
         "collector": [native, learner | serial, learner | parallel],
         "sync": [learner | {"worker_threads": [1, 2], "workers": workers}],
-        "async": [native | {"workers": [1, 2]}],
-        "plain": [learner | parallel],
-        "plain_sync": [learner | {"worker_threads": [1], "workers": workers[::-1]}],
+        "async": [native | {"workers": [1, 2], "main_threads": threads[::-1]}],
+        "plain": [learner],
+        "plain_sync": [{"main_threads": threads[::-1], "workers": workers}],
     }
     return [
         replace(task, system=system, **dict(zip(grid, values, strict=True)))
@@ -250,7 +252,8 @@ def run_loop(run: Run) -> float:
     trunk, heads = model.module[0], (model.get_policy_head(), model.get_value_head())
     trunk.module.bf16 = run.bf16
     actor, critic, plain = model.get_policy_operator(), model.get_value_operator(), run.plain
-    gae = GAE(gamma=0.99, lmbda=1.0, value_network=critic if plain else None)
+    network = critic if plain else None
+    gae = GAE(gamma=0.99, lmbda=1.0, value_network=network, deactivate_vmap=True)
     networks = (actor, critic) if plain else heads
     loss = A2CLoss(*networks, loss_critic_type="l2", entropy_coeff=0.01, critic_coeff=0.5)
     optimizer = torch.optim.RMSprop(model.parameters(), 7e-4, alpha=0.99, eps=1e-5)
@@ -340,6 +343,7 @@ def draw(speeds: dict[Run, list[float]], path: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Training throughput on Atari")
+    parser.add_argument("--rows", nargs="+", choices=NAMES, default=list(NAMES))
     parser.add_argument("--game", default="breakout")
     parser.add_argument("--num-envs", type=int, default=16)
     parser.add_argument("--steps-per-round", type=int, nargs="+", default=[5])
@@ -354,15 +358,17 @@ def main() -> None:
     if args.child:
         keep_freed_memory()
         run = Run(**args.child)
-        print(run_trainer(run) if run.system == "trainer" else run_loop(run), flush=True)
-        for process in multiprocessing.active_children():
-            process.kill()  # the exit would wait for a ParallelEnv's workers without end
-        os._exit(0)
+        try:
+            print(run_trainer(run) if run.system == "trainer" else run_loop(run), flush=True)
+        finally:
+            for process in multiprocessing.active_children():
+                process.kill()  # the exit would wait for a ParallelEnv's workers without end
+        return
     args.repeats, args.seconds = (2, 3.0) if args.quick else (args.repeats, args.seconds)
     text, speeds = [machine()], {}
     for steps in args.steps_per_round:
         task = Run("", args.game, args.num_envs, steps, args.seconds)
-        runs = [tune(name, task) if args.tune else candidates(name, task)[0] for name in NAMES]
+        runs = [tune(name, task) if args.tune else candidates(name, task)[0] for name in args.rows]
         runs += [replace(run, bf16=True) for run in runs if args.bf16]
         for _, run in product(range(args.repeats), runs):
             speeds.setdefault(run, []).append(measure(run) or sys.exit(f"{run.name} failed"))
