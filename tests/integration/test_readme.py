@@ -12,7 +12,8 @@ from tests.command_line import files, run
 ROOT = Path(__file__).parents[2]
 PAGES = ("README.md", "docs/start.md")
 SMALL = [
-    *("--data.num_actors=0", "--data.num_envs=4", "--data.frames_per_batch=64"),
+    *("--data.num_actors=0", "--data.num_envs=4", "--data.envs_per_executor=1"),
+    "--data.frames_per_batch=64",
     *("--data.total_frames=128", "--data.evaluation_frames=64", "--data.evaluation_episodes=1"),
     *("--data.env.max_frames=160", "--trainer.accelerator=cpu", "--trainer.log_every_n_steps=1"),
     "--trainer.enable_progress_bar=false",

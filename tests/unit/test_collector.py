@@ -115,7 +115,7 @@ class TestBatches:
         assert actions.flatten(0, 2).amax(0).tolist() == [2, 4]
 
     def test_dictionary_observations_are_collected(self):
-        (batch, *_) = play(collect(_dict_policy(), DictEnv))
+        (batch, *_) = play(collect(_dict_policy(), DictEnv, inference_batch_size=1))
         assert (batch["picture"].shape, batch["picture"].dtype) == ((4, 3, 1, 4, 4), torch.uint8)
         assert batch["next", "vector"][:, :, 1].tolist() == [[1, 2, 3]] * 4
 
@@ -209,7 +209,7 @@ class TestPublishing:
 
     def test_a_plain_module_is_known_again(self):
         module = nn.Linear(5, NUM_ACTIONS)
-        collector = collect(module, delay=0, total_frames=24)
+        collector = collect(module, delay=0, total_frames=24, inference_batch_size=1)
         log_probs = []
         for batch in collector:
             log_probs.append(batch["action_log_prob"].clone())
