@@ -18,7 +18,10 @@ class ProtocolError(HTSError, RuntimeError):
 
 
 class NotFiniteError(HTSError, ArithmeticError):
-    """A gradient is NaN or infinite; the weights are still those before the round."""
+    """A gradient is NaN or infinite: no step was taken with it.
+
+    A checkpoint saved because of it has the weights before the round.
+    """
 
 
 @dataclass(frozen=True)

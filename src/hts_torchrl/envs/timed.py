@@ -23,14 +23,14 @@ def step_times(
         distribution: ``pareto`` has a heavy tail.
         mean_s: their mean.
         shape: of ``gamma`` (variance ``mean_s**2 / shape``) and ``pareto`` (over 1; 2 and less has
-            no variance).
+            no variance); the others have none.
         seed: the same seed gives the same times.
 
     Raises:
         ConfigurationError: for another distribution, or a shape it does not have.
     """
     random = np.random.default_rng(seed)
-    least = 1.0 if distribution == "pareto" else 0.0
+    least = {"gamma": 0.0, "pareto": 1.0}.get(distribution, float("-inf"))
     if shape <= least:
         raise ConfigurationError(f"shape={shape}; more than {least:g} is needed")
     draws: dict[str, Callable[[], float]] = {

@@ -50,6 +50,10 @@ class TestStepTimes:
             make()
 
 
+def test_a_distribution_without_a_shape_takes_any():
+    assert next(step_times("constant", 0.5, shape=0.0)) == 0.5
+
+
 class Clock:
     """Stands still, but for sleeps and what the environment takes."""
 
