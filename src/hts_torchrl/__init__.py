@@ -6,11 +6,15 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from hts_torchrl.allocator import keep_freed_memory
+    from hts_torchrl.callbacks import LearningCurve, RoundTrace, TrainingStatistics
+    from hts_torchrl.checkpoints import DurableCheckpointIO
     from hts_torchrl.collector import HTSCollector
     from hts_torchrl.data import HTSDataModule
     from hts_torchrl.envs.atari import AtariEnvs
+    from hts_torchrl.envs.group import EnvFactory
     from hts_torchrl.envs.gym import GymEnvs
-    from hts_torchrl.errors import ConfigurationError, ProtocolError, WorkerError
+    from hts_torchrl.errors import ConfigurationError, NotFiniteError, ProtocolError, WorkerError
     from hts_torchrl.learner import A2C, PPO
     from hts_torchrl.models import ActorCritic, make_actor_critic
 
@@ -21,11 +25,15 @@ _HOMES = {
     "AtariEnvs": "envs.atari",
     "ConfigurationError": "errors",
     "DurableCheckpointIO": "checkpoints",
+    "EnvFactory": "envs.group",
     "GymEnvs": "envs.gym",
     "HTSCollector": "collector",
     "HTSDataModule": "data",
+    "LearningCurve": "callbacks",
     "NotFiniteError": "errors",
     "ProtocolError": "errors",
+    "RoundTrace": "callbacks",
+    "TrainingStatistics": "callbacks",
     "WorkerError": "errors",
     "keep_freed_memory": "allocator",
     "make_actor_critic": "models",
@@ -38,11 +46,15 @@ __all__ = [
     "AtariEnvs",
     "ConfigurationError",
     "DurableCheckpointIO",
+    "EnvFactory",
     "GymEnvs",
     "HTSCollector",
     "HTSDataModule",
+    "LearningCurve",
     "NotFiniteError",
     "ProtocolError",
+    "RoundTrace",
+    "TrainingStatistics",
     "WorkerError",
     "keep_freed_memory",
     "make_actor_critic",

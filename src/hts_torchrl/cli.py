@@ -24,7 +24,7 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from omegaconf.errors import OmegaConfBaseException
 
-from hts_torchrl.callbacks import LearningCurve, TrainingStatistics
+from hts_torchrl.callbacks import LearningCurve, RoundTrace, TrainingStatistics
 from hts_torchrl.checkpoints import DurableCheckpointIO, whole_checkpoint
 from hts_torchrl.config_files import expand_configs
 from hts_torchrl.data import HTSDataModule
@@ -115,6 +115,12 @@ class HTSCommandLine(LightningCLI):
             help="in a config file: file(s) that it builds on, relative to it",
         )
         parser.add_argument("--name", type=str, default="run", help="folder of the run's logs")
+        parser.add_argument(
+            "--trace",
+            type=int | None,
+            default=None,
+            help="round whose timeline is written to trace.json in that folder (for Perfetto)",
+        )
         parser.link_arguments("seed_everything", "data.seed", compute_fn=int)
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:  # noqa: ANN401
@@ -123,6 +129,9 @@ class HTSCommandLine(LightningCLI):
         given = settings["callbacks"] or []
         given = given if isinstance(given, list) else [given]
         callbacks = [*given, TrainingStatistics(), LearningCurve()]
+        trace = self._get(self.config_init, "trace")
+        if trace is not None:
+            callbacks.append(RoundTrace(trace))
         if settings["enable_checkpointing"] is not False:
             # Apart, because save_last writes no evaluation that is not the best so far.
             last = ModelCheckpoint(filename="last", enable_version_counter=False)
@@ -196,6 +205,11 @@ class HTSCommandLine(LightningCLI):
             f"learning curve: {callback.path}"
             for callback in self.trainer.callbacks  # type: ignore[attr-defined]
             if isinstance(callback, LearningCurve) and callback.path is not None
+        ]
+        lines += [
+            f"trace:          {callback.path if callback.written else 'the run has no such round'}"
+            for callback in self.trainer.callbacks  # type: ignore[attr-defined]
+            if isinstance(callback, RoundTrace)
         ]
         print("\n".join(lines))  # noqa: T201
 

@@ -7,7 +7,7 @@ import time
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeAlias
 
 import cloudpickle
 import torch
@@ -29,6 +29,8 @@ from hts_torchrl.workers.actor import Actor, ActorSettings, ActorTask
 from hts_torchrl.workers.crew import Crew, ProcessCrew, SerialCrew
 from hts_torchrl.workers.executor import Executor, ExecutorTask
 from hts_torchrl.workers.process import WorkerTask
+
+Trace: TypeAlias = dict[str, list[tuple[float, float]]]
 
 
 class HTSCollector(BaseCollector):
@@ -141,7 +143,9 @@ class HTSCollector(BaseCollector):
         self._round = 0
         self._frames = 0
         self._version = 0
-        self._learner_busy_s = self._learner_waiting_s = 0.0
+        self._learner_busy_s = self._learner_waiting_s = self._skew_s = 0.0
+        self._traced_round: int | None = None
+        self._trace: Trace | None = None
 
     def _envs_of_executor(self, executor: int) -> list[int]:
         return [self.config.first_env + env for env in self.config.envs_of(executor)]
@@ -242,15 +246,16 @@ class HTSCollector(BaseCollector):
         self.start()
         crew, schedule = self._crew, self.schedule
         assert crew is not None
-        self._handed_out_s = time.monotonic()
+        self._handed_out_s = time.perf_counter()
         while schedule.exists(self._round):
             self._refuse_if_closed()
             round_index = self._round
             if round_index == 0 or not schedule.starts_before_update():
                 self._start_round(round_index)
-            asked_s = time.monotonic()
+            asked_s = time.perf_counter()
             self._learner_busy_s += asked_s - self._handed_out_s
             crew.wait_round(round_index)
+            self._meet(round_index, asked_s)
             batch = self._batch(round_index)
             self._round += 1
             self._frames += schedule.frames_per_round
@@ -258,7 +263,7 @@ class HTSCollector(BaseCollector):
                 self._start_round(round_index + 1)
             if self._post_collect_hook is not None:
                 self._post_collect_hook(batch)
-            self._handed_out_s = time.monotonic()
+            self._handed_out_s = time.perf_counter()
             self._learner_waiting_s += self._handed_out_s - asked_s
             yield batch
         self.shutdown()
@@ -270,7 +275,21 @@ class HTSCollector(BaseCollector):
             self._pre_collect_hook()
         self._weights.exchange()
         self._running_version = self._weights.acting_version
+        assert self._board is not None
+        self._board.logbook.trace(round_index == self._traced_round)
         self._crew.start_round(round_index)
+
+    def _meet(self, round_index: int, asked_s: float) -> None:
+        """Note how far apart the executors finished, and what a traced round consisted of."""
+        assert self._board is not None
+        logbook, executors = self._board.logbook, range(self.config.num_executors)
+        finished_s = logbook.finished_s[executors]
+        self._skew_s += float(finished_s.max() - finished_s.min())
+        if round_index == self._traced_round:
+            names = [f"executor {index}" for index in executors]
+            names += [f"actor {index}" for index in range(self.config.num_actors)]
+            self._trace = {name: logbook.spans(worker) for worker, name in enumerate(names)}
+            self._trace["learner"] = [(self._handed_out_s, asked_s)]
 
     def _batch(self, round_index: int) -> TensorDictBase:
         batch = self._batches[self.schedule.storage_of(round_index)].copy()
@@ -324,8 +343,34 @@ class HTSCollector(BaseCollector):
         self.start()
         self._weights.publish(state)
 
+    def trace_round(self, round_index: int) -> None:
+        """Keep who works when in a round that has not yet started; :attr:`trace` has it then.
+
+        Raises:
+            ProtocolError: if that round has started.
+        """
+        started = self._round + int(self.schedule.starts_before_update() and self._round > 0)
+        if round_index < started:
+            raise ProtocolError(f"round {round_index} cannot be traced: it has started")
+        self._traced_round = round_index
+
+    @property
+    def trace(self) -> Trace | None:
+        """Spans of work in the traced round, by worker; None until it is finished.
+
+        Each is ``(begin, end)`` in seconds of ``time.perf_counter``; whoever has no span waits.
+        ``executor 3`` works when it steps, ``actor 0`` when it runs a pass, ``learner`` from one
+        ``next`` to the other.
+        """
+        return self._trace
+
     def stats(self) -> dict[str, int | float | bool]:
-        """Add to TorchRL's counters the seconds at work and waiting, summed by role."""
+        """Add to TorchRL's counters what the crew has waited for.
+
+        Seconds at work and waiting, summed by role, since the start; ``rendezvous_skew_s``, the
+        seconds between the first executor's end of a round and the last one's, summed over rounds;
+        ``slowest_env``, the first environment of the executor that was last.
+        """
         stats: dict[str, int | float | bool] = super().stats()
         stats["learner_busy_s"] = self._learner_busy_s
         stats["learner_waiting_s"] = self._learner_waiting_s
@@ -334,6 +379,10 @@ class HTSCollector(BaseCollector):
             for role, rows in (("executors", slice(executors)), ("actors", slice(executors, None))):
                 stats[f"{role}_busy_s"] = float(logbook.busy_s[rows].sum())
                 stats[f"{role}_waiting_s"] = float(logbook.waiting_s[rows].sum())
+            if self.config.num_actors > 0:
+                stats["rendezvous_skew_s"] = self._skew_s
+                last = int(logbook.finished_s[:executors].argmax())
+                stats["slowest_env"] = self._envs_of_executor(last)[0]
         return stats
 
     def set_seed(self, seed: int, static_seed: bool = False) -> int:  # noqa: ARG002

@@ -27,7 +27,7 @@ def fitted(tmp_path_factory):
     directory = tmp_path_factory.mktemp("fitted")
     out = (directory / "stdout").open("w")
     with contextlib.chdir(directory), out, contextlib.redirect_stdout(out):
-        run("fit", *CARTPOLE, *PPO, "--name=mine", "--data.evaluation_frames=32")
+        run("fit", *CARTPOLE, *PPO, "--name=mine", "--data.evaluation_frames=32", "--trace=1")
     return directory
 
 
@@ -47,6 +47,7 @@ class TestFit:
             "hparams.yaml",
             "learning_curve.png",
             "metrics.csv",
+            "trace.json",
         } <= found
         assert any("events.out.tfevents" in name for name in found)
 
@@ -54,7 +55,7 @@ class TestFit:
         lines = dict(line.split(":", 1) for line in (fitted / "stdout").read_text().splitlines())
         lines = {name: value.strip() for name, value in lines.items()}
         assert float(lines["final score"].split()[0]) > 5
-        for name in ("checkpoint", "best", "learning curve"):
+        for name in ("checkpoint", "best", "learning curve", "trace"):
             assert (fitted / lines[name]).is_file()
         assert (fitted / lines["log"]).samefile(run_directory)
 
@@ -97,6 +98,13 @@ class TestFit:
             "version_0",
             "version_1",
         }
+
+    def test_says_if_the_traced_round_never_came(self, tmp_path, monkeypatch, capsys):
+        monkeypatch.chdir(tmp_path)
+        run("fit", *CARTPOLE, *A2C, "--trace=3")
+        assert "trace:          the run has no such round" in capsys.readouterr().out
+        assert "trace.json" not in str(files(tmp_path))
+        assert "round_index=-1 of a trace" in refused(capsys, "fit", *CARTPOLE, *A2C, "--trace=-1")
 
     @pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before")
     def test_goes_on_from_a_checkpoint(self, run_directory):

@@ -91,6 +91,15 @@ class TestTrainingStatistics:
         assert numbers.episodes >= 2
         assert numbers.mean_return >= 10
 
+    @pytest.mark.processes
+    def test_the_rendezvous_is_measured_where_there_are_processes(self, tmp_path):
+        _, _, rows = run(tmp_path / "two", cartpole(3, num_actors=1, envs_per_executor=2))
+        assert len(column(rows, "rendezvous/skew_ms")) == 3
+        assert min(column(rows, "rendezvous/skew_ms")) > 0
+        assert set(column(rows, "rendezvous/slowest_env")) <= {0.0, 2.0}
+        _, _, rows = run(tmp_path / "none", cartpole(3))
+        assert column(rows, "rendezvous/skew_ms") == []
+
     def test_evaluations_say_where_they_stand(self, tmp_path):
         _, _, rows = run(tmp_path, cartpole(4, evaluation_frames=64, evaluation_episodes=1))
         assert column(rows, "eval/frames") == [64, 128]
@@ -232,6 +241,7 @@ class TestCheckpoint:
             ckpt_path=checkpoint[0],
             callbacks=callbacks,
             enable_checkpointing=True,
+            default_root_dir=checkpoint[0].parent,
         )
         assert watch.updates == [3, 4, 5]
         assert watch.versions == [3, 3, 4]

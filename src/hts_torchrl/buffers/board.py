@@ -41,7 +41,10 @@ class Board:
             StateBuffer.layout(spec, num_envs)
             | ActionBuffer.layout(outputs, num_envs)
             | DoubleStorage.layout(spec, outputs, num_envs, schedule.steps_per_round)
-            | Logbook.layout(config.num_executors + config.num_actors)
+            | Logbook.layout(
+                config.num_executors + config.num_actors,
+                most_spans=schedule.frames_per_round + 2,  # an actor may run a pass for each frame
+            )
             | weights_layout
         )
         self.ready = ReadyQueue()

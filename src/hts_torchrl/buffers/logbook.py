@@ -21,16 +21,30 @@ class Logbook:
         self.steps = arena["log_step"]
         self.busy_s = arena["log_busy_s"]
         self.waiting_s = arena["log_waiting_s"]
+        self.finished_s = arena["log_finished_s"]
+        self.tracing = arena["log_tracing"]
+        self.num_spans = arena["log_num_spans"]
+        self.spans_s = arena["log_spans_s"]
         self._errors = arena["log_error"]
 
     @staticmethod
-    def layout(num_workers: int) -> Layout:
-        """Round, step, seconds at work, seconds waiting, and UTF-8 text, one row a worker."""
+    def layout(num_workers: int, most_spans: int) -> Layout:
+        """Return the arrays, one row a worker.
+
+        Round and step; seconds at work and waiting; when the latest round was finished; UTF-8 text;
+        and, of a round that is traced, the spans ``(begin, end)`` of its work, whose memory is
+        committed only where a round is. All clocks are ``time.perf_counter``, which on Linux is the
+        same in all processes.
+        """
         return {
             "log_round": ((num_workers,), "int64"),
             "log_step": ((num_workers,), "int64"),
             "log_busy_s": ((num_workers,), "float64"),
             "log_waiting_s": ((num_workers,), "float64"),
+            "log_finished_s": ((num_workers,), "float64"),
+            "log_tracing": ((1,), "bool"),
+            "log_num_spans": ((num_workers,), "int64"),
+            "log_spans_s": ((num_workers, most_spans, 2), "float64"),
             "log_error": ((num_workers, _ERROR_BYTES), "uint8"),
         }
 
@@ -43,6 +57,23 @@ class Logbook:
         """Return what the worker left, or an empty string."""
         text: bytes = self._errors[worker].tobytes()
         return text.rstrip(b"\0").decode(errors="replace")
+
+    def trace(self, on: bool) -> None:
+        """Begin to keep spans, forgetting older ones, or end it; called between rounds."""
+        if on:
+            self.num_spans[:] = 0
+        self.tracing[0] = on
+
+    def add_span(self, worker: int, begin_s: float, end_s: float) -> None:
+        """Keep one span of a worker's work; those beyond the layout's number are lost."""
+        count = self.num_spans[worker]
+        if count < self.spans_s.shape[1]:
+            self.spans_s[worker, count] = begin_s, end_s
+            self.num_spans[worker] = count + 1
+
+    def spans(self, worker: int) -> list[tuple[float, float]]:
+        """Return what was kept, in the order of time."""
+        return [(begin, end) for begin, end in self.spans_s[worker, : self.num_spans[worker]]]
 
 
 class Stopwatch:
@@ -58,11 +89,18 @@ class Stopwatch:
         self._worker = worker
         self._since = time.perf_counter()
 
-    def waits(self) -> None:
-        """Book the time since the last call as work."""
+    def waits(self) -> float:
+        """Book the time since the last call as work, and as a span if the round is traced.
+
+        Returns:
+            The time.
+        """
         now = time.perf_counter()
         self._logbook.busy_s[self._worker] += now - self._since
+        if self._logbook.tracing[0]:
+            self._logbook.add_span(self._worker, self._since, now)
         self._since = now
+        return now
 
     def works(self) -> None:
         """Book the time since the last call as waiting."""

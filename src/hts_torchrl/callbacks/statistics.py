@@ -19,7 +19,9 @@ class TrainingStatistics(Callback):
     ``train/frames`` are environment steps of all ranks, ``train/minutes`` the time of training
     without evaluation; ``episode/return`` (raw score) and ``episode/length`` are means over the
     last 100 finished games; ``wait/...`` are shares of the time since the last logging in which
-    executors, actors and the learner waited for each other.
+    executors, actors and the learner waited for each other. ``rendezvous/skew_ms`` is the mean time
+    between the first executor's end of a round and the last one's, ``rendezvous/slowest_env`` the
+    first environment of the executor that was last in the latest round.
     """
 
     def __init__(self) -> None:
@@ -29,6 +31,7 @@ class TrainingStatistics(Callback):
         self._lengths: deque[int] = deque(maxlen=_EPISODES)
         self._earlier_s = 0.0
         self._started_s: float | None = None
+        self._rounds = 0
         self._marks: dict[str, float] = {}
         self._evaluates_within_training = False
 
@@ -89,6 +92,7 @@ class TrainingStatistics(Callback):
 
     def _count(self, part: RoundPart, world_size: int) -> None:
         self.frames += part.round.numel() * world_size
+        self._rounds += 1
         after = part.round["next"]
         ended = after["episode_end"]
         if ended.any():
@@ -97,10 +101,11 @@ class TrainingStatistics(Callback):
             self.episodes += int(ended.sum())
 
     def _log(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        now = {"frames": float(self.frames), "seconds": self.minutes * 60, **_waiting(trainer)}
+        meter = _meter(trainer)
+        now = {"frames": self.frames, "rounds": self._rounds, "seconds": self.minutes * 60, **meter}
         marks, self._marks = self._marks, now
         since = {name: value - marks.get(name, 0.0) for name, value in now.items()}
-        figures = {"train/frames": now["frames"], "train/minutes": self.minutes}
+        figures = {"train/frames": float(self.frames), "train/minutes": self.minutes}
         bar = {}
         if since["seconds"] > 0:
             bar["steps_per_second"] = since["frames"] / since["seconds"]
@@ -111,6 +116,9 @@ class TrainingStatistics(Callback):
             waited, worked = since.get(f"{role}_waiting_s", 0.0), since.get(f"{role}_busy_s", 0.0)
             if waited + worked > 0:
                 bar[f"wait/{role}"] = waited / (waited + worked)
+        if since["rounds"] > 0 and "slowest_env" in meter:
+            figures["rendezvous/skew_ms"] = 1e3 * since["rendezvous_skew_s"] / since["rounds"]
+            figures["rendezvous/slowest_env"] = meter["slowest_env"]
         pl_module.log_dict(figures)
         pl_module.log_dict(bar, prog_bar=True)
 
@@ -124,8 +132,6 @@ class TrainingStatistics(Callback):
         self._earlier_s = state_dict["seconds"]
 
 
-def _waiting(trainer: Trainer) -> dict[str, float]:
+def _meter(trainer: Trainer) -> dict[str, float]:
     collector = getattr(getattr(trainer, "datamodule", None), "collector", None)
-    if collector is None:
-        return {}
-    return {name: value for name, value in collector.stats().items() if name.endswith("_s")}
+    return {} if collector is None else collector.stats()

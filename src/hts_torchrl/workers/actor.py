@@ -83,11 +83,12 @@ class ActorTask:
         actor = Actor(board, make_policy(), self.settings)
         watch = Stopwatch(board.logbook, self.worker)
         group = board.config.envs_per_executor
+        watch.waits()
         while True:
-            watch.waits()
             envs = board.ready.take(self.settings.batch_size, lifeline)
             watch.works()
             actor.answer(envs)
+            watch.waits()  # before the round can end
             for executor, answers in zip(
                 *np.unique(envs // group, return_counts=True), strict=True
             ):

@@ -115,8 +115,8 @@ class ExecutorTask:
         executor = Executor(board, self.index, self.create_env_fn, self.seed)
         try:
             round_index = self.first_round
+            watch.waits()
             while True:
-                watch.waits()
                 bell.wait(1, lifeline)
                 watch.works()
                 logbook.rounds[self.worker] = round_index
@@ -130,6 +130,7 @@ class ExecutorTask:
                     watch.works()
                     executor.step(step)
                 logbook.steps[self.worker] = board.schedule.steps_per_round
+                logbook.finished_s[self.worker] = watch.waits()  # booked before anyone reads it
                 board.finished.put(np.array([self.index], np.int32))
                 round_index += 1
         finally:

@@ -7,7 +7,7 @@ from hts_torchrl.buffers.logbook import Logbook, Stopwatch
 
 @pytest.fixture
 def logbook():
-    arena = SharedArena(Logbook.layout(3))
+    arena = SharedArena(Logbook.layout(3, 2))
     yield Logbook(arena)
     arena.close()
 
@@ -44,3 +44,34 @@ def test_the_stopwatch_splits_time_into_work_and_waiting(logbook, monkeypatch):
     watch.works()
     watch.waits()
     assert (logbook.busy_s[2], logbook.waiting_s[2]) == (3.0 + 1.0, 7.0)
+
+
+def test_spans_of_work_are_kept_while_a_round_is_traced(logbook, monkeypatch):
+    times = iter([10.0, 13.0, 20.0, 21.0, 25.0, 26.0])
+    monkeypatch.setattr(logbook_module.time, "perf_counter", lambda: next(times))
+    watch = Stopwatch(logbook, 2)
+    watch.waits()
+    watch.works()
+    logbook.trace(True)
+    assert watch.waits() == 21.0
+    logbook.trace(False)
+    watch.works()
+    watch.waits()
+    assert [logbook.spans(worker) for worker in range(3)] == [[], [], [(20.0, 21.0)]]
+
+
+def test_spans_beyond_their_number_are_lost(logbook):
+    logbook.trace(True)
+    for begin in range(5):
+        logbook.add_span(1, begin, begin + 0.5)
+    assert logbook.spans(1) == [(0.0, 0.5), (1.0, 1.5)]
+    assert logbook.spans(0) == []
+
+
+def test_another_trace_forgets_the_one_before(logbook):
+    logbook.trace(True)
+    logbook.add_span(1, 0.0, 1.0)
+    logbook.trace(False)
+    assert logbook.spans(1) == [(0.0, 1.0)]
+    logbook.trace(True)
+    assert logbook.spans(1) == []
