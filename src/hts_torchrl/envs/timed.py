@@ -63,7 +63,8 @@ class TimedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     The environment's own time counts: a step takes the given time, or its own if that is longer.
     Resets take their own time. A sleeping process leaves the core to others, so that many of these
-    run as on as many cores.
+    run as on as many cores. By how much it wakes up too late (0.15 ms of 5 where this was measured)
+    the next step is shorter, so that the times are right in the sum.
 
     Args:
         env: the environment.
@@ -73,10 +74,16 @@ class TimedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
     def __init__(self, env: gymnasium.Env[Any, Any], times_s: Iterator[float]) -> None:
         super().__init__(env)
         self._times_s = times_s
+        self._late_s = 0.0
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:  # noqa: ANN401
         """Step, and sleep for the rest of the step's time."""
-        ends_s = time.perf_counter() + next(self._times_s)
+        ends_s = time.perf_counter() + next(self._times_s) - self._late_s
         result = self.env.step(action)
-        time.sleep(max(0.0, ends_s - time.perf_counter()))
+        left_s = ends_s - time.perf_counter()
+        if left_s > 0:
+            time.sleep(left_s)
+            self._late_s = time.perf_counter() - ends_s
+        else:  # what the step could not make up for, but not the environment's own time
+            self._late_s = min(self._late_s, -left_s)
         return result

@@ -57,14 +57,14 @@ def test_a_distribution_without_a_shape_takes_any():
 class Clock:
     """Stands still, but for sleeps and what the environment takes."""
 
-    def __init__(self):
-        self.now = 0.0
+    def __init__(self, late=0.0):
+        self.now, self.late = 0.0, late
 
     def perf_counter(self):
         return self.now
 
     def sleep(self, seconds):
-        self.now += seconds
+        self.now += seconds + self.late
 
 
 class Slow(gymnasium.Wrapper):
@@ -87,4 +87,15 @@ def test_a_step_takes_its_time_or_its_own_if_that_is_longer(monkeypatch):
     assert (env.reset(seed=3)[0] == plain.reset(seed=3)[0]).all()
     for ends in (1.0, 1.3, 1.8):
         assert str(env.step(1)) == str(plain.step(1))
+        assert clock.now == pytest.approx(ends)
+
+
+def test_what_a_sleep_takes_too_long_is_made_up_for(monkeypatch):
+    clock = Clock(late=0.25)
+    monkeypatch.setattr(timed, "time", clock)
+    env = TimedEnv(Slow(gymnasium.make("CartPole-v1"), clock), iter([1.0, 1.0, 0.4, 0.1, 1.0, 2.0]))
+    env.reset(seed=3)
+    # Due at 1, 2, 2.4, 2.7, 3.7 and 5.7: the fourth takes its own 0.3 s, as nothing makes it shorter.
+    for ends in (1.25, 2.25, 2.55, 2.85, 3.95, 5.95):
+        env.step(0)
         assert clock.now == pytest.approx(ends)
