@@ -95,7 +95,7 @@ def test_what_a_sleep_takes_too_long_is_made_up_for(monkeypatch):
     monkeypatch.setattr(timed, "time", clock)
     env = TimedEnv(Slow(gymnasium.make("CartPole-v1"), clock), iter([1.0, 1.0, 0.4, 0.1, 1.0, 2.0]))
     env.reset(seed=3)
-    # Due at 1, 2, 2.4, 2.7, 3.7 and 5.7: the fourth takes its own 0.3 s, as nothing makes it shorter.
+    # Due at 1, 2, 2.4, 2.7, 3.7 and 5.7: nothing makes the fourth shorter than its own 0.3 s.
     for ends in (1.25, 2.25, 2.55, 2.85, 3.95, 5.95):
         env.step(0)
         assert clock.now == pytest.approx(ends)
