@@ -1,13 +1,16 @@
-"""Training throughput on Atari: this project beside TorchRL's own collectors.
+"""Training throughput on Atari: this project beside its peers.
 
-A figure is environment steps a second of rollout *and* learning together: A2C on one game, with the
-same network (this project's Nature actor-critic), batch, optimiser and C++ preprocessing. Each
-measurement is a fresh process, the rows take turns, and ratios are taken within a turn.
+A figure is environment steps a second of rollout *and* learning together, on one game with the
+Nature network and the same batch: A2C, or PPO with 4 epochs of 4 minibatches. Each measurement is a
+fresh process, the rows take turns, and ratios are taken within a turn.
 
-All rows but the Trainer's run the same loop, in which TorchRL has the fastest of what was tried:
+Stable-Baselines3 and a single-file learner in the manner of CleanRL on EnvPool's emulators have
+programs of their own (``peer_*.py``) and, made at their first use, environments of their own.
+This project's second row and TorchRL's collectors (A2C only) run the same loop, in which TorchRL
+has the fastest of what was tried:
 
-- one EnvBase around one native vector environment, without transforms; serial and parallel ones are
-  tried too. Gymnasium's Python wrappers were slower;
+- one EnvBase around one native vector environment, without transforms. Serial and parallel ones,
+  and Gymnasium's Python wrappers, were slower;
 - values stored while acting: only the last observations are evaluated again, where GAE with a value
   network evaluates all of them, or twice as many without ``shifted``;
 - ``A2CLoss`` on the two heads after one pass of the trunk: on the policy and value operators, as in
@@ -20,7 +23,7 @@ processes, ``GAE`` with the value network, ``A2CLoss`` on the policy and the val
 sent after each update. Gymnasium's wrapper (OpenCV) preprocesses the pixels.
 
 ``--tune`` measures for each row, this project's too: torch threads of the main process and of the
-workers, emulator threads, number of workers, native, serial and parallel environments, and
+workers, emulator threads, number of workers, vectorisation, memory format, and for the common loop
 ``torch.compile`` of the update (the policy compiled as well was slower); the fastest are compared.
 """
 
@@ -34,7 +37,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from importlib.metadata import version
@@ -49,6 +51,7 @@ from ale_py.vector_env import AtariVectorEnv
 from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation, TransformReward
 from lightning.pytorch import Callback, Trainer
 from matplotlib.figure import Figure
+from stopwatch import Stopwatch, keep_freed_memory
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
 from torchrl.collectors import BaseCollector, Collector, MultiCollector
@@ -57,7 +60,7 @@ from torchrl.envs import EnvBase, GymWrapper, ParallelEnv, SerialEnv
 from torchrl.objectives import A2CLoss
 from torchrl.objectives.value import GAE
 
-from hts_torchrl import A2C, ActorCritic, AtariEnvs, HTSCollector, HTSDataModule, keep_freed_memory
+from hts_torchrl import A2C, PPO, ActorCritic, AtariEnvs, HTSCollector, HTSDataModule
 from hts_torchrl.envs.atari import AtariGroup
 from hts_torchrl.models import NatureCNN
 
@@ -70,7 +73,14 @@ NAMES = {
     "async": "TorchRL MultiCollector(async)",
     "plain": "TorchRL Collector, plain",
     "plain_sync": "TorchRL MultiCollector(sync), plain",
+    "stable_baselines3": "Stable-Baselines3",
+    "envpool": "CleanRL-style on EnvPool",
 }
+PEERS = {
+    "stable_baselines3": ["stable-baselines3>=2.7", "ale-py", "opencv-python-headless"],
+    "envpool": ["envpool>=1.2.5"],
+}
+ENVIRONMENTS = Path(__file__).parent / ".venvs"
 
 
 @dataclass(frozen=True)
@@ -82,12 +92,14 @@ class Run:
     num_envs: int
     steps: int
     seconds: float
+    algorithm: str = "a2c"
     envs: str = "native"
     workers: int = 1
     actors: int = 1
     main_threads: int = 1
     worker_threads: int = 1
     emulator_threads: int = 1
+    channels_last: bool = True
     compiled: bool = False
     bf16: bool = False
 
@@ -106,25 +118,27 @@ class Run:
     @property
     def setting(self) -> str:
         values = [(field.name, getattr(self, field.name), field.default) for field in fields(self)]
-        return " ".join(f"{name}={value}" for name, value, usual in values[5:] if value != usual)
+        return " ".join(f"{name}={value}" for name, value, usual in values[6:] if value != usual)
 
 
 def candidates(system: str, task: Run) -> list[Run]:
     """Return what ``--tune`` measures for a row; the first is used without it."""
     threads = list(dict.fromkeys([min(2, CORES), 1, CORES]))
-    workers = [count for count in (2, 4, 8, 16, 32) if task.num_envs % count == 0]
+    workers = [count for count in (1, 2, 4, 8, 16, 32) if task.num_envs % count == 0]
+    workers.sort(key=lambda count: abs(count - CORES))
     learner: dict[str, list] = {"main_threads": threads}
     native = learner | {"emulator_threads": threads}
-    serial, parallel = {"envs": ["serial"]}, {"envs": ["parallel"], "workers": workers}
+    layouts = {"channels_last": [True, False]}
     actors = [1] if CORES <= 2 else [1, 2]
-    few_first = workers[1::-1] + workers[2:]
-    executors = {"workers": few_first, "actors": actors, "main_threads": [1, 2]}
+    executors = {"workers": workers, "actors": actors, "main_threads": [1, 2]}
     grids = {
-        "collector": [native, learner | serial, learner | parallel],
+        "collector": [native],
         "sync": [learner | {"worker_threads": [1, 2], "workers": workers}],
         "async": [native | {"workers": [1, 2], "main_threads": threads[::-1]}],
         "plain": [learner],
         "plain_sync": [{"main_threads": threads[::-1], "workers": workers}],
+        "stable_baselines3": [learner | layouts | {"envs": ["subproc", "dummy"]}],
+        "envpool": [native | layouts],
     }
     return [
         replace(task, system=system, **dict(zip(grid, values, strict=True)))
@@ -183,27 +197,19 @@ class Trunk(NatureCNN):
         return features.float().view(*pixels.shape[:-3], -1)
 
 
-class Stopwatch(Callback):
-    """Measures steps a second after 2400 steps, for a loop or as the Trainer's callback."""
+class Watch(Callback):
+    """Ends the Trainer's run when enough was measured."""
 
-    def __init__(self, run: Run) -> None:
-        self.run, self.rounds = run, -max(5, 2400 // run.frames)
+    def __init__(self, watch: Stopwatch) -> None:
+        self.watch = watch
 
-    def round_ended(self) -> bool:
-        self.rounds += 1
-        if self.rounds <= 0:
-            self.began_s = time.perf_counter()
-            return False
-        seconds = time.perf_counter() - self.began_s
-        self.steps_per_s = self.rounds * self.run.frames / seconds
-        return seconds >= self.run.seconds
-
-    def on_train_batch_end(self, trainer: Trainer, *_: object) -> None:
-        trainer.should_stop = self.round_ended()
+    def on_train_batch_end(self, trainer: Trainer, _: object, __: object, part, ___: int) -> None:
+        if part.is_last:
+            trainer.should_stop = self.watch.round_ended()
 
 
-def run_trainer(run: Run) -> float:
-    watch = Stopwatch(run)
+def train(run: Run, *callbacks: Callback) -> None:
+    """Train under the Trainer until a callback ends it."""
     data = HTSDataModule(
         AtariEnvs(run.game), frames_per_batch=run.frames, total_frames=run.frames * 10**9,
         num_envs=run.num_envs, num_actors=run.actors,
@@ -211,10 +217,17 @@ def run_trainer(run: Run) -> float:
     )  # fmt: skip
     trainer = Trainer(
         accelerator="cpu", devices=1, max_epochs=1, limit_val_batches=0, gradient_clip_val=0.5,
-        precision="bf16-mixed" if run.bf16 else "32-true", callbacks=[watch], logger=False,
+        precision="bf16-mixed" if run.bf16 else "32-true", callbacks=[*callbacks], logger=False,
         enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False,
     )  # fmt: skip
-    trainer.fit(A2C(network="nature", num_threads=run.main_threads), data)
+    settings = {"network": "nature", "num_threads": run.main_threads}
+    ppo = run.algorithm == "ppo"
+    trainer.fit(PPO(epochs=4, minibatches=4, **settings) if ppo else A2C(**settings), data)
+
+
+def run_trainer(run: Run) -> float:
+    watch = Stopwatch(run.frames, run.seconds)
+    train(run, Watch(watch))
     return watch.steps_per_s
 
 
@@ -257,7 +270,8 @@ def run_loop(run: Run) -> float:
     networks = (actor, critic) if plain else heads
     loss = A2CLoss(*networks, loss_critic_type="l2", entropy_coeff=0.01, critic_coeff=0.5)
     optimizer = torch.optim.RMSprop(model.parameters(), 7e-4, alpha=0.99, eps=1e-5)
-    collector, watch = make_collector(run, actor if plain else model), Stopwatch(run)
+    collector = make_collector(run, actor if plain else model)
+    watch = Stopwatch(run.frames, run.seconds)
 
     @torch.no_grad()
     def targets(batch: TensorDictBase) -> TensorDictBase:
@@ -287,10 +301,28 @@ def run_loop(run: Run) -> float:
     return watch.steps_per_s
 
 
+def interpreter(system: str) -> str:
+    """Return the Python that a row runs with; a peer's environment is made here."""
+    if system not in PEERS:
+        return sys.executable
+    folder = ENVIRONMENTS / system
+    python = str(folder / "bin" / "python")
+    if not (folder / "complete").exists():
+        print(f"making {folder}", flush=True)
+        subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
+        packages = [f"torch=={version('torch').partition('+')[0]}", *PEERS[system]]
+        subprocess.run([python, "-m", "pip", "install", "--quiet", *packages], check=True)
+        (folder / "complete").touch()
+    return python
+
+
 def measure(run: Run) -> float:
     """Return steps a second, measured in a fresh process; 0 if that fails."""
-    command = ["timeout", "900", sys.executable, __file__, "--child", json.dumps(asdict(run))]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    program = Path(__file__).with_name(f"peer_{run.system}.py") if run.system in PEERS else __file__
+    command = [interpreter(run.system), program, "--child", json.dumps(asdict(run))]
+    result = subprocess.run(
+        ["timeout", "900", *map(str, command)], capture_output=True, text=True, check=False
+    )
     speed = 0.0 if result.returncode else float(result.stdout.splitlines()[-1])
     print(f"{speed:8.0f}  {run.name:31} {run.setting}", flush=True)
     print(result.stderr[-3000:] if result.returncode else "", file=sys.stderr, end="")
@@ -301,7 +333,7 @@ def tune(system: str, task: Run) -> Run:
     """Return the fastest setting of a row, each measured for half the time."""
     short = replace(task, seconds=task.seconds / 2)
     speeds = {run: measure(run) for run in candidates(system, short)}
-    if system != "trainer":
+    if system != "trainer" and system not in PEERS:
         compiled = replace(max(speeds, key=speeds.__getitem__), compiled=True)
         speeds[compiled] = measure(compiled)
     return replace(max(speeds, key=speeds.__getitem__), seconds=task.seconds)
@@ -310,7 +342,8 @@ def tune(system: str, task: Run) -> Run:
 def report(speeds: dict[Run, list[float]]) -> str:
     """Return a Markdown table; ratios are those of the first row to each, within a turn."""
     (first, base), *_ = speeds.items()
-    text = f"""{first.game}: {first.num_envs} environments, {first.steps} steps, {first.seconds:g} s
+    task = f"{first.game}, {first.algorithm}, {first.num_envs} environments, {first.steps} steps"
+    text = f"""{task}, {first.seconds:g} s
 
 | row | steps/s | min | max | first row / this | setting |
 |---|---|---|---|---|---|
@@ -345,6 +378,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Training throughput on Atari")
     parser.add_argument("--rows", nargs="+", choices=NAMES, default=list(NAMES))
     parser.add_argument("--game", default="breakout")
+    parser.add_argument("--algorithm", choices=["a2c", "ppo"], default="a2c")
     parser.add_argument("--num-envs", type=int, default=16)
     parser.add_argument("--steps-per-round", type=int, nargs="+", default=[5])
     parser.add_argument("--repeats", type=int, default=5)
@@ -364,12 +398,14 @@ def main() -> None:
             for process in multiprocessing.active_children():
                 process.kill()  # the exit would wait for a ParallelEnv's workers without end
         return
+    if args.algorithm == "ppo":
+        args.rows = [name for name in args.rows if name == "trainer" or name in PEERS]
     args.repeats, args.seconds = (2, 3.0) if args.quick else (args.repeats, args.seconds)
     text, speeds = [machine()], {}
     for steps in args.steps_per_round:
-        task = Run("", args.game, args.num_envs, steps, args.seconds)
+        task = Run("", args.game, args.num_envs, steps, args.seconds, args.algorithm)
         runs = [tune(name, task) if args.tune else candidates(name, task)[0] for name in args.rows]
-        runs += [replace(run, bf16=True) for run in runs if args.bf16]
+        runs += [replace(run, bf16=True) for run in runs if args.bf16 and run.system not in PEERS]
         for _, run in product(range(args.repeats), runs):
             speeds.setdefault(run, []).append(measure(run) or sys.exit(f"{run.name} failed"))
         text.append(report({run: speeds[run] for run in runs}))

@@ -1,0 +1,31 @@
+"""What every measured program needs, whatever it is built with: a clock, and an allocator."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "src"))  # for programs without hts_torchrl
+
+from hts_torchrl.allocator import keep_freed_memory
+
+__all__ = ["Stopwatch", "keep_freed_memory"]
+
+
+class Stopwatch:
+    """Measures steps a second after 2400 steps of warm-up, and 5 updates."""
+
+    def __init__(self, frames_per_round: int, seconds: float) -> None:
+        self.frames, self.seconds = frames_per_round, seconds
+        self.rounds = -max(5, 2400 // frames_per_round)
+
+    def round_ended(self) -> bool:
+        """Count a round; returns whether enough were measured."""
+        self.rounds += 1
+        if self.rounds <= 0:
+            self.began_s = time.perf_counter()
+            return False
+        seconds = time.perf_counter() - self.began_s
+        self.steps_per_s = self.rounds * self.frames / seconds
+        return seconds >= self.seconds
