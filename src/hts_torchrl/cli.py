@@ -1,4 +1,4 @@
-"""The command line: ``hts-torchrl fit | validate | play``."""
+"""The command line: ``hts-torchrl fit | validate | play | advise``."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from omegaconf.errors import OmegaConfBaseException
 
+from hts_torchrl.advisor import Advisor
 from hts_torchrl.callbacks import LearningCurve, RoundTrace, TrainingStatistics
 from hts_torchrl.checkpoints import DurableCheckpointIO, whole_checkpoint
 from hts_torchrl.config_files import expand_configs
@@ -35,7 +36,7 @@ from hts_torchrl.learner import A2C, PPO, Learner  # noqa: F401
 
 
 class HTSTrainer(Trainer):
-    """Lightning's Trainer, which also plays."""
+    """Lightning's Trainer, which also plays and advises."""
 
     def play(
         self,
@@ -76,6 +77,19 @@ class HTSTrainer(Trainer):
             imageio.mimsave(video, frames, fps=frames_per_second, macro_block_size=2)
         print(f"video of {len(frames)} steps: {video}")  # noqa: T201
 
+    def advise(self, model: Learner, datamodule: HTSDataModule, seconds: float = 60.0) -> None:
+        """Measure the task, say what speed to expect and which settings suit it, and check that.
+
+        Args:
+            model: the learner; it is not trained.
+            datamodule: environments and crew.
+            seconds: half of them for steps of the environment, half for the check.
+        """
+        if seconds <= 0:
+            raise ConfigurationError(f"--seconds={seconds:g}; more than 0 is needed")
+        for line in Advisor(model, datamodule, self).report(seconds):
+            print(line, flush=True)  # noqa: T201
+
 
 class HTSArgumentParser(LightningArgumentParser):
     """Reports a wrong argument in one line, without the usage."""
@@ -96,6 +110,7 @@ class HTSCommandLine(LightningCLI):
             "fit": {"model", "train_dataloaders", "val_dataloaders", "datamodule"},
             "validate": {"model", "dataloaders", "datamodule"},
             "play": {"model", "datamodule"},
+            "advise": {"model", "datamodule"},
         }
 
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:  # noqa: ANN401

@@ -149,6 +149,22 @@ class HTSDataModule(LightningDataModule):
         self._env_spec: EnvSpec | None = None
 
     @property
+    def crew_settings(self) -> dict[str, int]:
+        """What decides the speed: environments, their grouping, actors, steps of a round, delay."""
+        names = ("num_envs", "envs_per_executor", "num_actors", "delay")
+        settings = {name: self._settings[name] for name in names}
+        return settings | {"steps_per_round": self.schedule.steps_per_round}
+
+    def endless(self, **changes: Any) -> HTSDataModule:  # noqa: ANN401
+        """Return a module of the same rounds that does not end and never evaluates.
+
+        Args:
+            changes: settings of the constructor that are to differ.
+        """
+        frames = {"total_frames": self.schedule.frames_per_round * 10**6}
+        return HTSDataModule(self.env, **(self._settings | frames | changes))
+
+    @property
     def env_spec(self) -> EnvSpec:
         """Observations and actions of the environments; makes one to ask it."""
         if self._env_spec is None:

@@ -61,7 +61,7 @@ def test_a_command_of_the_start_page_works(words, clone, capsys):  # noqa: ARG00
             run(*words)
         assert left.value.code == 0
     else:
-        run(*words, *SMALL)
+        run(*words, *SMALL, *["--seconds=1"] * (words[0] == "advise"))
     assert capsys.readouterr().out
 
 

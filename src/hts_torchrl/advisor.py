@@ -1,0 +1,332 @@
+"""The advisor: what a task costs on this machine, what to expect of it, and which settings suit it.
+
+Symbols: N environments, T steps of a round (the paper's alpha), G environments an executor.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import multiprocessing
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import torch
+from lightning.pytorch import Callback, Trainer
+
+from hts_torchrl.config import ActionSpec, Precision
+from hts_torchrl.data import HTSDataModule
+from hts_torchrl.envs.group import Array, EnvFactory, EnvGroup
+from hts_torchrl.envs.make_group import make_group
+from hts_torchrl.inference import PolicyInference
+from hts_torchrl.learner import Learner
+from hts_torchrl.theory import expected_lag, expected_round_s, gamma_fit, kolmogorov_smirnov
+
+_SUMMED = 100
+"""Steps in each sum whose distribution is compared with a Gamma distribution, as in the paper."""
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Seconds of each part, measured while all other cores step environments."""
+
+    step_s: Array
+    """Each step of one environment ``[K]``, resets included."""
+    pass_s: float
+    """An actor's pass of ``pass_rows`` observations."""
+    pass_rows: int
+    update_s: float
+    """The learner's time for each environment step of a round."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What decides the speed, beside the costs."""
+
+    num_envs: int
+    envs_per_executor: int
+    num_actors: int
+    steps_per_round: int
+    delay: int
+    cores: int
+
+
+def limits(costs: Costs, settings: Settings) -> dict[str, float]:
+    """Return the steps a second that each part would allow if nothing else were slower.
+
+    ``rendezvous`` is the exact expectation of :func:`expected_round_s` for executors with a core
+    each; a pass adds to every step, and with ``delay=0`` the update to every round.
+    """
+    group, steps = settings.envs_per_executor, settings.steps_per_round
+    mean_s = group * float(costs.step_s.mean()) + costs.pass_s
+    variance = group * float(costs.step_s.var())
+    shape = mean_s**2 / variance if variance else 1e6
+    round_s = expected_round_s(settings.num_envs // group, steps, mean_s, shape=shape)
+    frames = settings.num_envs * steps
+    if settings.delay == 0:
+        round_s += frames * costs.update_s
+    work_s = float(costs.step_s.mean()) + costs.pass_s / costs.pass_rows + costs.update_s
+    return {
+        "cores": settings.cores / work_s,
+        "learner": 1 / costs.update_s,
+        "actors": max(settings.num_actors, 1) * costs.pass_rows / costs.pass_s,
+        "rendezvous": frames / round_s,
+    }
+
+
+def advice(costs: Costs, settings: Settings) -> Settings:
+    """Return settings for the same environments that are no slower, changed only where it pays.
+
+    As many environments an executor as leave every core one; so many actors that they are no limit;
+    and where a very long round would be faster, the shortest one with 95 % of its speed.
+    """
+    fits = [
+        group
+        for group in range(1, settings.num_envs + 1)
+        if settings.num_envs % group == 0 and settings.num_envs // group >= settings.cores
+    ]
+    better = replace(settings, envs_per_executor=max(fits, default=1))
+
+    def speed(candidate: Settings, *but: str) -> float:
+        return min(v for name, v in limits(costs, candidate).items() if name not in but)
+
+    while limits(costs, better)["actors"] < 1.2 * speed(better, "actors", "rendezvous"):
+        better = replace(better, num_actors=better.num_actors + 1)
+    longest = speed(replace(better, steps_per_round=4096))
+    while speed(better) < 0.95 * longest:
+        better = replace(better, steps_per_round=2 * better.steps_per_round)
+    return better
+
+
+class Advisor:
+    """Measures a task, predicts its speed, and checks the prediction by training for a while.
+
+    Example:
+        >>> advisor = Advisor(A2C(), data, trainer)        # doctest: +SKIP
+        >>> for line in advisor.report(seconds=60):        # doctest: +SKIP
+        ...     print(line)
+
+    Args:
+        learner: the learner, which stays as it is.
+        data: the environments and the crew.
+        trainer: gives precision, gradient clipping and accumulation.
+    """
+
+    def __init__(self, learner: Learner, data: HTSDataModule, trainer: Trainer) -> None:
+        self._learner, self._data, self._trainer = learner, data, trainer
+        self._cores = len(os.sched_getaffinity(0))
+        self._group = make_group(data.env, [0])
+
+    def report(self, seconds: float) -> Iterator[str]:
+        """Yield the lines of the report as they are found, in about two times ``seconds``."""
+        with _busy(self._data.env, self._cores - 1):
+            step_s = np.array(list(_step_times(self._group, seconds / 2)))
+            yield from _describe(step_s)
+            precision: Precision = self._trainer.precision  # type: ignore[assignment]
+            costs = self._costs(step_s, precision, seconds / 6)
+            yield f"actor's pass      {1e3 * costs.pass_s:.3f} ms for {costs.pass_rows} rows"
+            yield f"learner's update  {1e3 * costs.update_s:.3f} ms a step in {precision}"
+        self._group.close()
+        settings = Settings(cores=self._cores, **self._data.crew_settings)
+        bounds = limits(costs, settings)
+        expected = min(bounds.values())
+        each = ", ".join(f"{name} {value:.0f}" for name, value in bounds.items())
+        yield f"expected          {expected:.0f} steps/s, the least of: {each}"
+        yield _staleness(costs, settings)
+        yield _suggestion(costs, settings)
+        measured = self._train(self._data.endless(), precision, seconds / 2)
+        yield (
+            f"measured          {measured:.0f} steps/s in {seconds / 2:g} s of training, "
+            f"{measured / expected:.2f} of the expected"
+        )
+
+    def _costs(self, step_s: Array, precision: Precision, seconds: float) -> Costs:
+        learner = copy.deepcopy(self._learner)
+        if learner.policy is None:
+            learner.build_policy(self._group.spec)
+        settings = self._data.crew_settings
+        rows = min(8, settings["num_envs"])
+        inference = PolicyInference(
+            learner.actor_critic,
+            self._group.spec,
+            batch_size=rows,
+            device=str(self._trainer.strategy.root_device),
+            precision=precision,
+        )
+        observation = self._group.reset([0])
+        observations = {key: np.repeat(array, rows, 0) for key, array in observation.items()}
+        draws = np.full((rows, self._group.spec.action.num_draws), 0.5)
+        pass_s = _seconds_of(lambda: inference.answer(observations, draws), seconds)
+        clock = _LearnerClock()
+        serial = self._data.endless(num_actors=0)
+        self._train(serial, precision, seconds, clock)
+        return Costs(step_s, pass_s, rows, clock.seconds / clock.frames)
+
+    def _train(
+        self, data: HTSDataModule, precision: Precision, seconds: float, *callbacks: Callback
+    ) -> float:
+        """Train a copy of the learner for a while; returns steps a second."""
+        watch = _Watch(seconds)
+        trainer = Trainer(
+            accelerator=self._trainer.strategy.root_device.type, devices=1, max_epochs=1,
+            limit_val_batches=0, precision=precision, logger=False,
+            gradient_clip_val=self._trainer.gradient_clip_val,
+            accumulate_grad_batches=self._trainer.accumulate_grad_batches,
+            enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+            callbacks=[watch, *callbacks],
+        )  # fmt: skip
+        trainer.fit(copy.deepcopy(self._learner), datamodule=data)
+        return watch.steps_per_s
+
+
+class _Watch(Callback):
+    """Ends training after some seconds, not counting the first three rounds."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds, self.rounds, self.frames, self.steps_per_s = seconds, -3, 0, float("nan")
+
+    def on_train_batch_end(self, trainer: Trainer, *arguments: Any) -> None:  # noqa: ANN401
+        part = arguments[2]
+        if not part.is_last:
+            return
+        self.rounds += 1
+        now_s = time.perf_counter()
+        if self.rounds <= 0:
+            self.began_s = now_s
+            return
+        self.frames += part.round.numel()
+        self.steps_per_s = self.frames / (now_s - self.began_s)
+        trainer.should_stop = now_s - self.began_s >= self.seconds
+
+
+class _LearnerClock(Callback):
+    """Sums up the time of updates, without the first round."""
+
+    def __init__(self) -> None:
+        self.seconds, self.frames, self.rounds = 0.0, 0, 0
+
+    def on_train_batch_start(self, *_: Any) -> None:  # noqa: ANN401
+        self.began_s = time.perf_counter()
+
+    def on_train_batch_end(self, *arguments: Any) -> None:  # noqa: ANN401
+        part = arguments[3]
+        if self.rounds > 0:
+            self.seconds += time.perf_counter() - self.began_s
+            self.frames += part.round.numel() * part.is_last
+        self.rounds += part.is_last
+
+
+def _describe(step_s: Array) -> Iterator[str]:
+    """Say how the times of steps are distributed."""
+    ms = 1e3 * step_s
+    centred = step_s - step_s.mean()
+    correlation = float((centred[1:] * centred[:-1]).mean() / max(step_s.var(), 1e-300))
+    yield (
+        f"environment step  {ms.mean():.3f} ms (deviation {ms.std():.3f}, longest {ms.max():.3f}, "
+        f"correlation with the step before {correlation:.2f}; {len(ms)} steps)"
+    )
+    sums = step_s[: len(step_s) // _SUMMED * _SUMMED].reshape(-1, _SUMMED).sum(1)
+    if len(sums) >= 20:
+        mean_s, shape = gamma_fit(sums)
+        distance, probability = kolmogorov_smirnov(sums, mean_s, shape=shape)
+        verdict = "fit" if probability >= 0.05 else "do not fit"
+        yield (
+            f"sums of {_SUMMED} steps  {verdict} a Gamma distribution of shape {shape:.0f} "
+            f"(Kolmogorov-Smirnov D = {distance:.3f}, p = {probability:.3f}, {len(sums)} sums)"
+        )
+
+
+def _staleness(costs: Costs, settings: Settings) -> str:
+    """Compare the age of the data with an asynchronous system's of the same costs."""
+    collects = settings.cores / (float(costs.step_s.mean()) + costs.pass_s / costs.pass_rows)
+    load = collects * costs.update_s
+    lag = f"{expected_lag(1, load):.1f}" if load < 1 else "more and more"
+    return f"age of the data   {settings.delay} update; {lag} in an asynchronous system (Claim 2)"
+
+
+def _suggestion(costs: Costs, settings: Settings) -> str:
+    """Name the flags that would change, and what they would give."""
+    better = advice(costs, settings)
+    own, flags = (
+        {
+            "num_actors": each.num_actors,
+            "envs_per_executor": each.envs_per_executor,
+            "frames_per_batch": each.num_envs * each.steps_per_round,
+        }
+        for each in (settings, better)
+    )
+    changed = [f"--data.{name}={value}" for name, value in flags.items() if value != own[name]]
+    if not changed:
+        return "advice            keep the settings"
+    expected = min(limits(costs, better).values())
+    longer = " (a longer round also changes what is learnt)" * ("batch" in changed[-1])
+    return f"advice            {' '.join(changed)}: {expected:.0f} steps/s expected{longer}"
+
+
+def _step_times(group: EnvGroup, seconds: float) -> Iterator[float]:
+    """Yield the seconds of each step, by random actions, after a tenth of the time."""
+    random = np.random.default_rng(0)
+    group.reset([0])
+    began_s = time.perf_counter()
+    while True:
+        action = _random_action(group.spec.action, random)
+        before_s = time.perf_counter()
+        group.step(action)
+        now_s = time.perf_counter()
+        if now_s - began_s > seconds:
+            return
+        if now_s - began_s > seconds / 10:
+            yield now_s - before_s
+
+
+def _random_action(spec: ActionSpec, random: np.random.Generator) -> Array:
+    """Return one environment's action ``[1, ...]``."""
+    action: Array
+    if spec.kind == "continuous":
+        action = random.standard_normal((1, *spec.array.shape))
+    elif spec.kind == "one_hot":
+        action = np.eye(spec.sizes[0])[random.integers(spec.sizes[0], size=1)]
+    else:
+        action = random.integers(0, spec.sizes).reshape(1, *spec.array.shape)
+    return action.astype(spec.array.dtype)
+
+
+def _seconds_of(work: Callable[[], object], seconds: float) -> float:
+    """Return the mean time of ``work``, after a tenth of the time."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    for span_s in (seconds / 10, seconds):
+        count, began_s = 0, time.perf_counter()
+        while time.perf_counter() - began_s < span_s:
+            work()
+            count += 1
+    torch.set_num_threads(threads)
+    return (time.perf_counter() - began_s) / count
+
+
+@contextlib.contextmanager
+def _busy(env: EnvFactory, count: int) -> Iterator[None]:
+    """Let other processes step environments meanwhile: a busy machine's cores are slower."""
+    context = multiprocessing.get_context("spawn")
+    make = cloudpickle.dumps(env)
+    others = [context.Process(target=_step_on, args=(make,), daemon=True) for _ in range(count)]
+    for other in others:
+        other.start()
+    try:
+        yield
+    finally:
+        for other in others:
+            other.kill()
+            other.join()
+            other.close()
+
+
+def _step_on(make: bytes) -> None:
+    group = make_group(cloudpickle.loads(make), [0])
+    for _ in _step_times(group, float("inf")):
+        pass

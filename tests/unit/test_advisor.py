@@ -1,0 +1,133 @@
+"""What the advisor predicts, by hand, and that it measures what it says."""
+
+import multiprocessing
+import re
+from dataclasses import replace
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from hts_torchrl import A2C, GymEnvs
+from hts_torchrl.advisor import Advisor, Costs, Settings, _random_action, advice, limits
+from hts_torchrl.envs.spaces import env_spec
+from hts_torchrl.envs.timed import TimedEnv, step_times
+from tests.command_line import A2C as A2C_FLAGS
+from tests.command_line import CARTPOLE, refused, run
+from tests.fits import cartpole, quiet_trainer
+
+COSTS = Costs(np.full(100, 0.004), pass_s=0.002, pass_rows=8, update_s=0.001)
+SETTINGS = Settings(
+    num_envs=16, envs_per_executor=1, num_actors=1, steps_per_round=5, delay=1, cores=4
+)
+
+
+class TestLimits:
+    def test_of_each_part(self):
+        bounds = limits(COSTS, SETTINGS)
+        assert bounds["cores"] == pytest.approx(4 / (0.004 + 0.002 / 8 + 0.001))
+        assert bounds["learner"] == pytest.approx(1000)
+        assert bounds["actors"] == pytest.approx(8 / 0.002)
+        # Without variance every round takes its 5 steps, each with one pass.
+        assert bounds["rendezvous"] == pytest.approx(16 / (0.004 + 0.002), rel=0.01)
+
+    def test_an_executor_of_many_steps_them_one_after_another(self):
+        bounds = limits(COSTS, replace(SETTINGS, envs_per_executor=4))
+        assert bounds["rendezvous"] == pytest.approx(16 / (4 * 0.004 + 0.002), rel=0.01)
+
+    def test_without_a_delay_the_round_waits_for_the_update(self):
+        bounds = limits(COSTS, replace(SETTINGS, delay=0))
+        assert bounds["rendezvous"] == pytest.approx(80 / (5 * 0.006 + 80 * 0.001), rel=0.01)
+
+    def test_variance_costs_at_the_rendezvous(self):
+        random = np.random.default_rng(0)
+        varying = replace(COSTS, step_s=random.exponential(0.004, 10_000), pass_s=1e-9)
+        bounds = limits(varying, replace(SETTINGS, steps_per_round=1))
+        harmonic = sum(1 / k for k in range(1, 17))
+        assert bounds["rendezvous"] == pytest.approx(16 / (0.004 * harmonic), rel=0.05)
+
+    def test_actors_share_the_passes(self):
+        assert limits(COSTS, replace(SETTINGS, num_actors=3))["actors"] == pytest.approx(12_000)
+
+
+class TestAdvice:
+    def test_every_core_has_an_executor_and_no_more(self):
+        assert advice(COSTS, SETTINGS).envs_per_executor == 4
+        assert advice(COSTS, replace(SETTINGS, cores=64)).envs_per_executor == 1
+
+    def test_actors_are_added_until_they_are_no_limit(self):
+        slow = replace(COSTS, pass_s=0.02, update_s=1e-6)
+        settings = replace(SETTINGS, cores=16)
+        better = advice(slow, settings)
+        assert limits(slow, settings)["actors"] < limits(slow, settings)["cores"]
+        assert limits(slow, better)["actors"] >= 1.2 * limits(slow, better)["cores"]
+
+    def test_a_round_is_made_longer_only_where_that_is_faster(self):
+        assert advice(COSTS, SETTINGS).steps_per_round == 5
+        random = np.random.default_rng(0)
+        varying = replace(COSTS, step_s=random.exponential(0.004, 10_000), update_s=1e-6)
+        better = advice(varying, replace(SETTINGS, cores=64))
+        assert better.steps_per_round > 5
+        longest = replace(better, steps_per_round=4096)
+        assert min(limits(varying, better).values()) >= 0.95 * min(
+            limits(varying, longest).values()
+        )
+
+
+@pytest.mark.processes
+def test_the_report_measures_predicts_and_checks():
+    data = cartpole(3, env=GymEnvs("CartPole-v1"), num_actors=1)
+    trainer = quiet_trainer()
+    lines = list(Advisor(A2C(), data, trainer).report(seconds=3.0))
+    labels = [re.split("  +", line)[0] for line in lines]
+    assert labels == [
+        "environment step", "sums of 100 steps", "actor's pass", "learner's update", "expected",
+        "age of the data", "advice", "measured",
+    ]  # fmt: skip
+    rows = {label: line.split() for label, line in zip(labels, lines, strict=True)}
+    expected, measured = float(rows["expected"][1]), float(rows["measured"][1])
+    assert expected > 0
+    assert measured > 0
+    assert multiprocessing.active_children() == []
+
+
+def slow_cartpole(index):  # noqa: ARG001
+    return TimedEnv(gymnasium.make("CartPole-v1"), step_times("constant", 0.01))
+
+
+@pytest.mark.processes
+def test_a_step_takes_what_it_is_known_to_take():
+    data = cartpole(3, env=slow_cartpole, num_actors=1)
+    (line, *_) = Advisor(A2C(), data, quiet_trainer()).report(seconds=2.0)
+    assert float(line.split()[2]) >= 10
+
+
+@pytest.mark.processes
+def test_the_command_line_advises(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    run("advise", *CARTPOLE, *A2C_FLAGS, "--seconds=1")
+    assert re.search(r"^measured +[0-9]+ steps/s in 0.5 s", capsys.readouterr().out, re.M)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_time_is_refused(capsys):
+    message = refused(capsys, "advise", *CARTPOLE, *A2C_FLAGS, "--seconds=0")
+    assert message == "--seconds=0; more than 0 is needed"
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        spaces.Discrete(3),
+        spaces.MultiDiscrete([2, 5]),
+        spaces.Box(-np.inf, np.inf, (2, 3), np.float32),
+    ],
+    ids=["discrete", "multi-discrete", "continuous"],
+)
+def test_random_actions_are_actions(space):
+    spec = env_spec(spaces.Box(0, 1, (1,)), space).action
+    random = np.random.default_rng(0)
+    actions = [_random_action(spec, random)[0] for _ in range(50)]
+    assert all(space.contains(action) for action in actions)
+    assert len({action.tobytes() for action in actions}) > 2
