@@ -14,7 +14,13 @@ if TYPE_CHECKING:
     from hts_torchrl.envs.atari import AtariEnvs
     from hts_torchrl.envs.group import EnvFactory
     from hts_torchrl.envs.gym import GymEnvs
-    from hts_torchrl.errors import ConfigurationError, NotFiniteError, ProtocolError, WorkerError
+    from hts_torchrl.errors import (
+        ConfigurationError,
+        DifferenceError,
+        NotFiniteError,
+        ProtocolError,
+        WorkerError,
+    )
     from hts_torchrl.learner import A2C, PPO
     from hts_torchrl.models import ActorCritic, make_actor_critic
 
@@ -24,6 +30,7 @@ _HOMES = {
     "ActorCritic": "models",
     "AtariEnvs": "envs.atari",
     "ConfigurationError": "errors",
+    "DifferenceError": "errors",
     "DurableCheckpointIO": "checkpoints",
     "EnvFactory": "envs.group",
     "GymEnvs": "envs.gym",
@@ -45,6 +52,7 @@ __all__ = [
     "ActorCritic",
     "AtariEnvs",
     "ConfigurationError",
+    "DifferenceError",
     "DurableCheckpointIO",
     "EnvFactory",
     "GymEnvs",

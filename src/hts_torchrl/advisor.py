@@ -26,7 +26,9 @@ from hts_torchrl.envs.make_group import make_group
 from hts_torchrl.inference import PolicyInference
 from hts_torchrl.learner import Learner
 from hts_torchrl.theory import expected_lag, expected_round_s, gamma_fit, kolmogorov_smirnov
+from hts_torchrl.trial import train_for_trial
 
+_ENDLESS = 10**6
 _SUMMED = 100
 """Steps in each sum whose distribution is compared with a Gamma distribution, as in the paper."""
 
@@ -139,7 +141,7 @@ class Advisor:
         yield f"expected          {expected:.0f} steps/s, the least of: {each}"
         yield _staleness(costs, settings)
         yield _suggestion(costs, settings)
-        measured = self._train(self._data.endless(), precision, seconds / 2)
+        measured = self._train(self._data.for_trial(_ENDLESS), seconds / 2)
         yield (
             f"measured          {measured:.0f} steps/s in {seconds / 2:g} s of training, "
             f"{measured / expected:.2f} of the expected"
@@ -163,24 +165,14 @@ class Advisor:
         draws = np.full((rows, self._group.spec.action.num_draws), 0.5)
         pass_s = _seconds_of(lambda: inference.answer(observations, draws), seconds)
         clock = _LearnerClock()
-        serial = self._data.endless(num_actors=0)
-        self._train(serial, precision, seconds, clock)
+        serial = self._data.for_trial(_ENDLESS, num_actors=0)
+        self._train(serial, seconds, clock)
         return Costs(step_s, pass_s, rows, clock.seconds / clock.frames)
 
-    def _train(
-        self, data: HTSDataModule, precision: Precision, seconds: float, *callbacks: Callback
-    ) -> float:
-        """Train a copy of the learner for a while; returns steps a second."""
+    def _train(self, data: HTSDataModule, seconds: float, *callbacks: Callback) -> float:
+        """Train for a while; returns steps a second."""
         watch = _Watch(seconds)
-        trainer = Trainer(
-            accelerator=self._trainer.strategy.root_device.type, devices=1, max_epochs=1,
-            limit_val_batches=0, precision=precision, logger=False,
-            gradient_clip_val=self._trainer.gradient_clip_val,
-            accumulate_grad_batches=self._trainer.accumulate_grad_batches,
-            enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
-            callbacks=[watch, *callbacks],
-        )  # fmt: skip
-        trainer.fit(copy.deepcopy(self._learner), datamodule=data)
+        train_for_trial(self._learner, data, self._trainer, watch, *callbacks)
         return watch.steps_per_s
 
 

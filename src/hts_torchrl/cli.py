@@ -1,4 +1,4 @@
-"""The command line: ``hts-torchrl fit | validate | play | advise``."""
+"""The command line: ``hts-torchrl fit | validate | play | advise | verify``."""
 
 from __future__ import annotations
 
@@ -31,12 +31,13 @@ from hts_torchrl.config_files import expand_configs
 from hts_torchrl.data import HTSDataModule
 from hts_torchrl.envs.atari import AtariEnvs  # noqa: F401 - makes --data.env=AtariEnvs known
 from hts_torchrl.envs.gym import GymEnvs  # noqa: F401
-from hts_torchrl.errors import ConfigurationError, NotFiniteError, WorkerError
+from hts_torchrl.errors import ConfigurationError, DifferenceError, NotFiniteError, WorkerError
 from hts_torchrl.learner import A2C, PPO, Learner  # noqa: F401
+from hts_torchrl.verification import Manifest, first_difference, record
 
 
 class HTSTrainer(Trainer):
-    """Lightning's Trainer, which also plays and advises."""
+    """Lightning's Trainer, which also plays, advises and verifies."""
 
     def play(
         self,
@@ -90,6 +91,44 @@ class HTSTrainer(Trainer):
         for line in Advisor(model, datamodule, self).report(seconds):
             print(line, flush=True)  # noqa: T201
 
+    def verify(
+        self,
+        model: Learner,
+        datamodule: HTSDataModule,
+        updates: int = 20,
+        manifest: str | None = None,
+    ) -> None:
+        """Train twice from the start and compare every bit; exit status 1 if one differs.
+
+        The first training has the crew that is configured, the second is the serial twin in this
+        process (or, where that is configured, the first has one actor).
+
+        Args:
+            model: the learner; it is not trained.
+            datamodule: environments and crew.
+            updates: length of each training.
+            manifest: a file to compare the first training with instead, written if it is not there.
+        """
+        if updates < 1:
+            raise ConfigurationError(f"--updates={updates}; 1 or more is needed")
+        if model.policy is None:
+            model.build_policy(datamodule.env_spec)
+        num_actors = max(1, datamodule.crew_settings["num_actors"])
+        mine = record(model, datamodule.for_trial(updates, num_actors=num_actors), self)
+        if manifest is None:
+            name = "the serial twin"
+            other = record(model, datamodule.for_trial(updates, num_actors=0), self)
+        elif (path := Path(manifest)).exists():
+            name, other = manifest, Manifest.read(path)
+        else:
+            mine.write(path)
+            print(f"{updates} updates, weights {mine.weights[:16]}: written to {manifest}")  # noqa: T201
+            return
+        difference = first_difference(mine, other)
+        if difference is not None:
+            raise DifferenceError(f"this crew and {name} differ: {difference}")
+        print(f"{updates} updates, weights {mine.weights[:16]}: the same bits as {name}")  # noqa: T201
+
 
 class HTSArgumentParser(LightningArgumentParser):
     """Reports a wrong argument in one line, without the usage."""
@@ -111,6 +150,7 @@ class HTSCommandLine(LightningCLI):
             "validate": {"model", "dataloaders", "datamodule"},
             "play": {"model", "datamodule"},
             "advise": {"model", "datamodule"},
+            "verify": {"model", "datamodule"},
         }
 
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:  # noqa: ANN401
@@ -256,7 +296,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         )
     except (ConfigurationError, MisconfigurationException, gymnasium.error.Error) as error:
         _leave(error, status=2)
-    except (WorkerError, NotFiniteError) as error:
+    except (WorkerError, NotFiniteError, DifferenceError) as error:
         _leave(error, status=1)
     except SIGTERMException:
         raise SystemExit(128 + signal.SIGTERM) from None

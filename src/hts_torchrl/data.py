@@ -155,13 +155,14 @@ class HTSDataModule(LightningDataModule):
         settings = {name: self._settings[name] for name in names}
         return settings | {"steps_per_round": self.schedule.steps_per_round}
 
-    def endless(self, **changes: Any) -> HTSDataModule:  # noqa: ANN401
-        """Return a module of the same rounds that does not end and never evaluates.
+    def for_trial(self, rounds: int, **changes: Any) -> HTSDataModule:  # noqa: ANN401
+        """Return a module of the same rounds, so many of them, that never evaluates.
 
         Args:
+            rounds: of the whole run.
             changes: settings of the constructor that are to differ.
         """
-        frames = {"total_frames": self.schedule.frames_per_round * 10**6}
+        frames = {"total_frames": self.schedule.frames_per_round * rounds}
         return HTSDataModule(self.env, **(self._settings | frames | changes))
 
     @property

@@ -24,6 +24,10 @@ class NotFiniteError(HTSError, ArithmeticError):
     """
 
 
+class DifferenceError(HTSError, RuntimeError):
+    """Two trainings of one task do not have the same bits."""
+
+
 @dataclass(frozen=True)
 class WorkerPlace:
     """Where a worker was when it failed.

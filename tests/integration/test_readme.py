@@ -18,6 +18,7 @@ SMALL = [
     *("--data.env.max_frames=160", "--trainer.accelerator=cpu", "--trainer.log_every_n_steps=1"),
     "--trainer.enable_progress_bar=false",
 ]
+SHORT = {"advise": ["--seconds=1"], "verify": ["--updates=2"]}
 
 
 def blocks(page, language):
@@ -61,7 +62,7 @@ def test_a_command_of_the_start_page_works(words, clone, capsys):  # noqa: ARG00
             run(*words)
         assert left.value.code == 0
     else:
-        run(*words, *SMALL, *["--seconds=1"] * (words[0] == "advise"))
+        run(*words, *SMALL, *SHORT.get(words[0], []))
     assert capsys.readouterr().out
 
 
