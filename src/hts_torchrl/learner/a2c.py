@@ -22,7 +22,7 @@ class A2C(Learner):
 
     Args:
         policy: an actor-critic; None builds ``network`` for the data module's environment.
-        network: ``nature``, ``nips``, ``impala``, ``mlp``, or ``module.Class`` of a trunk.
+        network: ``nature``, ``nips``, ``impala``, ``seed``, ``mlp`` or ``module.Class`` of a trunk.
         squash: pass continuous actions through tanh into their bounds.
         optimizer: ``rmsprop`` (smoothing 0.99) or ``adam``.
         learning_rate: at the start.

@@ -2,7 +2,7 @@
 
 from hts_torchrl.models.actor_critic import ActorCritic, make_actor_critic
 from hts_torchrl.models.distributions import MultiCategorical
-from hts_torchrl.models.impala import ImpalaResNet
+from hts_torchrl.models.impala import ImpalaResNet, SeedResNet
 from hts_torchrl.models.mlp import MLP
 from hts_torchrl.models.nature import NatureCNN, NipsCNN
 
@@ -13,5 +13,6 @@ __all__ = [
     "MultiCategorical",
     "NatureCNN",
     "NipsCNN",
+    "SeedResNet",
     "make_actor_critic",
 ]

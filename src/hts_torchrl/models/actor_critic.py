@@ -21,7 +21,7 @@ from torchrl.modules import (
 from hts_torchrl.config import EnvSpec, Key
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.models.distributions import action_head, parameter_keys
-from hts_torchrl.models.impala import ImpalaResNet
+from hts_torchrl.models.impala import ImpalaResNet, SeedResNet
 from hts_torchrl.models.initialization import orthogonal
 from hts_torchrl.models.mlp import MLP
 from hts_torchrl.models.nature import NatureCNN, NipsCNN
@@ -139,6 +139,7 @@ _TRUNKS: dict[str, Callable[[tuple[int, ...]], nn.Module]] = {
     "nature": NatureCNN,
     "nips": NipsCNN,
     "impala": ImpalaResNet,
+    "seed": SeedResNet,
     "mlp": MLP,
 }
 
@@ -147,8 +148,8 @@ def make_actor_critic(network: str, spec: EnvSpec, *, squash: bool = False) -> A
     """Build an actor-critic by the name of its trunk.
 
     Args:
-        network: ``nature``, ``nips``, ``impala``, ``mlp``, or ``module.Class`` of a trunk of yours,
-            called with the observation's shape.
+        network: ``nature`` (which is the paper's for football too), ``nips``, ``impala``, ``seed``,
+            ``mlp``, or ``module.Class`` of a trunk of yours, called with the observation's shape.
         spec: observations and actions of the environment.
         squash: whether continuous actions pass through tanh into their bounds.
 

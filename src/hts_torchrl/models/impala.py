@@ -1,4 +1,4 @@
-"""The residual trunk of IMPALA (Espeholt et al., 2018, figure 3, right)."""
+"""The residual trunk of IMPALA (Espeholt et al., 2018, figure 3, right), and SEED RL's."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class _Residual(nn.Module):
 class ImpalaResNet(PixelTrunk):
     """Three stages of 16, 32, 32 channels, two residual blocks each, and 256 features."""
 
-    def __init__(self, shape: Sequence[int]) -> None:
+    def __init__(self, shape: Sequence[int], widths: Sequence[int] = (16, 32, 32)) -> None:
         stages: list[nn.Module] = []
         channels = shape[0]
-        for width in (16, 32, 32):
+        for width in widths:
             stages += [
                 orthogonal(nn.Conv2d(channels, width, 3, padding=1)),
                 nn.MaxPool2d(3, stride=2, padding=1),
@@ -42,3 +42,10 @@ class ImpalaResNet(PixelTrunk):
             ]
             channels = width
         super().__init__([*stages, nn.ReLU()], shape, 256)
+
+
+class SeedResNet(ImpalaResNet):
+    """A fourth stage of 32 channels: SEED RL's network for football (Espeholt et al., 2020)."""
+
+    def __init__(self, shape: Sequence[int]) -> None:
+        super().__init__(shape, (16, 32, 32, 32))

@@ -142,7 +142,7 @@ class TestMakeActorCritic:
 
     @pytest.mark.parametrize("network", ["natuer", "no.such.Trunk", "torch.nn.NoSuch", ""])
     def test_an_unknown_network_is_refused_with_the_known_ones(self, network):
-        with pytest.raises(ConfigurationError, match="nature, nips, impala, mlp"):
+        with pytest.raises(ConfigurationError, match="nature, nips, impala, seed, mlp"):
             make_actor_critic(network, spec())
 
     def test_a_network_that_cannot_read_the_observation_is_refused(self):

@@ -57,3 +57,8 @@ def test_features_of_one_picture_may_differ_only_in_the_last_bits_from_a_plain_c
     net, batch = NatureCNN(SHAPE), pixels()
     plain = torch.nn.Sequential(*net)(batch.float() / 255)
     assert torch.allclose(net(batch), plain, atol=1e-5)
+
+
+def test_the_nature_trunk_is_the_papers_for_football():
+    """It has 2560 features before the last layer (Liu et al., 2020)."""
+    assert NatureCNN((16, 72, 96))[1].weight.shape == (512, 2560)
