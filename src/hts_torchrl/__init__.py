@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from hts_torchrl.collector import HTSCollector
     from hts_torchrl.data import HTSDataModule
     from hts_torchrl.envs.atari import AtariEnvs
+    from hts_torchrl.envs.football import FootballEnvs
     from hts_torchrl.envs.group import EnvFactory
     from hts_torchrl.envs.gym import GymEnvs
     from hts_torchrl.errors import (
@@ -33,6 +34,7 @@ _HOMES = {
     "DifferenceError": "errors",
     "DurableCheckpointIO": "checkpoints",
     "EnvFactory": "envs.group",
+    "FootballEnvs": "envs.football",
     "GymEnvs": "envs.gym",
     "HTSCollector": "collector",
     "HTSDataModule": "data",
@@ -55,6 +57,7 @@ __all__ = [
     "DifferenceError",
     "DurableCheckpointIO",
     "EnvFactory",
+    "FootballEnvs",
     "GymEnvs",
     "HTSCollector",
     "HTSDataModule",

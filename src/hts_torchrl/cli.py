@@ -30,6 +30,7 @@ from hts_torchrl.checkpoints import DurableCheckpointIO, whole_checkpoint
 from hts_torchrl.config_files import expand_configs
 from hts_torchrl.data import HTSDataModule
 from hts_torchrl.envs.atari import AtariEnvs  # noqa: F401 - makes --data.env=AtariEnvs known
+from hts_torchrl.envs.football import FootballEnvs  # noqa: F401
 from hts_torchrl.envs.gym import GymEnvs  # noqa: F401
 from hts_torchrl.errors import ConfigurationError, DifferenceError, NotFiniteError, WorkerError
 from hts_torchrl.learner import A2C, PPO, Learner  # noqa: F401

@@ -218,7 +218,10 @@ class HTSCollector(BaseCollector):
             for index in executors
         ] + tasks
         module = type(self._create_env_fn).__module__
-        return ProcessCrew(board, tasks, [module] if module.startswith("hts_torchrl.envs.") else [])
+        preload = [module] if module.startswith("hts_torchrl.envs.") else []
+        if isinstance(self._create_env_fn, EnvFactory):
+            preload += self._create_env_fn.preload
+        return ProcessCrew(board, tasks, preload)
 
     def _policy_maker(self) -> Callable[[], nn.Module]:
         if self._policy_factory is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, ClassVar, Protocol, TypeAlias
 
 import numpy as np
 
@@ -70,6 +70,9 @@ class EnvGroup(Protocol):
 
 class EnvFactory(ABC):
     """A picklable maker of groups: what ``create_env_fn`` may be instead of a plain function."""
+
+    preload: ClassVar[tuple[str, ...]] = ()
+    """Modules that are slow to import and that every executor needs."""
 
     @abstractmethod
     def group(self, indices: Sequence[int], *, render: bool = False) -> EnvGroup:

@@ -1,0 +1,178 @@
+"""Google Research Football (Kurach et al., 2020): the paper's eleven tasks, and full matches."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import ClassVar, Literal, get_args
+
+import numpy as np
+
+from hts_torchrl.config import ActionSpec, ArraySpec, EnvSpec
+from hts_torchrl.envs.football_game import (
+    ENGINE_ACTIONS,
+    HEIGHT,
+    PLANES,
+    WIDTH,
+    Checkpoints,
+    Game,
+    draw_minimap,
+)
+from hts_torchrl.envs.group import Array, EnvFactory, EnvGroup, Observation, Transition
+from hts_torchrl.errors import ConfigurationError
+
+Rewards = Literal["scoring", "scoring,checkpoints"]
+
+# Other names of scenarios: the paper's, where "academy_" before it does not do.
+_ALIASES = {
+    "rsk": "academy_run_to_score_with_keeper",
+    "psk": "academy_pass_and_shoot_with_keeper",
+    "rpsk": "academy_run_pass_and_shoot_with_keeper",
+    "3_vs_1": "academy_3_vs_1_with_keeper",
+    "lazy": "academy_single_goal_versus_lazy",
+    "11_vs_11_easy": "11_vs_11_easy_stochastic",
+}
+
+
+@dataclass(frozen=True)
+class FootballEnvs(EnvFactory):
+    """Environments of one football scenario, on EnvPool's engine: one controlled player.
+
+    Observations are uint8 ``[4 * frame_stack, 72, 96]``, channels first: gfootball's minimap with
+    the planes of our team, theirs, the ball and the controlled player, the oldest frame first.
+    There are 19 actions. ``terminated`` tells a goal, the ball out of play or lost; ``truncated``
+    the end of time. The score is ours less theirs in goals, whatever the reward.
+
+    Needs ``pip install 'hts-torchrl[football]'``.
+
+    Example:
+        >>> from hts_torchrl import FootballEnvs
+        >>> FootballEnvs("empty_goal_close").group([0]).spec.action.sizes
+        (19,)
+    """
+
+    scenario: str
+    """gfootball's name, ``academy_empty_goal_close``, or the paper's, ``empty_goal_close``."""
+    rewards: Rewards = "scoring,checkpoints"
+    """Learn from goals, or also from the ten checkpoints on the way to one."""
+    frame_stack: int = 4
+    """Minimaps in one observation."""
+
+    preload: ClassVar[tuple[str, ...]] = ("hts_torchrl.envs.football_engine",)
+
+    def __post_init__(self) -> None:
+        """Refuse settings of which there is nothing."""
+        if self.rewards not in get_args(Rewards):
+            known = " or ".join(get_args(Rewards))
+            raise ConfigurationError(f"rewards={self.rewards!r}; {known} is needed")
+        if self.frame_stack < 1:
+            raise ConfigurationError(f"frame_stack={self.frame_stack}; 1 or more is needed")
+
+    def group(self, indices: Sequence[int], *, render: bool = False) -> EnvGroup:  # noqa: ARG002
+        """Make the environments of the given indices (:class:`EnvFactory`).
+
+        Raises:
+            ConfigurationError: if there is no such scenario, or EnvPool is not installed.
+        """
+        known = _engine().scenarios()
+        return FootballGroup(self, _scenario(self.scenario, known), len(indices))
+
+
+def _engine() -> ModuleType:
+    try:
+        from hts_torchrl.envs import football_engine  # noqa: PLC0415 - an extra; it takes a second
+    except ImportError as error:
+        raise ConfigurationError(
+            f"football needs EnvPool ({error}): pip install 'hts-torchrl[football]'"
+        ) from error
+    return football_engine
+
+
+def _scenario(name: str, known: Sequence[str]) -> str:
+    wanted = name.lower().replace(" ", "_").replace("-", "_")
+    names = {scenario.removeprefix("academy_"): scenario for scenario in known}
+    names |= _ALIASES | {scenario: scenario for scenario in known}
+    if wanted not in names:
+        near = difflib.get_close_matches(wanted, names, n=3)
+        hint = f"near to it: {', '.join(near)}" if near else f"there are: {', '.join(known)}"
+        raise ConfigurationError(f"football has no scenario {name!r}; {hint}")
+    return names[wanted]
+
+
+class FootballGroup:
+    """Games played one after another in each step (an :class:`EnvGroup`).
+
+    Their engines are taken at the reset: to ask for the spec costs none.
+    """
+
+    def __init__(self, factory: FootballEnvs, scenario: str, num_envs: int) -> None:
+        self.num_envs = num_envs
+        self._scenario = scenario
+        self._with_checkpoints = factory.rewards != "scoring"
+        self._stack = factory.frame_stack
+        pixels = ArraySpec((PLANES * self._stack, HEIGHT, WIDTH), np.dtype(np.uint8))
+        action = ActionSpec("discrete", ArraySpec((), np.dtype(np.int64)), (len(ENGINE_ACTIONS),))
+        self.spec = EnvSpec({"observation": pixels}, action)
+        self._next = np.zeros((num_envs, *pixels.shape), pixels.dtype)
+        self._games: list[Game] = []
+        self._checkpoints = [Checkpoints() for _ in range(num_envs)]
+
+    def reset(self, seeds: Sequence[int]) -> Observation:
+        """Seed and reset every environment."""
+        engine = _engine().EnvPoolEngine
+        self._games = [Game(engine(self._scenario), self._scenario) for _ in seeds]
+        self._random = [np.random.default_rng(int(seed)) for seed in seeds]
+        for row in range(self.num_envs):
+            self._begin(row)
+        return {"observation": self._next}
+
+    def _begin(self, row: int) -> None:
+        # With one seed for all of them, the episodes of an academy scenario would all be the same.
+        self._games[row].reset(seed=int(self._random[row].integers(2_000_000_001)))
+        self._checkpoints[row].reset()
+        minimap = np.empty((PLANES, HEIGHT, WIDTH), np.uint8)
+        draw_minimap(self._games[row].pitch, minimap)
+        self._next[row] = np.tile(minimap, (self._stack, 1, 1))
+
+    def step(self, actions: Array) -> Transition:
+        """Play a step of each game, and begin a new one where it ended."""
+        score = np.zeros(self.num_envs, np.float32)
+        reward = np.zeros(self.num_envs, np.float32)
+        for row, game in enumerate(self._games):
+            goals = game.step(int(actions[row]))
+            score[row] = reward[row] = goals
+            if self._with_checkpoints:
+                reward[row] = self._checkpoints[row].reward(goals, game.pitch)
+            self._next[row, :-PLANES] = self._next[row, PLANES:]
+            draw_minimap(game.pitch, self._next[row, -PLANES:])
+        terminated = np.array([game.terminated for game in self._games])
+        truncated = np.array([game.truncated for game in self._games])
+        ends = terminated | truncated
+        following: Observation = {"observation": self._next}
+        after: Observation = {"observation": self._next.copy()} if ends.any() else following
+        for row in np.flatnonzero(ends).tolist():
+            self._begin(row)
+        return Transition(after, following, reward, score, terminated, truncated, ends)
+
+    def render(self) -> Array:
+        """Return the first environment's minimap in colour, uint8 ``[576, 768, 3]``."""
+        if not self._games:
+            raise ConfigurationError("reset the group before its picture is asked for")
+        picture = np.full((HEIGHT, WIDTH, 3), (40, 110, 40), np.uint8)
+        ours, theirs, ball, active = self._next[0, -PLANES:] > 0
+        for plane, colour in (
+            (ours, (90, 160, 255)),
+            (theirs, (230, 60, 60)),
+            (active, (255, 230, 60)),
+            (ball, (255, 255, 255)),
+        ):
+            picture[plane] = colour
+        return picture.repeat(8, 0).repeat(8, 1)
+
+    def close(self) -> None:
+        """Give the engines back."""
+        for game in self._games:
+            game.close()
+        self._games = []
