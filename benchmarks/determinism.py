@@ -2,7 +2,8 @@
 
 Run: python benchmarks/determinism.py [--quick] [--updates 20]
 
-Tasks: CartPole and Pendulum (MLP), Pong (Nature CNN), each with A2C, PPO in both delayed forms.
+Tasks: CartPole and Pendulum (MLP), Pong and football's 3 against 1 (Nature CNN), each with A2C, PPO
+in both delayed forms.
 Crews: the serial twin; 1, 2, 4 actors; 1, 2, 4 environments an executor; random delays in executors
 and actors; forkserver and spawn. A digest covers every collected batch, the weights and the
 optimiser's state. The exit status is 1 if a crew differs, or if another seed does not.
@@ -24,7 +25,15 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, Trainer, seed_everything
 
-from hts_torchrl import A2C, PPO, AtariEnvs, GymEnvs, HTSDataModule, make_actor_critic
+from hts_torchrl import (
+    A2C,
+    PPO,
+    AtariEnvs,
+    FootballEnvs,
+    GymEnvs,
+    HTSDataModule,
+    make_actor_critic,
+)
 from hts_torchrl.envs.group import EnvFactory, EnvGroup
 from hts_torchrl.learner import Learner
 
@@ -77,6 +86,7 @@ ENVS = {
     "CartPole": (GymEnvs("CartPole-v1"), "mlp"),
     "Pendulum": (GymEnvs("Pendulum-v1"), "mlp"),
     "Pong": (AtariEnvs("pong"), "nature"),
+    "Football": (FootballEnvs("3_vs_1_with_keeper"), "nature"),
 }
 ALGORITHMS: dict[str, tuple[type[Learner], dict[str, Any]]] = {
     "A2C": (A2C, {}),
@@ -145,11 +155,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="three crews instead of nine")
     parser.add_argument("--updates", type=int, default=20)
+    parser.add_argument("--tasks", nargs="+", choices=ENVS, default=list(ENVS))
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     failures = 0
-    for env in ENVS:
+    for env in arguments.tasks:
         for algorithm in ALGORITHMS:
             digests = {}
             for crew in QUICK_CREWS if arguments.quick else CREWS:

@@ -9,7 +9,7 @@ import pytest
 from benchmarks import determinism
 from benchmarks.determinism import Crew
 
-from hts_torchrl import AtariEnvs, GymEnvs
+from hts_torchrl import AtariEnvs, FootballEnvs, GymEnvs
 
 pytestmark = pytest.mark.processes
 
@@ -19,12 +19,14 @@ ENVS = {
     "CartPole": (GymEnvs("CartPole-v1", {"max_episode_steps": 40}), "mlp"),
     "Pendulum": (GymEnvs("Pendulum-v1", {"max_episode_steps": 50}), "mlp"),
     "Breakout": (AtariEnvs("breakout", max_frames=48), "nature"),
+    "Football": (FootballEnvs("3_vs_1_with_keeper"), "nature"),
 }
 UPDATES = {
     ("CartPole", "A2C"): 20,
     ("CartPole", "PPO ratio"): 20,
     ("Pendulum", "PPO displacement"): 20,
     ("Breakout", "A2C"): 4,
+    ("Football", "PPO ratio"): 4,
 }
 RUNS = [pytest.param(*run, id=" ".join(run)) for run in UPDATES]
 

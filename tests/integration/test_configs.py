@@ -1,4 +1,4 @@
-"""Every file under ``configs/`` makes a run that fits its environment; one Atari game is run."""
+"""Every config makes a run that fits its environment; one of Atari and one of football are run."""
 
 from pathlib import Path
 
@@ -10,9 +10,10 @@ from hts_torchrl.cli import HTSCommandLine
 from tests.command_line import run
 
 CONFIGS = Path(__file__).parents[2] / "configs"
-BASES = {"atari/a2c.yaml", "atari/ppo.yaml"}
+BASES = {"atari/a2c.yaml", "atari/ppo.yaml", "football/ppo.yaml"}
 NAMES = sorted(str(path.relative_to(CONFIGS)) for path in CONFIGS.rglob("*.yaml"))
 RUNS = [name for name in NAMES if name not in BASES]
+FOOTBALL = [name for name in RUNS if name.startswith("football/")]
 
 
 @pytest.fixture
@@ -52,6 +53,42 @@ def test_the_games_of_the_paper_are_all_there(algorithm):
     assert games <= {name.split("/")[-1].removesuffix(f"_{algorithm}.yaml") for name in NAMES}
 
 
+def test_the_football_tasks_of_the_paper_are_all_there():
+    tasks = {
+        *("empty_goal_close", "empty_goal", "run_to_score", "run_to_score_with_keeper"),
+        *("pass_and_shoot_with_keeper", "run_pass_and_shoot_with_keeper", "3_vs_1_with_keeper"),
+        *("corner", "counterattack_easy", "counterattack_hard", "single_goal_versus_lazy"),
+        "11_vs_11_easy_stochastic",
+    }
+    assert {f"football/{task}.yaml" for task in tasks} <= set(RUNS)
+
+
+@pytest.mark.parametrize("line", FOOTBALL, indirect=True)
+def test_a_football_config_plays_the_scenario_of_its_name(line):
+    scenario = line.datamodule.env.group([0])._scenario
+    assert scenario.removeprefix("academy_") == line.config["fit"]["name"]
+
+
+@pytest.mark.parametrize("line", ["football/corner.yaml"], indirect=True)
+def test_ppo_on_football_has_the_settings_of_the_paper(line):
+    learner, data = line.model, line.datamodule
+    schedule = data.schedule
+    assert (schedule.num_envs, schedule.steps_per_round, schedule.delay) == (16, 128, 1)
+    assert (learner.optimizer_name, learner.learning_rate, learner.epsilon) == (
+        "adam",
+        3.43e-4,
+        1e-5,
+    )
+    assert learner.learning_rate_decay
+    assert (learner.gamma, learner.gae_lambda) == (0.993, 0.95)
+    assert (learner.entropy_coef, learner.value_coef) == (0.003, 0.5)
+    assert (learner.epochs, learner.minibatches, learner.clip) == (2, 8, 0.08)
+    assert learner.clip_value
+    assert line.trainer.gradient_clip_val == 0.64
+    assert (data.evaluation_frames, data.evaluation_episodes) == (100_000, 10)
+    assert (data.env.rewards, data.env.frame_stack) == ("scoring,checkpoints", 4)
+
+
 @pytest.mark.parametrize("line", ["atari/breakout_a2c.yaml"], indirect=True)
 def test_a2c_on_atari_has_the_settings_of_the_paper(line):
     learner, schedule = line.model, line.datamodule.schedule
@@ -76,4 +113,18 @@ def test_an_atari_config_trains(tmp_path, monkeypatch, capsys):
     )
     assert "final score" in capsys.readouterr().out
     path = tmp_path / "runs" / "breakout_a2c" / "version_0" / "checkpoints" / "last.ckpt"
+    assert torch.load(path, weights_only=True)["updates"] == 2
+
+
+def test_a_football_config_trains(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    run(
+        *("fit", "--config", str(CONFIGS / "football" / "empty_goal_close.yaml")),
+        *("--data.num_actors=0", "--data.num_envs=2", "--data.frames_per_batch=16"),
+        *("--data.total_frames=32", "--data.evaluation_episodes=1"),
+        *("--trainer.enable_progress_bar=false", "--trainer.accelerator=cpu"),
+        "--trainer.log_every_n_steps=1",
+    )
+    assert "final score" in capsys.readouterr().out
+    path = tmp_path / "runs" / "empty_goal_close" / "version_0" / "checkpoints" / "last.ckpt"
     assert torch.load(path, weights_only=True)["updates"] == 2

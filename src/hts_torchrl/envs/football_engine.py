@@ -5,9 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import envpool
+import envpool.procgen
 from envpool.gfootball.gfootball_envpool import _GfootballOracleEngine
 
 from hts_torchrl.envs.football_game import Pitch
+
+# Where there is no Qt, EnvPool keeps the error with which its procgen was not imported, and with it
+# the frames of all who were importing, and what they hold, to the end of the process.
+_procgen_error = getattr(envpool.procgen, "_PROCGEN_IMPORT_ERROR", None)
+if _procgen_error is not None:
+    _procgen_error.__traceback__ = None
 
 _PREFIX, _SUFFIX = "gfootball/", "-v1"
 # gfootball's default: the engine's physics runs at 100 Hz, the agent at 10 Hz.

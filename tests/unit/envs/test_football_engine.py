@@ -1,5 +1,8 @@
 """The engine below EnvPool's environments is the one that they play on, bit for bit."""
 
+import subprocess
+import sys
+
 import envpool
 import numpy as np
 import pytest
@@ -78,3 +81,23 @@ def test_another_seed_is_another_game():
     engine = EnvPoolEngine("academy_3_vs_1_with_keeper")
     assert positions(engine, seed=7) != positions(engine, seed=8)
     engine.close()
+
+
+_HOLDS_ON = """
+import gc, weakref
+
+class Local: pass
+
+def importing():
+    local = Local()
+    import hts_torchrl.envs.football_engine
+    return weakref.ref(local)
+
+reference = importing()
+gc.collect()
+assert reference() is None
+"""
+
+
+def test_whoever_imports_it_first_is_not_held_on_to():
+    subprocess.run([sys.executable, "-c", _HOLDS_ON], check=True, timeout=50)
