@@ -448,3 +448,34 @@ class TestPolicies:
                 replica.load_state_dict(weights_of(number))
             _, value = replica.heads({"observation": batch["observation"].flatten(0, 1)})
             assert torch.allclose(value.view(4, 3, 1), batch["state_value"], atol=1e-5)
+
+
+class Slow(GymEnvs):
+    """Needs a module that takes long to import."""
+
+    preload = ("a.slow.module",)
+
+
+@pytest.mark.parametrize(
+    ("factory", "wanted"),
+    [
+        (GymEnvs("CartPole-v1"), ["hts_torchrl.envs.gym"]),
+        (Slow("CartPole-v1"), ["a.slow.module"]),
+        (CoordinateEnvs(), []),
+    ],
+)
+def test_a_fork_server_imports_what_every_executor_needs(monkeypatch, factory, wanted):
+    class Idle:
+        def __init__(self, _board, _tasks, preload):
+            preloaded.append(preload)
+
+        def shutdown(self):
+            pass
+
+    preloaded = []
+    monkeypatch.setattr("hts_torchrl.collector.ProcessCrew", Idle)
+    policy = None if wanted == [] else make_actor_critic("mlp", factory.group([0]).spec)
+    collector = collect(policy, factory, num_actors=1)
+    collector.start()
+    collector.shutdown()
+    assert preloaded == [wanted]
