@@ -1,5 +1,6 @@
 """Every config makes a run that fits its environment; one of Atari and one of football are run."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 import yaml
 
 from hts_torchrl.cli import HTSCommandLine
-from tests.command_line import run
+from tests.command_line import refused, run
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 BASES = {"atari/a2c.yaml", "atari/ppo.yaml", "football/ppo.yaml"}
@@ -128,3 +129,21 @@ def test_a_football_config_trains(tmp_path, monkeypatch, capsys):
     assert "final score" in capsys.readouterr().out
     path = tmp_path / "runs" / "empty_goal_close" / "version_0" / "checkpoints" / "last.ckpt"
     assert torch.load(path, weights_only=True)["updates"] == 2
+
+
+def test_a_scenario_that_there_is_not_ends_with_one_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    config = str(CONFIGS / "football" / "corner.yaml")
+    message = refused(capsys, "fit", "--config", config, "--data.env.scenario=emty_goal")
+    assert message.startswith("football has no scenario 'emty_goal'; near to it: empty_goal")
+
+
+def test_football_without_its_extra_ends_with_the_line_that_installs_it(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "hts_torchrl.envs.football_engine", raising=False)
+    monkeypatch.delattr("hts_torchrl.envs.football_engine", raising=False)
+    monkeypatch.setitem(sys.modules, "envpool", None)
+    message = refused(capsys, "fit", "--config", str(CONFIGS / "football" / "corner.yaml"))
+    assert message.endswith("pip install 'hts-torchrl[football]'")

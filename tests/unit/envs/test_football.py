@@ -190,8 +190,8 @@ class TestSettings:
 
     @pytest.mark.parametrize("missing", ["envpool", "envpool.gfootball.gfootball_envpool"])
     def test_without_envpool_the_extra_to_install_is_named(self, monkeypatch, missing):
-        monkeypatch.delitem(sys.modules, "hts_torchrl.envs.football_engine")
-        monkeypatch.delattr("hts_torchrl.envs.football_engine")
+        monkeypatch.delitem(sys.modules, "hts_torchrl.envs.football_engine", raising=False)
+        monkeypatch.delattr("hts_torchrl.envs.football_engine", raising=False)
         monkeypatch.setitem(sys.modules, missing, None)
         with pytest.raises(ConfigurationError, match=r"pip install 'hts-torchrl\[football\]'"):
             CLOSE.group([0])
