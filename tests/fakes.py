@@ -27,7 +27,8 @@ class CoordinateEnv(gymnasium.Env):
     """Observation float32 (environment, episode, step in it, last action, seed modulo 4096).
 
     Episode ``k`` of environment ``n`` has ``lengths[(n + k) % len(lengths)]`` steps and terminates
-    if ``n + k`` is even, else it is truncated.
+    if ``n + k`` is even, else it is truncated. So a game depends on those before it, and not on its
+    seed and its actions alone: it cannot be played again.
     """
 
     observation_space = spaces.Box(-np.inf, np.inf, (5,), np.float32)
@@ -43,7 +44,7 @@ class CoordinateEnv(gymnasium.Env):
 
     def reset(self, *, seed=None, options=None):  # noqa: ARG002
         if seed is not None:
-            self.seed, self.episode = seed % SEED_RANGE, -1
+            self.seed = seed % SEED_RANGE
         self.episode += 1
         self.steps, self.action = 0, -1
         return self._observation(), {}

@@ -94,6 +94,7 @@ class Oracle:
         cells["collector", "policy_version"] = np.array(version)
         place.observation = after
         if ends:
-            place.observation = place.env.reset()[0]
             place.score, place.steps, place.episode = np.float32(0), 0, place.episode + 1
+            seed = env_seed(self.seed, place.index, game=place.episode)
+            place.observation = place.env.reset(seed=seed)[0]
         return cells

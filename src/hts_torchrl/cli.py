@@ -32,7 +32,13 @@ from hts_torchrl.data import HTSDataModule
 from hts_torchrl.envs.atari import AtariEnvs  # noqa: F401 - makes --data.env=AtariEnvs known
 from hts_torchrl.envs.football import FootballEnvs  # noqa: F401
 from hts_torchrl.envs.gym import GymEnvs  # noqa: F401
-from hts_torchrl.errors import ConfigurationError, DifferenceError, NotFiniteError, WorkerError
+from hts_torchrl.errors import (
+    ConfigurationError,
+    DifferenceError,
+    NotFiniteError,
+    ReplayError,
+    WorkerError,
+)
 from hts_torchrl.learner import A2C, PPO, Learner  # noqa: F401
 from hts_torchrl.verification import Manifest, first_difference, record
 
@@ -297,7 +303,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         )
     except (ConfigurationError, MisconfigurationException, gymnasium.error.Error) as error:
         _leave(error, status=2)
-    except (WorkerError, NotFiniteError, DifferenceError) as error:
+    except (WorkerError, NotFiniteError, ReplayError, DifferenceError) as error:
         _leave(error, status=1)
     except SIGTERMException:
         raise SystemExit(128 + signal.SIGTERM) from None

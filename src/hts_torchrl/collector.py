@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import time
 import warnings
 from collections import OrderedDict
@@ -17,10 +18,11 @@ from torch import nn
 from torchrl.collectors import BaseCollector
 
 from hts_torchrl.buffers.board import Board
-from hts_torchrl.config import CrewConfig, Precision, StartMethod
-from hts_torchrl.envs.group import CreateEnv, EnvFactory
+from hts_torchrl.buffers.journal import Game, Journal
+from hts_torchrl.config import CrewConfig, Precision, Recover, StartMethod
+from hts_torchrl.envs.group import CreateEnv, EnvFactory, SeededGroup
 from hts_torchrl.envs.make_group import make_group
-from hts_torchrl.errors import ConfigurationError, ProtocolError
+from hts_torchrl.errors import ConfigurationError, ProtocolError, WorkerKilled
 from hts_torchrl.inference import PolicyInference
 from hts_torchrl.policy import as_policy
 from hts_torchrl.schedule import Schedule
@@ -29,6 +31,10 @@ from hts_torchrl.workers.actor import Actor, ActorSettings, ActorTask
 from hts_torchrl.workers.crew import Crew, ProcessCrew, SerialCrew
 from hts_torchrl.workers.executor import Executor, ExecutorTask
 from hts_torchrl.workers.process import WorkerTask
+
+_log = logging.getLogger(__name__)
+# A worker that dies again and again, from want of memory say, would do so for ever.
+_MOST_RECOVERIES = 3
 
 Trace: TypeAlias = dict[str, list[tuple[float, float]]]
 
@@ -78,12 +84,16 @@ class HTSCollector(BaseCollector):
         policy_device: where actors compute.
         start_method: ``forkserver`` or ``spawn``.
         timeout_s: seconds without any environment step after which the run is given up.
+        recover: ``fail`` raises when a worker was killed by a signal; ``replay`` starts the crew
+            anew, plays the running games again and repeats the round: the bits are the same.
         first_env: global index of environment 0; ranks of a distributed run differ in it.
         clone: hand out batches with memory of their own.
 
     Raises:
         ConfigurationError: for settings that cannot work.
         WorkerError: from ``next``, if a worker raised, died or went silent.
+        ReplayError: if an environment that is restored does other things than before. In a worker
+            process it is the cause of a ``WorkerError``.
     """
 
     init_random_frames = 0
@@ -106,6 +116,7 @@ class HTSCollector(BaseCollector):
         policy_device: str = "cpu",
         start_method: StartMethod = "forkserver",
         timeout_s: float = 120.0,
+        recover: Recover = "fail",
         first_env: int = 0,
         clone: bool = False,
     ) -> None:
@@ -123,6 +134,7 @@ class HTSCollector(BaseCollector):
             inference_batch_size=inference_batch_size,
             start_method=start_method,
             timeout_s=timeout_s,
+            recover=recover,
             first_env=first_env,
         )
         if (policy is None) == (policy_factory is None):
@@ -134,13 +146,19 @@ class HTSCollector(BaseCollector):
         self._create_env_fn = create_env_fn
         group = make_group(create_env_fn, self._envs_of_executor(0))
         self.env_spec = group.spec
+        self._journal = Journal.blank(
+            group.spec.action, num_envs, by_game=isinstance(group, SeededGroup)
+        )
         group.close()
         source = policy if policy is not None else policy_factory()  # type: ignore[misc]
         self.policy: TensorDictModuleBase = as_policy(source, self.env_spec)
         self._source = source
         self._policy_factory = policy_factory
         self._settings, self._outputs = self._probe(precision, policy_device)
-        self._round = 0
+        self._round = 0  # the next to be handed out
+        self._started = -1  # the last to be started
+        self._versions: dict[int, int] = {}  # of the weights that acted in the last rounds
+        self._acting_weights: dict[str, Any] | None = None  # of a checkpoint, until its round runs
         self._frames = 0
         self._version = 0
         self._learner_busy_s = self._learner_waiting_s = self._skew_s = 0.0
@@ -192,8 +210,12 @@ class HTSCollector(BaseCollector):
             PolicyWeights.layout(self.policy),
         )
         self._weights = PolicyWeights(self._board.arena, self.policy)
+        if self._acting_weights is not None:
+            self._weights.publish(self._acting_weights, self._versions[self._round])
+            self._weights.exchange()
         self._weights.publish(self.policy.state_dict(), self._version)
-        self._weights.exchange()
+        if self._acting_weights is None:
+            self._weights.exchange()
         self._batches = [self._tensordict(storage) for storage in range(2)]
         self._crew = self._make_crew(self._board)
 
@@ -206,7 +228,10 @@ class HTSCollector(BaseCollector):
         executors = range(self.config.num_executors)
         if self.config.num_actors == 0:
             actor = Actor(board, copy.deepcopy(self.policy), self._settings)
-            made = [Executor(board, index, create_env_fn, self.seed) for index in executors]
+            made = [
+                Executor(board, index, create_env_fn, self.seed, self._games_of(index))
+                for index in executors
+            ]
             return SerialCrew(board, made, actor)
         make_policy = cloudpickle.dumps(self._policy_maker())
         tasks: list[WorkerTask] = [
@@ -214,7 +239,14 @@ class HTSCollector(BaseCollector):
             for index in range(self.config.num_actors)
         ]
         tasks = [
-            ExecutorTask(board.for_executor(index), index, create_env_fn, self.seed, self._round)
+            ExecutorTask(
+                board.for_executor(index),
+                index,
+                create_env_fn,
+                self.seed,
+                self._games_of(index),
+                self._journal.round_index,
+            )
             for index in executors
         ] + tasks
         module = type(self._create_env_fn).__module__
@@ -222,6 +254,9 @@ class HTSCollector(BaseCollector):
         if isinstance(self._create_env_fn, EnvFactory):
             preload += self._create_env_fn.preload
         return ProcessCrew(board, tasks, preload)
+
+    def _games_of(self, executor: int) -> list[Game]:
+        return [self._journal.games[env] for env in self.config.envs_of(executor)]
 
     def _policy_maker(self) -> Callable[[], nn.Module]:
         if self._policy_factory is not None:
@@ -247,17 +282,17 @@ class HTSCollector(BaseCollector):
     def iterator(self) -> Iterator[TensorDictBase]:
         """Yield one batch a round; going on after a ``break`` continues the run."""
         self.start()
-        crew, schedule = self._crew, self.schedule
-        assert crew is not None
+        schedule = self.schedule
         self._handed_out_s = time.perf_counter()
         while schedule.exists(self._round):
             self._refuse_if_closed()
             round_index = self._round
-            if round_index == 0 or not schedule.starts_before_update():
+            self._journal = self._journal_at(round_index)
+            if self._started < round_index:
                 self._start_round(round_index)
             asked_s = time.perf_counter()
             self._learner_busy_s += asked_s - self._handed_out_s
-            crew.wait_round(round_index)
+            self._wait_round(round_index)
             self._meet(round_index, asked_s)
             batch = self._batch(round_index)
             self._round += 1
@@ -276,11 +311,61 @@ class HTSCollector(BaseCollector):
         assert self._crew is not None
         if self._pre_collect_hook is not None:
             self._pre_collect_hook()
-        self._weights.exchange()
-        self._running_version = self._weights.acting_version
+        if self._acting_weights is None:
+            self._weights.exchange()
+        self._acting_weights = None
+        before = {r: v for r, v in self._versions.items() if r == round_index - 1}
+        self._versions = {**before, round_index: self._weights.acting_version}
+        self._started = round_index
+        self._begin_round(round_index)
+
+    def _begin_round(self, round_index: int) -> None:
+        assert self._crew is not None
         assert self._board is not None
         self._board.logbook.trace(round_index == self._traced_round)
         self._crew.start_round(round_index)
+
+    def _wait_round(self, round_index: int) -> None:
+        """Wait for a round, with as many crews as it takes."""
+        assert self._crew is not None
+        for recovery in range(1, _MOST_RECOVERIES + 2):
+            try:
+                self._crew.wait_round(round_index)
+            except WorkerKilled as error:
+                if self.config.recover == "fail" or recovery > _MOST_RECOVERIES:
+                    raise
+                _log.warning(
+                    "%s: round %d is repeated by a new crew (recovery %d of at most %d)",
+                    *(error, round_index, recovery, _MOST_RECOVERIES),
+                )
+                self._renew_crew(round_index)
+            else:
+                return
+
+    def _renew_crew(self, round_index: int) -> None:
+        """Begin a round again with other workers; weights and storages stay where they are."""
+        assert self._crew is not None
+        assert self._board is not None
+        self._crew.shutdown()
+        self._board.renew_signals()
+        self._crew = self._make_crew(self._board)
+        self._begin_round(round_index)
+
+    def _journal_at(self, round_index: int) -> Journal:
+        """Return the journal at the start of a round: of the last one that was recorded, or next.
+
+        The storage of a round is whole until the round after the next begins.
+        """
+        journal = self._journal
+        if journal.round_index < round_index:
+            assert self._board is not None
+            storage = self._board.storages[self.schedule.storage_of(journal.round_index)]
+            journal = journal.after(self.env_spec, storage.arrays)
+        if journal.round_index != round_index:
+            raise ProtocolError(
+                f"round {round_index} cannot be begun again: {self._journal.round_index} can"
+            )
+        return journal
 
     def _meet(self, round_index: int, asked_s: float) -> None:
         """Note how far apart the executors finished, and what a traced round consisted of."""
@@ -297,9 +382,19 @@ class HTSCollector(BaseCollector):
     def _batch(self, round_index: int) -> TensorDictBase:
         batch = self._batches[self.schedule.storage_of(round_index)].copy()
         batch["next", "done"] = batch["next", "terminated"] | batch["next", "truncated"]
-        version = torch.full(batch.shape, self._running_version, dtype=torch.int64)
+        version = torch.full(batch.shape, self._versions[round_index], dtype=torch.int64)
         batch["collector", "policy_version"] = version
         return batch.clone() if self._clone else batch
+
+    @property
+    def rounds(self) -> int:
+        """Rounds that have been handed out since the start of the run."""
+        return self._round
+
+    @property
+    def acting_weights(self) -> dict[str, torch.Tensor] | None:
+        """The weights of a loaded state with which the next round will act, until it starts."""
+        return self._acting_weights
 
     @property
     def policy_version(self) -> int:
@@ -352,8 +447,7 @@ class HTSCollector(BaseCollector):
         Raises:
             ProtocolError: if that round has started.
         """
-        started = self._round + int(self.schedule.starts_before_update() and self._round > 0)
-        if round_index < started:
+        if round_index <= self._started:
             raise ProtocolError(f"round {round_index} cannot be traced: it has started")
         self._traced_round = round_index
 
@@ -402,19 +496,72 @@ class HTSCollector(BaseCollector):
         return seed
 
     def state_dict(self) -> OrderedDict[str, Any]:
-        """Return counters; environments are not part of it."""
-        return OrderedDict(policy_version=self.policy_version, frames=self._frames)
+        """Return what a run needs to go on with the batch after the last, bit for bit.
+
+        That is counters, the running games, and the weights that act in the running round. The
+        newest weights are the caller's to keep.
+        """
+        return self.state_at(self._round)
+
+    def state_at(self, round_index: int, *, envs: bool = True) -> OrderedDict[str, Any]:
+        """Return the state of a run whose next batch is round ``round_index``.
+
+        Args:
+            round_index: the round of the last batch, which is then collected again, or the next.
+            envs: whether to keep the running games; without them new ones will begin.
+
+        Raises:
+            ProtocolError: for another round.
+        """
+        frames = self._frames + (round_index - self._round) * self.schedule.frames_per_round
+        state: OrderedDict[str, Any] = OrderedDict(
+            policy_version=self.policy_version, frames=frames, round=round_index
+        )
+        if envs:
+            arrays = self._journal_at(round_index).arrays()
+            state["games"] = {name: torch.from_numpy(array) for name, array in arrays.items()}
+        if self.schedule.starts_before_update() and round_index in self._versions:
+            state["acting_version"] = version = self._versions[round_index]
+            state["acting_weights"] = self._acting_weights or self._weights.copy_of(version)
+        return state
 
     def load_state_dict(self, state_dict: OrderedDict[str, Any]) -> None:
-        """Take over counters, before the first batch.
+        """Go on where a state was taken: its environments are restored when the crew starts.
+
+        A state without games begins new ones.
 
         Raises:
             ProtocolError: if the crew already runs.
+            ConfigurationError: if the state is of fewer environments.
         """
         if self._crew is not None:
             raise ProtocolError("load_state_dict after the crew was started")
         self._version = int(state_dict["policy_version"])
         self._frames = int(state_dict["frames"])
+        self._round = int(state_dict.get("round", 0))
+        self._started = self._round - 1
+        self._journal = self._restored_journal(state_dict.get("games"))
+        self._acting_weights = state_dict.get("acting_weights")
+        self._versions = {}
+        if self._acting_weights is not None:
+            self._versions = {self._round: int(state_dict["acting_version"])}
+
+    def _restored_journal(self, games: dict[str, torch.Tensor] | None) -> Journal:
+        by_game, first, last = self._journal.by_game, self.config.first_env, self.config.num_envs
+        if games is None:  # no environment has begun more games than it has made steps
+            steps = self._round * self.schedule.steps_per_round
+            action = self.env_spec.action
+            return Journal.blank(
+                action, last, by_game=by_game, round_index=self._round, first=steps
+            )
+        arrays = {name: tensor.numpy() for name, tensor in games.items()}
+        if len(arrays["game"]) < first + last:
+            raise ConfigurationError(
+                f"the state is of {len(arrays['game'])} environments, but {first + last} are "
+                "wanted: give the same num_envs, or set resume_envs=false for new games"
+            )
+        envs = slice(first, first + last)
+        return Journal.from_arrays(arrays, envs, by_game=by_game, round_index=self._round)
 
     def shutdown(
         self,

@@ -16,6 +16,7 @@ Key: TypeAlias = str | tuple[str, ...]
 ActionKind: TypeAlias = Literal["discrete", "one_hot", "multi_discrete", "continuous"]
 Precision: TypeAlias = Literal["32-true", "bf16-mixed", "bf16-true", "64-true"]
 StartMethod: TypeAlias = Literal["forkserver", "spawn"]
+Recover: TypeAlias = Literal["fail", "replay"]
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,8 @@ class CrewConfig:
     """How worker processes start."""
     timeout_s: float = 120.0
     """Seconds without a single environment step after which a round is given up."""
+    recover: Recover = "fail"
+    """What a worker killed by a signal means: the end, or another crew and the round again."""
     first_env: int = 0
     """Global index of environment 0 here: distributed ranks have distinct environments."""
 
@@ -114,6 +117,8 @@ class CrewConfig:
             raise ConfigurationError(
                 f"start_method={self.start_method!r}; 'forkserver' or 'spawn' is needed"
             )
+        if self.recover not in ("fail", "replay"):
+            raise ConfigurationError(f"recover={self.recover!r}; 'fail' or 'replay' is needed")
         if self.timeout_s <= 0:
             raise ConfigurationError(f"timeout_s={self.timeout_s}; a positive time is needed")
 

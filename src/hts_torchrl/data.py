@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +10,7 @@ import torch
 from lightning.pytorch import LightningDataModule
 
 from hts_torchrl.collector import HTSCollector
-from hts_torchrl.config import CrewConfig, EnvSpec, Precision, StartMethod
+from hts_torchrl.config import CrewConfig, EnvSpec, Precision, Recover, StartMethod
 from hts_torchrl.envs.group import EnvFactory
 from hts_torchrl.envs.make_group import make_group
 from hts_torchrl.errors import ConfigurationError
@@ -24,11 +24,22 @@ class RoundLoader:
 
     It has a length: from a loader without one Lightning fetches a batch ahead, which would be a
     hidden second round of delay. Iterating again goes on where the last iteration stopped.
+
+    Args:
+        collector: of the rounds.
+        parts_per_round: into how many parts each is divided.
+        before_round: called before each round is asked for, when all of the last one is done.
     """
 
-    def __init__(self, collector: HTSCollector, parts_per_round: int) -> None:
+    def __init__(
+        self,
+        collector: HTSCollector,
+        parts_per_round: int,
+        before_round: Callable[[], None] = lambda: None,
+    ) -> None:
         self._collector = collector
         self._parts_per_round = parts_per_round
+        self._before_round = before_round
         self._parts = self._run()
 
     def __len__(self) -> int:
@@ -39,8 +50,20 @@ class RoundLoader:
         """Return the one iterator there is."""
         return self._parts
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return nothing: the data module keeps the collector's state."""
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Do nothing; that it can be called tells the Trainer that the rounds go on."""
+
     def _run(self) -> Iterator[RoundPart]:
-        for batch in self._collector:
+        rounds = iter(self._collector)
+        while True:
+            self._before_round()
+            batch = next(rounds, None)
+            if batch is None:
+                break
             for index in range(self._parts_per_round):
                 yield RoundPart(batch, index, self._parts_per_round)
         raise ConfigurationError(f"the run's frames are used up: {_ONE_EPOCH}")
@@ -82,6 +105,10 @@ class HTSDataModule(LightningDataModule):
         inference_batch_size: rows of every forward pass; None is ``min(8, num_envs)``.
         start_method: how processes start.
         timeout_s: seconds without any environment step after which the run is given up.
+        recover: ``fail`` ends the run when a worker was killed by a signal; ``replay`` starts the
+            workers anew and repeats the round, with the same bits.
+        resume_envs: keep the running games in checkpoints, and go on with those of a checkpoint, so
+            that the resumed run has the bits of one that was never stopped; else new games begin.
         evaluation_episodes: games of each evaluation.
         evaluation_frames: steps between evaluations; None evaluates at the end only.
         evaluation_greedy: play the likeliest action instead of a drawn one.
@@ -101,6 +128,8 @@ class HTSDataModule(LightningDataModule):
         inference_batch_size: int | None = None,
         start_method: StartMethod = "forkserver",
         timeout_s: float = 120.0,
+        recover: Recover = "fail",
+        resume_envs: bool = True,
         evaluation_episodes: int = 10,
         evaluation_frames: int | None = None,
         evaluation_greedy: bool = False,
@@ -120,6 +149,7 @@ class HTSDataModule(LightningDataModule):
             inference_batch_size=inference_batch_size,
             start_method=start_method,
             timeout_s=timeout_s,
+            recover=recover,
         )
         for name, count in (
             ("evaluation_episodes", evaluation_episodes),
@@ -129,6 +159,7 @@ class HTSDataModule(LightningDataModule):
                 raise ConfigurationError(f"{name}={count}; 1 or more is needed")
         self.env = env
         self.seed = seed
+        self.resume_envs = resume_envs
         self.evaluation_episodes = evaluation_episodes
         self.evaluation_frames = evaluation_frames
         self.evaluation_greedy = evaluation_greedy
@@ -143,9 +174,12 @@ class HTSDataModule(LightningDataModule):
             "inference_batch_size": inference_batch_size,
             "start_method": start_method,
             "timeout_s": timeout_s,
+            "recover": recover,
         }
         self._collector: HTSCollector | None = None
-        self._collector_state: dict[str, Any] | None = None
+        self._loaded_state: dict[str, Any] = {}
+        self._final_state: dict[str, Any] = {}
+        self._updates_before = 0
         self._env_spec: EnvSpec | None = None
 
     @property
@@ -234,11 +268,15 @@ class HTSDataModule(LightningDataModule):
             **self._settings,
         )
         # A learner that has trained before goes on counting its updates.
-        updates = getattr(self.trainer.lightning_module, "updates", 0)
-        state = {"frames": 0, **(self._collector_state or {}), "policy_version": updates}
+        learner = self.trainer.lightning_module
+        updates = getattr(learner, "updates", 0)
+        state = {"frames": 0, **self._loaded_state, "policy_version": updates}
+        self._loaded_state = {}  # a further training begins anew
+        self._updates_before = updates - int(state.get("round", 0))
         self._collector.load_state_dict(state)  # type: ignore[arg-type]
         self._collector.start()
-        return RoundLoader(self._collector, self._parts_per_round)
+        before_round = getattr(learner, "before_round", lambda: None)
+        return RoundLoader(self._collector, self._parts_per_round, before_round)
 
     def val_dataloader(self) -> EvaluationLoader:
         """Return a loader of one evaluation; :meth:`Learner.validation_step` plays it."""
@@ -266,17 +304,34 @@ class HTSDataModule(LightningDataModule):
         return batch
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the collector's counters."""
-        if self._collector is not None:
-            return dict(self._collector.state_dict())
-        return self._collector_state or {}
+        """Return the collector's state at the start of the round that is to be learned next.
+
+        On several ranks all must call this: rank 0, which writes the checkpoint, gets the games of
+        all.
+        """
+        if self._collector is None:
+            return self._final_state
+        assert self.trainer is not None
+        updates = getattr(self.trainer.lightning_module, "updates", None)
+        round_index = self._collector.rounds if updates is None else updates - self._updates_before
+        state = dict(self._collector.state_at(round_index, envs=self.resume_envs))
+        if self.trainer.world_size > 1 and "games" in state:
+            ranks: list[Any] = [None] * self.trainer.world_size
+            torch.distributed.all_gather_object(ranks, state["games"])
+            state["games"] = {
+                name: torch.cat([games[name] for games in ranks]) for name in state["games"]
+            }
+        return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Give the counters to the collector that will be built."""
-        self._collector_state = state_dict or None
+        """Keep the state for the collector that will be built."""
+        self._loaded_state = dict(state_dict)
+        if not self.resume_envs:
+            self._loaded_state.pop("games", None)
 
     def teardown(self, stage: str) -> None:  # noqa: ARG002
-        """Stop all workers."""
+        """Stop all workers; what they had come to can still be saved."""
+        self._final_state = self.state_dict()
         self._close()
 
     def on_exception(self, exception: BaseException) -> None:  # noqa: ARG002
@@ -285,6 +340,5 @@ class HTSDataModule(LightningDataModule):
 
     def _close(self) -> None:
         if self._collector is not None:
-            self._collector_state = self.state_dict()
             self._collector.shutdown()
             self._collector = None

@@ -34,6 +34,12 @@ class DelayedGradient:
         self.newest: list[Tensor] = [p.detach().clone() for p in self.parameters]
 
     @torch.no_grad()
+    def set_behaviour(self, weights: Iterable[Tensor]) -> None:
+        """Take theta_{j-1} from a run that was stopped, in the order of the parameters."""
+        for behaviour, given in zip(self.behaviour, weights, strict=True):
+            behaviour.copy_(given)
+
+    @torch.no_grad()
     def begin_round(self) -> None:
         """Remember the newest weights, theta_j."""
         torch._foreach_copy_(self.newest, self.parameters)

@@ -53,10 +53,11 @@ def normal_draws(
     return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)], 1)[:, :width]
 
 
-def env_seed(seed: int, env: int, stream: str = "train") -> int:
-    """Return the 31-bit seed with which environment ``env`` is reset.
+def env_seed(seed: int, env: int, stream: str = "train", *, game: int = 0) -> int:
+    """Return the 31-bit seed with which environment ``env`` is reset for its ``game``-th game.
 
     ``stream`` keeps environments of training and evaluation apart.
     """
     entropy = (seed % 2**64, env, *stream.encode())
-    return int(np.random.SeedSequence(entropy).generate_state(1)[0] >> 1)
+    sequence = np.random.SeedSequence(entropy, spawn_key=(game,) if game else ())
+    return int(sequence.generate_state(1)[0] >> 1)

@@ -28,6 +28,10 @@ class DifferenceError(HTSError, RuntimeError):
     """Two trainings of one task do not have the same bits."""
 
 
+class ReplayError(HTSError, RuntimeError):
+    """An environment does other things when its game is played again with the same actions."""
+
+
 @dataclass(frozen=True)
 class WorkerPlace:
     """Where a worker was when it failed.
@@ -64,3 +68,7 @@ class WorkerError(HTSError, RuntimeError):
     def __reduce__(self) -> tuple[type[WorkerError], tuple[WorkerPlace, str]]:
         """Pickle by the constructor's arguments."""
         return type(self), (self.place, self.cause)
+
+
+class WorkerKilled(WorkerError):
+    """A worker process was ended by a signal: by the kernel for want of memory, or by a crash."""

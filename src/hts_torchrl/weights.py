@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from hts_torchrl.buffers.arena import Array, Layout, SharedArena
-from hts_torchrl.errors import ConfigurationError
+from hts_torchrl.errors import ConfigurationError, ProtocolError
 
 _ALIGNMENT = 64
 
@@ -32,6 +32,7 @@ class PolicyWeights:
         slots = torch.from_numpy(arena["weights"])
         self._slots = [_views(slots[slot], module.state_dict()) for slot in range(2)]
         self._published: int | None = None
+        self._versions = [-1, -1]
 
     @staticmethod
     def layout(module: nn.Module) -> Layout:
@@ -59,23 +60,39 @@ class PolicyWeights:
         Raises:
             ConfigurationError: if a name is missing.
         """
-        views = self._slots[1 - int(self._acting[1])]
+        slot = 1 - int(self._acting[1])
+        views = self._slots[slot]
         missing = sorted(set(views) - set(state))
         if missing:
             raise ConfigurationError(
                 f"the weights lack {missing[0]!r} (and {len(missing) - 1} more names); those of "
                 "the collector's policy are needed"
             )
+        newest = self.newest_version + 1 if version is None else version
+        self._versions[slot] = -1  # until all of them are there
         with torch.no_grad():
             for name, view in views.items():
                 view.copy_(state[name])
-        self._published = self.newest_version + 1 if version is None else version
+        self._versions[slot] = self._published = newest
 
     def exchange(self) -> None:
         """Make the published weights, if any, the acting ones."""
         if self._published is not None:
             self._acting[:] = self._published, 1 - self._acting[1]
             self._published = None
+
+    def copy_of(self, version: int) -> dict[str, Tensor]:
+        """Return the weights of a version that is in one of the slots, for the learner's process.
+
+        Raises:
+            ProtocolError: if it is in neither.
+        """
+        if version not in self._versions:
+            raise ProtocolError(f"version {version} of the weights is not there: {self._versions}")
+        # The acting slot first: weights may be published under the number of those that act.
+        slots = (int(self._acting[1]), 1 - int(self._acting[1]))
+        slot = next(slot for slot in slots if self._versions[slot] == version)
+        return {name: view.clone() for name, view in self._slots[slot].items()}
 
     def load(self, module: nn.Module, version: int) -> int:
         """Copy the acting weights into ``module`` unless it has them; returns their version."""

@@ -106,7 +106,6 @@ class TestFit:
         assert "trace.json" not in str(files(tmp_path))
         assert "round_index=-1 of a trace" in refused(capsys, "fit", *CARTPOLE, *A2C, "--trace=-1")
 
-    @pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before")
     def test_goes_on_from_a_checkpoint(self, run_directory):
         best = str(run_directory / "checkpoints" / "best.ckpt")
         run("fit", *CARTPOLE, *PPO, "--name=resumed", f"--ckpt_path={best}")

@@ -47,16 +47,25 @@ class Board:
             )
             | weights_layout
         )
+        self._make_pipes()
+        self._attach()
+
+    def _make_pipes(self) -> None:
         self.ready = ReadyQueue()
         self.finished = ReadyQueue()
-        self.doorbells = {executor: Doorbell() for executor in range(config.num_executors)}
-        self._attach()
+        self.doorbells = {index: Doorbell() for index in range(self.config.num_executors)}
 
     def _attach(self) -> None:
         self.state = StateBuffer(self.arena, self.spec)
         self.actions = ActionBuffer(self.arena, self.outputs)
         self.storages = DoubleStorage(self.arena, self.spec, self.outputs)
         self.logbook = Logbook(self.arena)
+
+    def renew_signals(self) -> None:
+        """Replace all pipes, and empty the logbook, for another crew; the arrays stay."""
+        self._close_pipes()
+        self._make_pipes()
+        self.logbook.clear()
 
     def for_executor(self, executor: int) -> Self:
         """Return the board with this executor's doorbell only."""
@@ -82,8 +91,11 @@ class Board:
 
     def close(self) -> None:
         """Close pipes and the memory's descriptor here; arrays live on while they are used."""
+        self._close_pipes()
+        self.arena.close()
+
+    def _close_pipes(self) -> None:
         for bell in self.doorbells.values():
             bell.close()
         self.ready.close()
         self.finished.close()
-        self.arena.close()

@@ -48,6 +48,11 @@ class Logbook:
             "log_error": ((num_workers, _ERROR_BYTES), "uint8"),
         }
 
+    def clear(self) -> None:
+        """Forget what workers have told that are gone; their seconds stay."""
+        for array in (self.rounds, self.steps, self._errors):
+            array[:] = 0
+
     def write_error(self, worker: int, text: str) -> None:
         """Leave the traceback of a worker that is about to end; the tail is kept."""
         data = text.encode()[-_ERROR_BYTES:]

@@ -123,13 +123,21 @@ class TrainingStatistics(Callback):
         pl_module.log_dict(bar, prog_bar=True)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return counters for the checkpoint."""
-        return {"frames": self.frames, "episodes": self.episodes, "seconds": self.minutes * 60}
+        """Return counters and the last games for the checkpoint."""
+        return {
+            "frames": self.frames,
+            "episodes": self.episodes,
+            "seconds": self.minutes * 60,
+            "returns": list(self._returns),
+            "lengths": list(self._lengths),
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on counting."""
         self.frames, self.episodes = state_dict["frames"], state_dict["episodes"]
         self._earlier_s = state_dict["seconds"]
+        self._returns.extend(state_dict.get("returns", []))
+        self._lengths.extend(state_dict.get("lengths", []))
 
 
 def _meter(trainer: Trainer) -> dict[str, float]:

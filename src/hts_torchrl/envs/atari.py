@@ -84,11 +84,13 @@ class AtariEnvs(EnvFactory):
 
 
 class AtariGroup:
-    """One native vector environment (an :class:`EnvGroup`).
+    """One native vector environment (a :class:`SeededGroup`).
 
     A lost life is told from the end of a game by the emulator's frame counter, which goes back
     only when the game was reset.
     """
+
+    next_seeds: list[int] | None = None
 
     def __init__(self, factory: AtariEnvs, rom: str, num_envs: int, *, render: bool) -> None:
         self.num_envs = num_envs
@@ -111,6 +113,18 @@ class AtariGroup:
             self._picture = self._twin.reset(seed=seed_array[:1])[0]
         return {"observation": observation}
 
+    def restart(self, rows: Sequence[int], seeds: Sequence[int]) -> Observation:
+        """Seed and reset some environments; the others are left as they are."""
+        mask = np.zeros(self.num_envs, bool)
+        mask[list(rows)] = True
+        # The native environment takes the seeds in the order of its environments.
+        ordered = [seed for _, seed in sorted(zip(rows, seeds, strict=True))]
+        observation, info = self._envs.reset(
+            seed=np.asarray(ordered, np.int64), options={"reset_mask": mask}
+        )
+        self._frame_number = info["episode_frame_number"].copy()
+        return {"observation": observation}
+
     def step(self, actions: Array) -> Transition:
         """Step all environments at once."""
         observation, score, terminated, truncated, info = self._envs.step(actions)
@@ -125,6 +139,10 @@ class AtariGroup:
             final = np.where(game_over[:, None, None, None], info["final_obs"], observation)
             after = {"observation": final}
         self._frame_number = info["episode_frame_number"].copy()
+        if game_over.any() and self.next_seeds is not None:
+            # It has reset itself already, which it cannot be kept from.
+            rows = np.flatnonzero(game_over).tolist()
+            following = self.restart(rows, [self.next_seeds[row] for row in rows])
         score = score.astype(np.float32)
         reward = np.sign(score) if self._clip_reward else score
         return Transition(after, following, reward, score, terminated, truncated, game_over)

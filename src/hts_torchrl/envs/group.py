@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, TypeAlias
+from typing import Any, ClassVar, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
@@ -65,6 +65,23 @@ class EnvGroup(Protocol):
 
     def close(self) -> None:
         """Free what the environments hold."""
+        ...
+
+
+@runtime_checkable
+class SeededGroup(EnvGroup, Protocol):
+    """A group that can begin every game with a seed of its own.
+
+    Such a game depends on its seed and its actions alone, so that it can be played again without
+    those before it. A group without this is played again from the start of the run.
+    """
+
+    next_seeds: list[int] | None
+    """Seed of the game that each environment begins within the step that ends its game; None
+    leaves it to the environment. The caller replaces the seeds that were used."""
+
+    def restart(self, rows: Sequence[int], seeds: Sequence[int]) -> Observation:
+        """Begin new games in the environments ``rows``; returns what all of them observe."""
         ...
 
 

@@ -51,7 +51,9 @@ class GymEnvs(EnvFactory):
 
 
 class SerialGroup:
-    """Single Gymnasium environments stepped one after another (an :class:`EnvGroup`)."""
+    """Single Gymnasium environments stepped one after another (a :class:`SeededGroup`)."""
+
+    next_seeds: list[int] | None = None
 
     def __init__(self, envs: Sequence[gymnasium.Env[Any, Any]], indices: Sequence[int]) -> None:
         self.envs = list(envs)
@@ -75,9 +77,13 @@ class SerialGroup:
 
     def reset(self, seeds: Sequence[int]) -> Observation:
         """Seed and reset every environment."""
-        for row, (env, seed) in enumerate(zip(self.envs, seeds, strict=True)):
+        return self.restart(range(self.num_envs), seeds)
+
+    def restart(self, rows: Sequence[int], seeds: Sequence[int]) -> Observation:
+        """Seed and reset some environments."""
+        for row, seed in zip(rows, seeds, strict=True):
             with _named(self.indices[row], "reset"):
-                self._store(env.reset(seed=int(seed))[0], self._next, row)
+                self._store(self.envs[row].reset(seed=int(seed))[0], self._next, row)
         return self._next
 
     def step(self, actions: Array) -> Transition:
@@ -93,7 +99,8 @@ class SerialGroup:
             self._store(observation, self._after, row)
             if terminated[row] or truncated[row]:
                 with _named(self.indices[row], "reset"):
-                    observation = env.reset()[0]
+                    seed = None if self.next_seeds is None else self.next_seeds[row]
+                    observation = env.reset(seed=seed)[0]
             self._store(observation, self._next, row)
         ends = terminated | truncated
         after = self._after if ends.any() else self._next

@@ -25,7 +25,9 @@ from hts_torchrl.errors import ConfigurationError
 
 
 class EnvBaseGroup:
-    """Unbatched TorchRL environments stepped one after another (an ``EnvGroup``)."""
+    """Unbatched TorchRL environments stepped one after another (a ``SeededGroup``)."""
+
+    next_seeds: list[int] | None = None
 
     def __init__(self, envs: Sequence[EnvBase], indices: Sequence[int]) -> None:
         self.envs = list(envs)
@@ -47,9 +49,14 @@ class EnvBaseGroup:
 
     def reset(self, seeds: Sequence[int]) -> Observation:
         """Seed and reset every environment."""
-        for env, seed in zip(self.envs, seeds, strict=True):
-            env.set_seed(int(seed))
-        self._act_on = [env.reset() for env in self.envs]
+        self._act_on = [None] * self.num_envs
+        return self.restart(range(self.num_envs), seeds)
+
+    def restart(self, rows: Sequence[int], seeds: Sequence[int]) -> Observation:
+        """Seed and reset some environments."""
+        for row, seed in zip(rows, seeds, strict=True):
+            self.envs[row].set_seed(int(seed))
+            self._act_on[row] = self.envs[row].reset()
         return self._arrays(self._act_on)
 
     def _arrays(self, tensordicts: Sequence[Any]) -> Observation:
@@ -70,8 +77,11 @@ class EnvBaseGroup:
         reward = np.array([step.get("reward").sum().item() for step in stepped], np.float32)
         terminated = np.array([step.get("terminated").any().item() for step in stepped])
         done = np.array([step.get("done").any().item() for step in stepped])
+        if self.next_seeds is not None:  # step_and_maybe_reset takes none
+            ended = np.flatnonzero(done).tolist()
+            self.restart(ended, [self.next_seeds[row] for row in ended])
         return Transition(
-            self._arrays(stepped), self._arrays(following), reward, reward,
+            self._arrays(stepped), self._arrays(self._act_on), reward, reward,
             terminated, done & ~terminated, done,
         )  # fmt: skip
 

@@ -20,6 +20,8 @@ from hts_torchrl.errors import ConfigurationError, ProtocolError
 from hts_torchrl.evaluation import Evaluation
 from hts_torchrl.inference import one_thread
 from hts_torchrl.learner.finite import require_finite_gradients
+from hts_torchrl.learner.round_start import RoundStart
+from hts_torchrl.learner.shield import Shield
 from hts_torchrl.models import make_actor_critic
 from hts_torchrl.objectives.returns import gae_targets
 from hts_torchrl.policy import evaluate, probabilistic_module
@@ -75,6 +77,8 @@ class Learner(LightningModule):
         self.policy = policy
         self.updates = 0
         self._round_open = False
+        self._round_start: RoundStart | None = None
+        self._shield = Shield()
         self.network, self.squash = network, squash
         self.optimizer_name: Literal["adam", "rmsprop"] = optimizer
         self.learning_rate, self.learning_rate_decay = learning_rate, learning_rate_decay
@@ -132,11 +136,25 @@ class Learner(LightningModule):
         if self.num_threads is not None:
             torch.set_num_threads(self.num_threads)
 
+    def on_train_start(self) -> None:
+        """Take the weights with which a resumed run acts, one update behind those it learns."""
+        acting = getattr(self._collector, "acting_weights", None)
+        if acting is not None:
+            named = self.actor_critic.named_parameters()
+            self._delayed.set_behaviour(acting[name] for name, p in named if p.requires_grad)
+
     def on_fit_end(self) -> None:
         """Give the threads back."""
+        self._shield.lower()
         torch.set_num_threads(self._threads)
 
     # A round
+
+    def before_round(self) -> None:
+        """Take note of where the run is: all of the last round is done, nothing of the next."""
+        self._shield.lower()
+        steps = self.parts_per_round // self.trainer.accumulate_grad_batches
+        self._round_start = RoundStart(self.trainer, copy_optimizers=steps > 1)
 
     def training_step(self, part: RoundPart, _: int) -> Tensor:
         """Return the loss of one part of a round."""
@@ -247,6 +265,8 @@ class Learner(LightningModule):
             [("next", "reward"), *after, *seen, "state_value", self._log_prob_key],
             first_env=self.global_rank * batch.shape[0],
         )
+        if self._part.is_last:
+            self._shield.raise_()
 
     @abstractmethod
     def _loss(self, samples: TensorDictBase, distribution: d.Distribution, value: Tensor) -> Tensor:
@@ -265,9 +285,12 @@ class Learner(LightningModule):
 
     def on_train_batch_end(self, outputs: Any, batch: RoundPart, batch_idx: int) -> None:  # noqa: ANN401, ARG002
         """Publish the weights after the last part of a round."""
-        collector = getattr(getattr(self.trainer, "datamodule", None), "collector", None)
-        if batch.is_last and collector is not None:
-            collector.update_policy_weights_(self.policy)
+        if batch.is_last and self._collector is not None:
+            self._collector.update_policy_weights_(self.policy)
+
+    @property
+    def _collector(self) -> Any:  # noqa: ANN401 - the learner's floor does not know the collector
+        return getattr(getattr(self.trainer, "datamodule", None), "collector", None)
 
     def log_losses(self, losses: dict[str, Tensor]) -> None:
         """Log losses when the Trainer's loggers will take them."""
@@ -281,6 +304,7 @@ class Learner(LightningModule):
 
     def validation_step(self, evaluation: Evaluation, _: int) -> None:
         """Play the evaluation's episodes and log the raw scores."""
+        self._shield.lower()
         result = replace(evaluation, device=str(self.device)).run(self.actor_critic)
         self.log_dict(
             {
@@ -294,7 +318,7 @@ class Learner(LightningModule):
         )
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Keep the number of updates, and the weights before a round that was cut off."""
+        """Keep the number of updates; and before a round that was cut off, all as it was then."""
         checkpoint["updates"] = self.updates
         if self._round_open:
             assert self.policy is not None
@@ -302,6 +326,8 @@ class Learner(LightningModule):
             names = [name for name, parameter in named if parameter.requires_grad]
             newest = (weights.clone() for weights in self._delayed.newest)
             checkpoint["state_dict"].update(zip(names, newest, strict=True))
+            if self._round_start is not None:
+                self._round_start.put_into(checkpoint)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Go on counting updates.

@@ -17,7 +17,13 @@ from typing import Protocol
 import numpy as np
 
 from hts_torchrl.buffers.board import Board
-from hts_torchrl.errors import ConfigurationError, ProtocolError, WorkerError, WorkerPlace
+from hts_torchrl.errors import (
+    ConfigurationError,
+    ProtocolError,
+    WorkerError,
+    WorkerKilled,
+    WorkerPlace,
+)
 from hts_torchrl.workers.actor import Actor
 from hts_torchrl.workers.executor import Executor
 from hts_torchrl.workers.process import WorkerTask, work
@@ -135,8 +141,9 @@ class ProcessCrew:
         """Sleep until all executors have reported; released by the executors' reports.
 
         Raises:
-            WorkerError: if a worker has died or raised, or no environment has stepped for
-                ``timeout_s``.
+            WorkerKilled: if a worker was ended by a signal.
+            WorkerError: if a worker has ended otherwise or raised, or no environment has stepped
+                for ``timeout_s``.
         """
         if self._started != round_index:
             raise ProtocolError(f"waiting for round {round_index}, but {self._started} runs")
@@ -178,7 +185,9 @@ class ProcessCrew:
         if not dead:
             return
         worker = (with_error or dead)[0]
-        raise WorkerError(self._place(worker, round_index), self._cause(worker))
+        killed = not with_error and (self._processes[worker].exitcode or 0) < 0
+        error = WorkerKilled if killed else WorkerError
+        raise error(self._place(worker, round_index), self._cause(worker))
 
     def _cause(self, worker: int) -> str:
         error = self._board.logbook.read_error(worker)

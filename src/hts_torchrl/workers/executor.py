@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
@@ -9,11 +10,13 @@ import cloudpickle
 import numpy as np
 
 from hts_torchrl.buffers.board import Board
+from hts_torchrl.buffers.journal import Game
 from hts_torchrl.buffers.logbook import Stopwatch
 from hts_torchrl.buffers.rollout_storage import next_key
 from hts_torchrl.draws import env_seed, normal_draws, uniform_draws
-from hts_torchrl.envs.group import Transition
+from hts_torchrl.envs.group import SeededGroup, Transition
 from hts_torchrl.envs.make_group import make_group
+from hts_torchrl.workers.replay import Replay
 
 
 class Executor:
@@ -25,10 +28,23 @@ class Executor:
         for step in range(steps_per_round):
             executor.put_state(step)     # an actor answers in between
             executor.step(step)
+
+    Args:
+        board: the shared buffers.
+        index: of the executor.
+        create_env_fn: the pickled maker of its environments.
+        seed: of the run.
+        games: the games that its environments are in; they are played again up to where they were.
+
+    Raises:
+        ReplayError: if an environment does not do then what it did before.
     """
 
-    def __init__(self, board: Board, index: int, create_env_fn: bytes, seed: int) -> None:
+    def __init__(
+        self, board: Board, index: int, create_env_fn: bytes, seed: int, games: Sequence[Game]
+    ) -> None:
         self._board = board
+        self._index = index
         self._schedule = board.schedule
         self._seed = seed
         envs = board.config.envs_of(index)
@@ -36,12 +52,43 @@ class Executor:
         self._rows = slice(envs[0], envs[-1] + 1)
         self._global_envs = [board.config.first_env + env for env in envs]
         self._group = make_group(cloudpickle.loads(create_env_fn), self._global_envs)
-        seeds = [env_seed(seed, env) for env in self._global_envs]
-        self._observation = self._group.reset(seeds)
-        self._episode = np.zeros(len(envs), np.int64)
+        self._seeded = self._group if isinstance(self._group, SeededGroup) else None
+        self._games = np.array([game.index for game in games], np.int64)
+        self._episode = np.array([game.trajectory for game in games], np.int64)
         self._episode_reward = np.zeros(len(envs), np.float32)
         self._step_count = np.zeros(len(envs), np.int64)
+        self._observation = self._group.reset(self._seeds(0))
+        self._play_again(games)
+        if self._seeded is not None:
+            self._seeded.next_seeds = self._seeds(1)
         self._answers = {key: array[self._rows] for key, array in board.actions.answers.items()}
+
+    def _seeds(self, games_later: int) -> list[int]:
+        """Return the seeds of the running games, or of games after them."""
+        return [
+            env_seed(self._seed, env, game=int(game) + games_later)
+            for env, game in zip(self._global_envs, self._games, strict=True)
+        ]
+
+    def _play_again(self, games: Sequence[Game]) -> None:
+        """Bring environments and counters to where the games were."""
+        replay = Replay(
+            games, self._global_envs, self._board.spec, by_game=self._seeded is not None
+        )
+        seeds, trajectories = self._seeds(0), self._episode.copy()
+        for step in range(replay.longest + 1):
+            if late := replay.beginning(step):
+                assert self._seeded is not None  # else all games are as long as the run
+                self._observation = self._seeded.restart(late, [seeds[row] for row in late])
+                self._episode[late] = trajectories[late]
+                self._episode_reward[late] = self._step_count[late] = 0
+            if step < replay.longest:
+                transition = self._group.step(replay.actions(step))
+                replay.verify(step, transition)
+                self._observation = transition.next_observation
+                self._count(transition)
+                # A sign of life: the wait for the round is given up without one.
+                self._board.logbook.steps[self._index] += 1
 
     def begin_round(self, round_index: int) -> None:
         """Draw the round's random numbers and turn to its storage."""
@@ -65,11 +112,13 @@ class Executor:
         transition = self._group.step(self._answers["action"])
         self._storage.record(self._rows, step, self._answers)
         self._record(step, transition)
+        self._count(transition)
         self._observation = transition.next_observation
+        if self._seeded is not None and transition.episode_end.any():
+            self._games += transition.episode_end
+            self._seeded.next_seeds = self._seeds(1)
 
     def _record(self, step: int, transition: Transition) -> None:
-        self._episode_reward += transition.score
-        self._step_count += 1
         rows, storage = self._rows, self._storage
         after = {next_key(key): array for key, array in transition.observation.items()}
         storage.record(rows, step, after)
@@ -78,13 +127,17 @@ class Executor:
             "terminated": transition.terminated,
             "truncated": transition.truncated,
             "episode_end": transition.episode_end,
-            "episode_reward": self._episode_reward,
-            "step_count": self._step_count,
+            "episode_reward": self._episode_reward + transition.score,
+            "step_count": self._step_count + 1,
         }
         storage.record(rows, step, {("next", key): n[:, None] for key, n in numbers.items()})
         trajectory = self.envs + self._episode * self._schedule.num_envs
         storage.record(rows, step, {("collector", "traj_ids"): trajectory})
+
+    def _count(self, transition: Transition) -> None:
         self._episode += transition.terminated | transition.truncated
+        self._episode_reward += transition.score
+        self._step_count += 1
         self._episode_reward[transition.episode_end] = 0.0
         self._step_count[transition.episode_end] = 0
 
@@ -101,6 +154,7 @@ class ExecutorTask:
     index: int
     create_env_fn: bytes
     seed: int
+    games: Sequence[Game]
     first_round: int
 
     @property
@@ -112,7 +166,7 @@ class ExecutorTask:
         """Run rounds: put state -> observation ready -> action ready -> step -> finished."""
         board, logbook = self.board, self.board.logbook
         bell, watch = board.doorbells[self.index], Stopwatch(logbook, self.worker)
-        executor = Executor(board, self.index, self.create_env_fn, self.seed)
+        executor = Executor(board, self.index, self.create_env_fn, self.seed, self.games)
         try:
             round_index = self.first_round
             watch.waits()

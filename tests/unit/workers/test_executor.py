@@ -3,6 +3,7 @@ import numpy as np
 import pytest
 
 from hts_torchrl.buffers.board import Board
+from hts_torchrl.buffers.journal import Journal
 from hts_torchrl.config import ArraySpec, CrewConfig
 from hts_torchrl.draws import env_seed, uniform_draws
 from hts_torchrl.envs.make_group import make_group
@@ -30,7 +31,8 @@ def board():
 @pytest.fixture
 def executor(board):
     """The second executor: local environments 2 and 3, global ones 12 and 13."""
-    executor = Executor(board, 1, cloudpickle.dumps(CoordinateEnvs()), seed=5)
+    games = Journal.blank(board.spec.action, 2, by_game=True).games
+    executor = Executor(board, 1, cloudpickle.dumps(CoordinateEnvs()), 5, games)
     yield executor
     executor.close()
 

@@ -1,0 +1,190 @@
+"""A run whose workers are killed has the bits of one whose workers live."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+import gymnasium
+import pytest
+import torch
+from torch import nn
+
+from hts_torchrl import ConfigurationError, GymEnvs, HTSCollector, WorkerError
+from hts_torchrl.models import make_actor_critic
+from tests.fakes import CoordinateEnvs, FailingEnv
+from tests.policies import echo_policy, echo_weights
+from tests.runs import digest, perturbed, play
+
+pytestmark = pytest.mark.processes
+
+ENVS, STEPS, ROUNDS = 4, 8, 5
+
+
+def once(folder: str, name: str) -> bool:
+    """Whether this is the first call with that name; the file outlives the process."""
+    try:
+        (Path(folder) / name).touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
+
+
+class _Deadly(gymnasium.Wrapper):
+    def __init__(self, env: gymnasium.Env, maker: DeadlyEnvs) -> None:
+        super().__init__(env)
+        self.maker, self.steps = maker, 0
+
+    def _die(self, moment: str) -> None:
+        for kind, number in self.maker.deaths:
+            due = kind == moment and (kind != "step" or number == self.steps)
+            if due and once(self.maker.folder, f"{kind}-{number}"):
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    def reset(self, **kwargs):
+        self._die("reset")
+        return self.env.reset(**kwargs)
+
+    def step(self, action):
+        self._die("step")
+        self.steps += 1
+        return self.env.step(action)
+
+
+@dataclass(frozen=True)
+class DeadlyEnvs:
+    """CartPole in games of 20 steps; environment 1 kills its process at the given moments, once."""
+
+    folder: str
+    deaths: tuple[tuple[str, int], ...] = ()
+
+    def __call__(self, index: int) -> gymnasium.Env:
+        env = gymnasium.make("CartPole-v1", max_episode_steps=20)
+        return _Deadly(env, self) if index == 1 else env
+
+
+def policy() -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        return make_actor_critic("mlp", GymEnvs("CartPole-v1").group([0]).spec)
+
+
+def collect(create, **settings) -> HTSCollector:
+    frames = ENVS * STEPS
+    defaults = {"num_envs": ENVS, "frames_per_batch": frames, "total_frames": ROUNDS * frames}
+    return HTSCollector(create, policy(), **(defaults | {"recover": "replay"} | settings))
+
+
+def run(create, **settings) -> str:
+    return digest(play(collect(create, **settings), perturbed(policy())))
+
+
+@pytest.fixture(scope="module")
+def undisturbed() -> str:
+    return run(DeadlyEnvs(""), num_actors=0)
+
+
+@pytest.mark.parametrize(
+    "deaths",
+    [
+        [("reset", 0)],
+        [("step", 0)],
+        [("step", STEPS - 1)],
+        [("step", STEPS)],
+        [("step", 2 * STEPS + 3)],
+        [("step", 3), ("step", 3 * STEPS + 1)],
+        [("step", ROUNDS * STEPS - 1)],
+    ],
+    ids=["reset", "first step", "end of a round", "start of a round", "middle", "twice", "end"],
+)
+def test_an_executor_that_is_killed_changes_no_bit(undisturbed, deaths, tmp_path):
+    settings = {"envs_per_executor": 2} if len(deaths) > 1 else {}
+    assert run(DeadlyEnvs(str(tmp_path), tuple(deaths)), **settings) == undisturbed
+    assert len(list(tmp_path.iterdir())) == len(deaths)
+
+
+def kill(collector: HTSCollector, worker: int) -> None:
+    process = collector._crew._processes[worker]
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+
+
+@pytest.mark.parametrize("delay", [0, 1])
+def test_workers_that_are_killed_between_batches_change_no_bit(delay):
+    """Among them the only actor, and all executors at once."""
+    weights_of, batches = perturbed(policy()), []
+    collector = collect(DeadlyEnvs(""), delay=delay)
+    for batch in collector:
+        batches.append(batch.clone())
+        victims = {1: [ENVS], 2: range(ENVS), 3: [0, ENVS]}.get(len(batches), [])
+        for worker in victims:
+            kill(collector, worker)
+        assert digest([batch]) == digest(batches[-1:]), "the batch at hand must stay what it is"
+        collector.update_policy_weights_(weights_of(len(batches)))
+    alone = collect(DeadlyEnvs(""), delay=delay, num_actors=0)
+    assert digest(batches) == digest(play(alone, weights_of))
+
+
+def test_each_recovery_is_logged_with_worker_signal_and_round(tmp_path, caplog):
+    with caplog.at_level(logging.WARNING, "hts_torchrl"):
+        run(DeadlyEnvs(str(tmp_path), (("step", STEPS + 2),)))
+    (record,) = caplog.records
+    assert record.message == (
+        "executor 1 (environments [1]), round 1, step 2: was killed by SIGKILL: round 1 is "
+        "repeated by a new crew (recovery 1 of at most 3)"
+    )
+
+
+def test_a_worker_that_dies_again_and_again_ends_the_run(tmp_path, caplog):
+    deaths = tuple(("reset", number) for number in range(9))
+    with pytest.raises(WorkerError, match="was killed by SIGKILL"):
+        run(DeadlyEnvs(str(tmp_path), deaths))
+    assert len(caplog.records) == 3
+    assert len(list(tmp_path.iterdir())) == 4
+
+
+def test_by_default_a_killed_worker_ends_the_run(tmp_path):
+    with pytest.raises(WorkerError, match="was killed by SIGKILL"):
+        run(DeadlyEnvs(str(tmp_path), (("step", 3),)), recover="fail")
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_an_exception_is_no_death_and_ends_the_run(caplog):
+    collector = HTSCollector(
+        FailingEnv("step", at=3),
+        echo_policy(),
+        num_envs=2,
+        frames_per_batch=8,
+        total_frames=32,
+        recover="replay",
+    )
+    with pytest.raises(WorkerError, match="Broken: as asked"):
+        play(collector)
+    assert not caplog.records
+
+
+def test_an_environment_that_does_not_replay_is_an_error():
+    """The length of a CoordinateEnv's game depends on the games before it."""
+    collector = HTSCollector(
+        CoordinateEnvs(),
+        echo_policy(),
+        num_envs=2,
+        frames_per_batch=8,
+        total_frames=80,
+        recover="replay",
+    )
+    iterator = iter(collector)
+    for version in range(1, 5):
+        next(iterator)
+        collector.update_policy_weights_(echo_weights(version))
+    kill(collector, 0)
+    with pytest.raises(WorkerError, match=r"ReplayError: environment 0 does not replay: its game"):
+        list(iterator)
+
+
+def test_another_word_than_fail_or_replay_is_refused():
+    with pytest.raises(ConfigurationError, match="recover='try'; 'fail' or 'replay' is needed"):
+        collect(DeadlyEnvs(""), recover="try")

@@ -1,0 +1,256 @@
+"""A run that is stopped and resumed has the bits of one that was never stopped."""
+
+from __future__ import annotations
+
+import copy
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+from hts_torchrl import A2C, PPO, AtariEnvs, GymEnvs
+from hts_torchrl.callbacks import LearningCurve, TrainingStatistics
+from tests.fits import Watch, cartpole, watched_fit
+from tests.runs import digest
+
+# The callback that saved is not always there when a run is resumed.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`, callbacks"),
+    pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty"),
+]
+
+ROUNDS = 6
+# Games of about 20 steps: many end, and start again, within these 48.
+CARTPOLE = GymEnvs("CartPole-v1", {"max_episode_steps": 20})
+PONG = AtariEnvs("pong", sticky_actions=0.25, max_frames=200)
+LEARNERS: dict[str, Any] = {
+    "A2C": lambda **settings: A2C(learning_rate=0.01, learning_rate_decay=True, **settings),
+    "PPO": lambda **settings: PPO(
+        epochs=2, minibatches=2, learning_rate_decay=True, delayed_step="ratio", **settings
+    ),
+    "PPO displacement": lambda: PPO(epochs=2, minibatches=1, delayed_step="displacement"),
+}
+
+
+@dataclass
+class Run:
+    """What can be seen of a training run."""
+
+    watch: Watch
+    optimizer: dict[str, Any]
+    statistics: TrainingStatistics
+    curve: LearningCurve
+    updates: list[int]
+
+    def ends_like(self, whole: Run) -> bool:
+        """Whether this run, resumed, has the bits of the end of another."""
+        rounds = len(self.watch.rounds)
+        assert 0 < rounds <= ROUNDS
+        assert digest(self.watch.rounds) == digest(whole.watch.rounds[-rounds:])
+        assert torch.equal(self.watch.final_weights, whole.watch.final_weights)
+        assert str(self.optimizer) == str(whole.optimizer)
+        steps = len(self.watch.learning_rates)
+        assert self.watch.learning_rates == whole.watch.learning_rates[-steps:]
+        for mine, other in ((self.statistics, whole.statistics), (self.curve, whole.curve)):
+            assert without_time(mine.state_dict()) == without_time(other.state_dict())
+        return True
+
+
+def without_time(state: dict[str, Any]) -> dict[str, Any]:
+    state = copy.deepcopy(state)
+    state.pop("seconds", None)
+    for curve in state.values():
+        if isinstance(curve, dict):
+            curve.pop("minutes")
+    return state
+
+
+class Final(Callback):
+    """Keeps the optimiser's state when training ends."""
+
+    def on_train_end(self, trainer, pl_module):
+        self.optimizer = copy.deepcopy(trainer.optimizers[0].state_dict())
+        self.updates = pl_module.updates
+
+
+def train(learner: str, folder: Path, ckpt_path=None, callbacks=(), **settings) -> Run:
+    torch.manual_seed(0)
+    trainer_settings = settings.pop("trainer", {})
+    final, statistics, curve = Final(), TrainingStatistics(), LearningCurve()
+    settings = {"env": CARTPOLE, "evaluation_episodes": 2} | settings
+    watch = watched_fit(
+        LEARNERS[learner](**settings.pop("learner", {})),
+        cartpole(ROUNDS, **settings),
+        ckpt_path,
+        callbacks=[statistics, curve, final, *callbacks],
+        enable_checkpointing=any(isinstance(each, ModelCheckpoint) for each in callbacks),
+        log_every_n_steps=1,
+        default_root_dir=folder,
+        **trainer_settings,
+    )
+    return Run(watch, final.optimizer, statistics, curve, [final.updates])
+
+
+def saving(folder: Path, **when: Any) -> ModelCheckpoint:
+    return ModelCheckpoint(folder, filename="{step}", save_top_k=-1, **when)
+
+
+@pytest.fixture(scope="module", params=sorted(LEARNERS))
+def saved(request, tmp_path_factory):
+    """A whole run of each algorithm, with a checkpoint after each step of its optimiser."""
+    folder = tmp_path_factory.mktemp("saved")
+    whole = train(request.param, folder, callbacks=[saving(folder, every_n_train_steps=1)])
+    return request.param, folder, whole
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.ckpt"), key=lambda path: int(path.stem.split("=")[1]))
+
+
+def test_resuming_after_any_step_of_the_optimiser_gives_the_bits_of_the_whole_run(saved, tmp_path):
+    """Most steps of PPO are in the middle of a round, which is then learned again."""
+    learner, folder, whole = saved
+    for path in checkpoints(folder)[:-1]:
+        assert train(learner, tmp_path, path).ends_like(whole), path
+
+
+def test_a_checkpoint_holds_tensors_and_plain_values_only(saved):
+    _, folder, _ = saved
+    content = torch.load(checkpoints(folder)[0], weights_only=True)
+    assert content["HTSDataModule"]["games"]["actions"].dtype == torch.uint8
+
+
+@pytest.mark.processes
+def test_another_crew_resumes_with_the_same_bits(saved, tmp_path):
+    learner, folder, whole = saved
+    path = checkpoints(folder)[len(checkpoints(folder)) // 2]
+    crew = {"num_actors": 2, "envs_per_executor": 2}
+    assert train(learner, tmp_path, path, **crew).ends_like(whole)
+
+
+def test_without_its_environments_a_resumed_run_begins_new_games(saved, tmp_path):
+    learner, folder, whole = saved
+    path = checkpoints(folder)[0]
+    run = train(learner, tmp_path, path, resume_envs=False)
+    first = run.watch.rounds[0]
+    assert (first["next", "step_count"][:, 0] == 1).all()
+    old = torch.cat([batch["collector", "traj_ids"].flatten() for batch in whole.watch.rounds])
+    assert first["collector", "traj_ids"].min() >= 8 * 4 * (ROUNDS - len(run.watch.rounds))
+    assert old.min() == 0
+
+
+def test_a_run_that_shall_not_resume_them_leaves_environments_out_of_its_checkpoints(tmp_path):
+    callbacks = [saving(tmp_path, every_n_train_steps=2)]
+    train("A2C", tmp_path, callbacks=callbacks, resume_envs=False)
+    content = torch.load(checkpoints(tmp_path)[0], weights_only=True)
+    assert "games" not in content["HTSDataModule"]
+
+
+@pytest.mark.parametrize("learner", ["A2C", "PPO"])
+def test_resuming_without_delay_gives_the_same_bits(learner, tmp_path):
+    callbacks = [saving(tmp_path, every_n_train_steps=3)]
+    whole = train(learner, tmp_path, callbacks=callbacks, delay=0)
+    for path in checkpoints(tmp_path)[:-1]:
+        assert train(learner, tmp_path, path, delay=0).ends_like(whole), path
+
+
+@pytest.mark.parametrize("learner", ["A2C", "PPO"])
+def test_resuming_after_an_evaluation_gives_the_same_bits_and_scores(learner, tmp_path):
+    settings = {"evaluation_frames": 64, "trainer": {"limit_val_batches": 1}}
+    callbacks = [saving(tmp_path, save_on_train_epoch_end=False)]
+    whole = train(learner, tmp_path, callbacks=callbacks, **copy.deepcopy(settings))
+    assert len(whole.curve.state_dict()["evaluation"]["scores"]) == 3
+    for path in checkpoints(tmp_path)[:-1]:
+        resumed = train(learner, tmp_path, path, **copy.deepcopy(settings))
+        assert resumed.ends_like(whole), path
+
+
+def test_accumulated_gradients_of_a_round_that_was_cut_off_are_computed_again(tmp_path):
+    settings = {"trainer": {"accumulate_grad_batches": 2}}
+    whole = train("A2C", tmp_path, **copy.deepcopy(settings))
+    interrupted(tmp_path, "A2C", part=7, **copy.deepcopy(settings))
+    run = train("A2C", tmp_path, tmp_path / "stopped.ckpt", **settings)
+    assert run.updates[0] == ROUNDS
+    assert run.ends_like(whole)
+
+
+class Stop(Callback):
+    """Presses Ctrl-C at a moment of a part of a round."""
+
+    def __init__(self, moment: str, part: int) -> None:
+        self.moment, self.part = moment, part
+
+    def press(self, moment: str, batch_idx: int) -> None:
+        if (moment, batch_idx) == (self.moment, self.part):
+            signal.raise_signal(signal.SIGINT)
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):  # noqa: ARG002
+        self.press("start", batch_idx)
+
+    def on_before_backward(self, trainer, pl_module, loss):  # noqa: ARG002
+        self.press("backward", trainer.fit_loop.batch_idx)
+
+    def on_before_zero_grad(self, trainer, pl_module, optimizer):  # noqa: ARG002
+        self.press("zero_grad", trainer.fit_loop.batch_idx)
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):  # noqa: ARG002
+        self.press("end", batch_idx)
+
+    def on_validation_batch_start(self, trainer, *_):
+        self.press("validation", trainer.fit_loop.batch_idx)
+
+
+def interrupted(folder: Path, learner: str, *, moment: str = "backward", part: int, **settings):
+    """Train until Ctrl-C, which leaves ``stopped.ckpt``."""
+    last = ModelCheckpoint(folder, filename="stopped", save_on_exception=True, every_n_epochs=99)
+    before = signal.getsignal(signal.SIGINT)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(SystemExit):
+            train(learner, folder, callbacks=[Stop(moment, part), last], **settings)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize("learner", sorted(LEARNERS))
+@pytest.mark.parametrize("moment", ["start", "backward", "step", "end"])
+@pytest.mark.parametrize("part", [2, 3, 4])
+def test_ctrl_c_at_any_moment_leaves_what_resumes_to_the_same_bits(
+    learner, moment, part, tmp_path, monkeypatch
+):
+    whole = train(learner, tmp_path)
+    if moment == "step":
+        interrupt_steps(monkeypatch, number=part)
+    interrupted(tmp_path, learner, moment=moment, part=part)
+    monkeypatch.undo()
+    assert train(learner, tmp_path, tmp_path / "stopped.ckpt").ends_like(whole)
+
+
+def interrupt_steps(monkeypatch, number: int) -> None:
+    """Press Ctrl-C within the step of the optimiser, after the gradient."""
+    calls = iter(range(1000))
+    for optimizer in (torch.optim.Adam, torch.optim.RMSprop):
+
+        def step(self, closure, _original=optimizer.step):
+            def pressed():
+                loss = closure()
+                if next(calls) == number:
+                    signal.raise_signal(signal.SIGINT)
+                return loss
+
+            return _original(self, pressed)
+
+        monkeypatch.setattr(optimizer, "step", step)
+
+
+def test_an_evaluation_that_was_cut_off_is_played_again(tmp_path):
+    settings = {"evaluation_frames": 64, "trainer": {"limit_val_batches": 1}}
+    whole = train("A2C", tmp_path, **copy.deepcopy(settings))
+    interrupted(tmp_path, "A2C", moment="validation", part=3, **copy.deepcopy(settings))
+    run = train("A2C", tmp_path, tmp_path / "stopped.ckpt", **settings)
+    assert run.ends_like(whole)
