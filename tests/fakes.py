@@ -263,3 +263,45 @@ class GatedEnv:
     def _wait(self) -> None:
         while not Path(self.gate).exists():
             time.sleep(0.001)
+
+
+def _once(folder: str, name: str) -> bool:
+    """Whether this is the first call with that name; the file outlives the process."""
+    try:
+        (Path(folder) / name).touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
+
+
+class _Deadly(gymnasium.Wrapper):
+    def __init__(self, env: gymnasium.Env, maker: DeadlyEnvs) -> None:
+        super().__init__(env)
+        self.maker, self.steps = maker, 0
+
+    def _die(self, moment: str) -> None:
+        for kind, number in self.maker.deaths:
+            due = kind == moment and (kind != "step" or number == self.steps)
+            if due and _once(self.maker.folder, f"{kind}-{number}"):
+                _kill()
+
+    def reset(self, **kwargs):
+        self._die("reset")
+        return self.env.reset(**kwargs)
+
+    def step(self, action):
+        self._die("step")
+        self.steps += 1
+        return self.env.step(action)
+
+
+@dataclass(frozen=True)
+class DeadlyEnvs:
+    """CartPole in games of 20 steps; environment 1 kills its process at the given moments, once."""
+
+    folder: str
+    deaths: tuple[tuple[str, int], ...] = ()
+
+    def __call__(self, index: int) -> gymnasium.Env:
+        env = gymnasium.make("CartPole-v1", max_episode_steps=20)
+        return _Deadly(env, self) if index == 1 else env

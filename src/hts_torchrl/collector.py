@@ -336,7 +336,7 @@ class HTSCollector(BaseCollector):
                     raise
                 _log.warning(
                     "%s: round %d is repeated by a new crew (recovery %d of at most %d)",
-                    *(error, round_index, recovery, _MOST_RECOVERIES),
+                    *(str(error), round_index, recovery, _MOST_RECOVERIES),
                 )
                 self._renew_crew(round_index)
             else:

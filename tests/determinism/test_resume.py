@@ -5,18 +5,34 @@ from __future__ import annotations
 import copy
 import signal
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import pytest
 import torch
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
+from torch import nn
 
-from hts_torchrl import A2C, PPO, AtariEnvs, GymEnvs
+from hts_torchrl import (
+    A2C,
+    PPO,
+    AtariEnvs,
+    ConfigurationError,
+    GymEnvs,
+    HTSCollector,
+    make_actor_critic,
+)
 from hts_torchrl.callbacks import LearningCurve, TrainingStatistics
+from hts_torchrl.envs.make_group import make_group
+from hts_torchrl.errors import ReplayError
+from tests.fakes import CoordinateEnvs
 from tests.fits import Watch, cartpole, watched_fit
-from tests.runs import digest
+from tests.runs import digest, perturbed
+from tests.unit.test_collector import collect
 
 # The callback that saved is not always there when a run is resumed.
 pytestmark = [
@@ -254,3 +270,84 @@ def test_an_evaluation_that_was_cut_off_is_played_again(tmp_path):
     interrupted(tmp_path, "A2C", moment="validation", part=3, **copy.deepcopy(settings))
     run = train("A2C", tmp_path, tmp_path / "stopped.ckpt", **settings)
     assert run.ends_like(whole)
+
+
+# The collector alone.
+
+
+def stopped_and_resumed(make, weights_of, stop: int) -> tuple[str, str]:
+    """Digests of the batches after ``stop``: of a run that went through, and of a resumed one."""
+    collector, batches, state = make(), [], None
+    for batch in collector:
+        batches.append(batch.clone())
+        if len(batches) == stop:
+            state = collector.state_dict()
+        collector.update_policy_weights_(weights_of(len(batches)))
+    resumed = make()
+    newest = weights_of(stop)
+    resumed.policy.load_state_dict(newest)
+    resumed.load_state_dict(state | {"policy_version": stop})
+    rest = []
+    for batch in resumed:
+        rest.append(batch.clone())
+        resumed.update_policy_weights_(weights_of(stop + len(rest)))
+    return digest(batches[stop:]), digest(rest)
+
+
+@dataclass(frozen=True)
+class Vectors:
+    """A vector environment of CartPoles, which cannot begin a single game with a seed."""
+
+    size: int
+
+    def __call__(self, _: int) -> SyncVectorEnv:
+        make = partial(gymnasium.make, "CartPole-v1", max_episode_steps=20)
+        return SyncVectorEnv([make] * self.size, autoreset_mode=AutoresetMode.SAME_STEP)
+
+
+MAKERS = {
+    "CartPole": (CARTPOLE, "mlp", {"num_envs": 4, "envs_per_executor": 4}),
+    "Pong": (PONG, "nature", {"num_envs": 2, "envs_per_executor": 2}),
+    "a vector environment": (Vectors(4), "mlp", {"num_envs": 4, "envs_per_executor": 4}),
+    "Pendulum": (GymEnvs("Pendulum-v1", {"max_episode_steps": 15}), "mlp", {"num_envs": 3}),
+}
+
+
+@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize("delay", [0, 1])
+@pytest.mark.parametrize("stop", [1, 6])
+def test_a_collector_goes_on_with_the_same_batches(name, delay, stop):
+    create, network, settings = MAKERS[name]
+    torch.manual_seed(1)
+    indices = range(settings.get("envs_per_executor", 1))
+    policy = make_actor_critic(network, make_group(create, indices).spec)
+    frames = settings["num_envs"] * 10
+
+    def make() -> HTSCollector:
+        return HTSCollector(
+            create, copy.deepcopy(policy), frames_per_batch=frames, total_frames=8 * frames,
+            num_actors=0, delay=delay, **settings,
+        )  # fmt: skip
+
+    whole, resumed = stopped_and_resumed(make, perturbed(policy, 0.01), stop)
+    assert resumed == whole
+
+
+def test_an_environment_that_does_not_replay_is_refused():
+    """The length of a CoordinateEnv's game depends on the games before it."""
+    collector = collect(create=CoordinateEnvs(), total_frames=120)
+    iterator = iter(collector)
+    for _ in range(4):
+        next(iterator)
+    resumed = collect(create=CoordinateEnvs(), total_frames=120)
+    resumed.load_state_dict(collector.state_dict())
+    with pytest.raises(ReplayError, match=r"environment \d does not replay: its game \d, "):
+        next(iter(resumed))
+    collector.shutdown()
+
+
+def test_more_environments_than_a_state_has_are_refused():
+    state = collect(create=CARTPOLE, policy=nn.Linear(4, 2)).state_dict()
+    more = collect(create=CARTPOLE, policy=nn.Linear(4, 2), num_envs=6)
+    with pytest.raises(ConfigurationError, match="the state is of 4 environments, but 6 are"):
+        more.load_state_dict(state)

@@ -1,0 +1,113 @@
+import numpy as np
+import pytest
+
+from hts_torchrl.buffers.journal import Game, Journal
+from hts_torchrl.config import ActionSpec, ArraySpec, EnvSpec
+
+ENVS, STEPS = 2, 4
+SPEC = EnvSpec(
+    {"observation": ArraySpec((3,), np.dtype(np.float32))},
+    ActionSpec("discrete", ArraySpec((), np.dtype(np.int64)), (4,)),
+)
+
+
+def storage(ends=(), first_action=0, trajectory=0):
+    """A round's arrays; environment 0's games end at the steps ``ends``."""
+    cells = np.arange(ENVS * STEPS).reshape(ENVS, STEPS)
+    episode_end = np.zeros((ENVS, STEPS, 1), bool)
+    episode_end[0, list(ends)] = True
+    begun = np.cumsum(episode_end[..., 0], 1) - episode_end[..., 0]
+    return {
+        "action": (cells + first_action) % 4,
+        ("next", "reward"): cells[..., None].astype(np.float32),
+        ("next", "observation"): np.repeat(cells[..., None], 3, 2).astype(np.float32),
+        ("next", "episode_end"): episode_end,
+        ("collector", "traj_ids"): np.arange(ENVS)[:, None] + ENVS * (trajectory + begun),
+    }
+
+
+def journal(*rounds, by_game=True) -> Journal:
+    written = Journal.blank(SPEC.action, ENVS, by_game=by_game)
+    for arrays in rounds:
+        written = written.after(SPEC, arrays)
+    return written
+
+
+def test_a_game_that_runs_on_keeps_all_its_actions():
+    game = journal(storage(), storage(first_action=1)).games[0]
+    assert (game.index, game.trajectory) == (0, 0)
+    assert game.actions.tolist() == [0, 1, 2, 3, 1, 2, 3, 0]
+    assert game.checks[:, 0].tolist() == [4, 8]
+
+
+def test_a_game_that_begins_within_a_round_drops_those_before_it():
+    game = journal(storage(), storage(ends=(0, 2), trajectory=5)).games[0]
+    assert (game.index, game.trajectory) == (2, 7)
+    assert game.actions.tolist() == [3]
+    assert game.checks[:, 0].tolist() == [1]
+
+
+def test_a_game_that_begins_with_the_next_round_has_no_action():
+    game = journal(storage(ends=(3,))).games[0]
+    assert (game.index, game.trajectory) == (1, 1)
+    assert (len(game.actions), len(game.checks)) == (0, 0)
+
+
+def test_other_environments_are_not_concerned():
+    assert journal(storage(ends=(1,))).games[1].actions.tolist() == [0, 1, 2, 3]
+
+
+def test_without_seeds_for_games_the_whole_run_is_one_game():
+    game = journal(storage(ends=(1,)), storage(), by_game=False).games[0]
+    assert (game.index, game.trajectory, len(game.actions)) == (0, 0, 8)
+
+
+def test_writing_a_round_leaves_the_journal_before_it_as_it_was():
+    before = journal(storage())
+    after = before.after(SPEC, storage())
+    assert (before.round_index, after.round_index) == (1, 2)
+    assert len(before.games[0].actions) == 4
+
+
+@pytest.mark.parametrize(
+    ("key", "cell"),
+    [(("next", "reward"), (0, 0)), (("next", "reward"), (0, 3)), (("next", "observation"), (0, 3))],
+)
+def test_the_checksum_tells_rewards_and_the_last_observation_apart(key, cell):
+    changed = storage()
+    changed[key][cell] += 1
+    assert journal(changed).games[0].checks[0, 1] != journal(storage()).games[0].checks[0, 1]
+
+
+def test_actions_take_the_smallest_type_that_holds_them():
+    wide = ActionSpec("discrete", ArraySpec((), np.dtype(np.int64)), (300,))
+    real = ActionSpec("continuous", ArraySpec((2,), np.dtype(np.float32)))
+    dtypes = [
+        Journal.blank(action, 1, by_game=True).games[0].actions.dtype
+        for action in (SPEC.action, wide, real)
+    ]
+    assert dtypes == [np.uint8, np.uint16, np.float32]
+
+
+def same(one: Game, other: Game) -> bool:
+    return (one.index, one.trajectory) == (other.index, other.trajectory) and all(
+        np.array_equal(a, b) for a, b in ((one.actions, other.actions), (one.checks, other.checks))
+    )
+
+
+def test_arrays_bring_back_the_games_of_any_part_of_the_environments():
+    written = journal(storage(ends=(1,)), storage(ends=(3,), trajectory=1))
+    for envs in (slice(0, 2), slice(1, 2)):
+        back = Journal.from_arrays(written.arrays(), envs, by_game=True, round_index=2)
+        expected = written.games[envs]
+        assert all(map(same, back.games, expected))
+        assert len(back.games) == len(expected)
+
+
+def test_arrays_of_several_ranks_can_be_concatenated():
+    one, other = journal(storage()), journal(storage(ends=(2,)))
+    arrays = {
+        name: np.concatenate([array, other.arrays()[name]]) for name, array in one.arrays().items()
+    }
+    back = Journal.from_arrays(arrays, slice(2, 4), by_game=True, round_index=1)
+    assert all(map(same, back.games, other.games))
