@@ -102,10 +102,12 @@ def _scenario(name: str, known: Sequence[str]) -> str:
 
 
 class FootballGroup:
-    """Games played one after another in each step (an :class:`EnvGroup`).
+    """Games played one after another in each step (a :class:`SeededGroup`).
 
     Their engines are taken at the reset: to ask for the spec costs none.
     """
+
+    next_seeds: list[int] | None = None
 
     def __init__(self, factory: FootballEnvs, scenario: str, num_envs: int) -> None:
         self.num_envs = num_envs
@@ -123,14 +125,20 @@ class FootballGroup:
         """Seed and reset every environment."""
         engine = _engine().EnvPoolEngine
         self._games = [Game(engine(self._scenario), self._scenario) for _ in seeds]
-        self._random = [np.random.default_rng(int(seed)) for seed in seeds]
-        for row in range(self.num_envs):
+        self._random = [np.random.default_rng(0)] * self.num_envs  # replaced at once
+        return self.restart(range(self.num_envs), seeds)
+
+    def restart(self, rows: Sequence[int], seeds: Sequence[int]) -> Observation:
+        """Begin new games in some environments; all that is random in them comes from the seeds."""
+        for row, seed in zip(rows, seeds, strict=True):
+            self._random[row] = np.random.default_rng(int(seed))
             self._begin(row)
         return {"observation": self._next}
 
     def _begin(self, row: int) -> None:
         # With one seed for all of them, the episodes of an academy scenario would all be the same.
-        self._games[row].reset(seed=int(self._random[row].integers(2_000_000_001)))
+        seed, kick_off = self._random[row].integers([2_000_000_001, 2])
+        self._games[row].reset(episode=int(kick_off), seed=int(seed))
         self._checkpoints[row].reset()
         minimap = np.empty((PLANES, HEIGHT, WIDTH), np.uint8)
         draw_minimap(self._games[row].pitch, minimap)
@@ -153,7 +161,10 @@ class FootballGroup:
         following: Observation = {"observation": self._next}
         after: Observation = {"observation": self._next.copy()} if ends.any() else following
         for row in np.flatnonzero(ends).tolist():
-            self._begin(row)
+            if self.next_seeds is None:
+                self._begin(row)
+            else:
+                self.restart([row], [self.next_seeds[row]])
         return Transition(after, following, reward, score, terminated, truncated, ends)
 
     def render(self) -> Array:

@@ -89,7 +89,7 @@ class Game:
     corner) with a change of possession; all end by the clock, and full matches by nothing else.
 
     Example:
-        >>> game.reset(seed=3)                  # doctest: +SKIP
+        >>> game.reset(episode=1, seed=3)                  # doctest: +SKIP
         >>> score = game.step(5)                # doctest: +SKIP
         >>> game.terminated, game.truncated     # doctest: +SKIP
     """
@@ -98,12 +98,10 @@ class Game:
         self._engine = engine
         self._academy = scenario.startswith("academy_")
         self._possession_counts = self._academy and scenario != "academy_corner"
-        self._episode = 0
 
-    def reset(self, *, seed: int) -> None:
-        """Begin the next episode; all that is random in it comes from the seed."""
-        self._episode += 1
-        self._engine.reset(episode=self._episode, seed=seed)
+    def reset(self, *, episode: int, seed: int) -> None:
+        """Begin an episode; all that is random in it comes from the seed (:class:`Engine`)."""
+        self._engine.reset(episode=episode, seed=seed)
         self._look()
         self.terminated = self.truncated = False
         self._mode_before, self._owner_before = -1, _NOBODY

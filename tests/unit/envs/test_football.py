@@ -8,6 +8,7 @@ import pytest
 from hts_torchrl import FootballEnvs
 from hts_torchrl.envs.football_engine import EnvPoolEngine
 from hts_torchrl.envs.football_game import ENGINE_ACTIONS
+from hts_torchrl.envs.group import SeededGroup
 from hts_torchrl.errors import ConfigurationError
 
 CLOSE = FootballEnvs("empty_goal_close")
@@ -138,6 +139,52 @@ class TestStreams:
         episodes = np.split(column(records, "observation")[:, 0, -4:], ends + 1)
         assert len(episodes) >= 3
         assert episodes[0].tobytes() != episodes[1].tobytes()
+
+
+class TestSeededGames:
+    """What resuming needs: a game depends on its seed and its actions alone."""
+
+    @pytest.mark.parametrize("scenario", ["3_vs_1_with_keeper", "5_vs_5"])
+    def test_a_game_that_is_begun_again_has_the_same_course(self, scenario):
+        plan = actions(60)
+        alone = FootballEnvs(scenario).group([0])
+        first = [alone.reset([9])["observation"][0].copy()]
+        later = FootballEnvs(scenario).group([0, 1])
+        later.reset([1, 2])
+        for row in actions(37, envs=2, seed=5):
+            later.step(row)
+        again = [later.restart([1], [9])["observation"][1].copy()]
+        for row in plan:
+            first.append(alone.step(row).observation["observation"][0].copy())
+            again.append(later.step(np.array([0, row[0]])).observation["observation"][1].copy())
+        assert np.array_equal(first[0], again[0])
+        assert np.array_equal(first, again)
+        alone.close()
+        later.close()
+
+    def test_games_begin_with_the_seeds_that_were_given(self):
+        group = CLOSE.group([0, 1])
+        assert isinstance(group, SeededGroup)
+        group.reset([1, 2])
+        group.next_seeds = [7, 8]
+        for row in actions(envs=2):
+            transition = group.step(row)
+            if transition.episode_end.any():
+                break
+        ended = int(np.flatnonzero(transition.episode_end)[0])
+        other = CLOSE.group([0])
+        other.reset([[7, 8][ended]])
+        for row in actions(20):
+            mine = group.step(np.repeat(row, 2)).observation["observation"][ended]
+            assert np.array_equal(mine, other.step(row).observation["observation"][0])
+        group.close()
+        other.close()
+
+    def test_both_teams_kick_off(self):
+        group = FootballEnvs("5_vs_5").group(range(8))
+        first = group.reset(range(8))["observation"]
+        assert len({frame.tobytes() for frame in first[:, -4:-2]}) > 1
+        group.close()
 
 
 class TestSettings:

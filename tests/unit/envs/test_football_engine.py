@@ -19,14 +19,16 @@ def minimap(pitch: Pitch) -> np.ndarray:
     return planes.transpose(1, 2, 0)
 
 
+def begin(game: Game, info: dict) -> None:
+    game.reset(episode=int(info["episode_number"][0]), seed=int(info["engine_seed"][0]))
+
+
 @pytest.mark.parametrize("scenario", scenarios())
 def test_a_game_is_that_of_envpools_own_environment(scenario):
     theirs = envpool.make_gymnasium(f"gfootball/{scenario}-v1", num_envs=1, seed=3)
     game = Game(EnvPoolEngine(scenario), scenario)
     observation, info = theirs.reset()
-    # EnvPool has played an episode before its first reset, with a seed of its own.
-    game._episode = int(info["episode_number"][0]) - 1
-    game.reset(seed=int(info["engine_seed"][0]))
+    begin(game, info)
     random = np.random.default_rng(1)
     for _ in range(STEPS):
         assert np.array_equal(minimap(game.pitch), observation[0])
@@ -39,7 +41,7 @@ def test_a_game_is_that_of_envpools_own_environment(scenario):
         if game.terminated or game.truncated:
             assert np.array_equal(minimap(game.pitch), observation[0])
             observation, _, _, _, info = theirs.step(np.array([0]))  # which resets
-            game.reset(seed=int(info["engine_seed"][0]))
+            begin(game, info)
     game.close()
 
 

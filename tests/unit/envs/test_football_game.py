@@ -49,7 +49,7 @@ class Playback:
 def ends(*pitches: Pitch, scenario: str = "academy_empty_goal") -> list[tuple[bool, bool]]:
     """What each step tells about the end."""
     game = Game(Playback(*pitches), scenario)
-    game.reset(seed=0)
+    game.reset(episode=1, seed=0)
     told = []
     for _ in pitches:
         game.step(RIGHT)
@@ -96,21 +96,21 @@ class TestSteps:
     def test_the_score_is_the_change_of_the_lead(self):
         both = replace(START, goals=(1, 1))
         game = Game(Playback(OURS, OURS, both), "5_vs_5")
-        game.reset(seed=0)
+        game.reset(episode=1, seed=0)
         assert [game.step(RIGHT) for _ in range(3)] == [1.0, 0.0, -1.0]
 
     def test_steps_in_which_actions_do_not_count_are_passed_over(self):
         paused = replace(START, in_play=False)
         engine = Playback(paused, paused, OURS)
         game = Game(engine, "5_vs_5")
-        game.reset(seed=0)
+        game.reset(episode=1, seed=0)
         assert game.step(RIGHT) == 1.0
         assert engine.pressed == [RIGHT]
 
     def test_actions_are_those_of_the_engine(self):
         engine = Playback(*[START] * 19)
         game = Game(engine, "5_vs_5")
-        game.reset(seed=0)
+        game.reset(episode=1, seed=0)
         for action in range(19):
             game.step(action)
         assert engine.pressed == [*range(13), 18, 20, 30, 14, 19, 31]
@@ -118,7 +118,7 @@ class TestSteps:
     def test_a_game_that_is_held_up_is_resumed_after_twenty_steps(self):
         engine = Playback(*[OUT] * 35)
         game = Game(engine, "5_vs_5")
-        game.reset(seed=0)
+        game.reset(episode=1, seed=0)
         for _ in range(35):
             game.step(2)
         assert engine.pressed == [2] * 20 + [11] + [5] * 9 + [1] * 5
@@ -126,22 +126,22 @@ class TestSteps:
     def test_who_holds_no_ball_waits_meanwhile(self):
         engine = Playback(*[replace(OUT, owner_team=-1)] * 25)
         game = Game(engine, "5_vs_5")
-        game.reset(seed=0)
+        game.reset(episode=1, seed=0)
         for _ in range(25):
             game.step(2)
         assert engine.pressed == [2] * 20 + [11] + [0] * 4
 
-    def test_episodes_are_counted_and_seeded(self):
+    def test_number_and_seed_of_an_episode_are_given_to_the_engine(self):
         engine = Playback()
         game = Game(engine, "5_vs_5")
-        for seed in (7, 9):
-            game.reset(seed=seed)
-        assert engine.resets == [(1, 7), (2, 9)]
+        for episode, seed in ((0, 7), (1, 9)):
+            game.reset(episode=episode, seed=seed)
+        assert engine.resets == [(0, 7), (1, 9)]
 
     def test_a_new_episode_knows_nothing_of_the_one_before(self):
         game = Game(Playback(OURS), "academy_empty_goal")
         for _ in range(2):
-            game.reset(seed=0)
+            game.reset(episode=1, seed=0)
             assert (game.terminated, game.truncated) == ON
             assert game.step(RIGHT) == 1.0
 
