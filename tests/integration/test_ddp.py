@@ -7,6 +7,7 @@ import socket
 import pytest
 import torch
 from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import ModelCheckpoint
 
 from hts_torchrl import GymEnvs, make_actor_critic
 from hts_torchrl.callbacks import LearningCurve, TrainingStatistics
@@ -68,19 +69,29 @@ def run_rank(rank, port, directory):
         LOCAL_RANK=str(rank),
     )
     for name in LEARNERS:
-        watch = Watch()
-        quiet_trainer(
-            strategy="ddp",
-            devices=2,
-            callbacks=[
-                TrainingStatistics(),
-                LearningCurve(),
-                watch,
-                Report(watch, directory / name),
-            ],
-            default_root_dir=directory / name,
-            limit_val_batches=1,
-        ).fit(make_learner(name), datamodule=data_of(ENVS))
+        fit_rank(name, directory / name, None)
+        resumed = directory / name / "resumed"
+        resumed.mkdir(exist_ok=True)
+        fit_rank(name, resumed, directory / name / "step=2.ckpt")
+
+
+def fit_rank(name, directory, checkpoint):
+    watch = Watch()
+    saving = ModelCheckpoint(directory, filename="{step}", every_n_train_steps=2, save_top_k=-1)
+    quiet_trainer(
+        strategy="ddp",
+        devices=2,
+        callbacks=[
+            TrainingStatistics(),
+            LearningCurve(),
+            watch,
+            Report(watch, directory),
+            saving,
+        ],
+        enable_checkpointing=True,
+        default_root_dir=directory,
+        limit_val_batches=1,
+    ).fit(make_learner(name), datamodule=data_of(ENVS), ckpt_path=checkpoint)
 
 
 @pytest.fixture(scope="module")
@@ -140,6 +151,16 @@ class TestTwoRanks:
     def test_count_the_frames_of_both(self, runs):
         (first, second), _, _ = runs
         assert first["frames"] == second["frames"] == ROUNDS * 2 * ENVS * STEPS
+
+    def test_go_on_from_the_checkpoint_of_rank_0_with_the_bits_of_both(self, runs):
+        """Each rank has environments of its own, and rank 0 writes the checkpoint."""
+        ranks, _, directory = runs
+        for rank, whole in enumerate(ranks):
+            resumed = torch.load(directory / "resumed" / f"rank{rank}.pt")
+            rounds = len(resumed["rounds"])
+            assert 0 < rounds < ROUNDS
+            for key, skipped in (("rounds", ROUNDS - rounds), ("weights", ROUNDS - rounds)):
+                assert all(map(torch.equal, resumed[key], whole[key][skipped:]))
 
     def test_draw_one_learning_curve(self, runs):
         assert (runs[2] / "learning_curve.png").is_file()
