@@ -95,6 +95,6 @@ class Oracle:
         place.observation = after
         if ends:
             place.score, place.steps, place.episode = np.float32(0), 0, place.episode + 1
-            seed = env_seed(self.seed, place.index, game=place.episode)
+            seed = env_seed(self.seed, place.index, number=place.episode)
             place.observation = place.env.reset(seed=seed)[0]
         return cells

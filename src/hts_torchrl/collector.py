@@ -18,7 +18,7 @@ from torch import nn
 from torchrl.collectors import BaseCollector
 
 from hts_torchrl.buffers.board import Board
-from hts_torchrl.buffers.journal import Game, Journal
+from hts_torchrl.buffers.journal import Journal, Stretch
 from hts_torchrl.config import CrewConfig, Precision, Recover, StartMethod
 from hts_torchrl.envs.group import CreateEnv, EnvFactory, SeededGroup
 from hts_torchrl.envs.make_group import make_group
@@ -147,7 +147,9 @@ class HTSCollector(BaseCollector):
         group = make_group(create_env_fn, self._envs_of_executor(0))
         self.env_spec = group.spec
         self._journal = Journal.blank(
-            group.spec.action, num_envs, by_game=isinstance(group, SeededGroup)
+            group.spec.action,
+            num_envs,
+            steps_per_seed=group.steps_per_seed if isinstance(group, SeededGroup) else None,
         )
         group.close()
         source = policy if policy is not None else policy_factory()  # type: ignore[misc]
@@ -229,7 +231,7 @@ class HTSCollector(BaseCollector):
         if self.config.num_actors == 0:
             actor = Actor(board, copy.deepcopy(self.policy), self._settings)
             made = [
-                Executor(board, index, create_env_fn, self.seed, self._games_of(index))
+                Executor(board, index, create_env_fn, self.seed, self._stretches_of(index))
                 for index in executors
             ]
             return SerialCrew(board, made, actor)
@@ -244,7 +246,7 @@ class HTSCollector(BaseCollector):
                 index,
                 create_env_fn,
                 self.seed,
-                self._games_of(index),
+                self._stretches_of(index),
                 self._journal.round_index,
             )
             for index in executors
@@ -255,8 +257,8 @@ class HTSCollector(BaseCollector):
             preload += self._create_env_fn.preload
         return ProcessCrew(board, tasks, preload)
 
-    def _games_of(self, executor: int) -> list[Game]:
-        return [self._journal.games[env] for env in self.config.envs_of(executor)]
+    def _stretches_of(self, executor: int) -> list[Stretch]:
+        return [self._journal.stretches[env] for env in self.config.envs_of(executor)]
 
     def _policy_maker(self) -> Callable[[], nn.Module]:
         if self._policy_factory is not None:
@@ -547,21 +549,28 @@ class HTSCollector(BaseCollector):
             self._versions = {self._round: int(state_dict["acting_version"])}
 
     def _restored_journal(self, games: dict[str, torch.Tensor] | None) -> Journal:
-        by_game, first, last = self._journal.by_game, self.config.first_env, self.config.num_envs
-        if games is None:  # no environment has begun more games than it has made steps
+        first, last = self.config.first_env, self.config.num_envs
+        steps_per_seed = self._journal.steps_per_seed
+        if games is None:  # no environment was seeded more often than it has made steps
             steps = self._round * self.schedule.steps_per_round
             action = self.env_spec.action
             return Journal.blank(
-                action, last, by_game=by_game, round_index=self._round, first=steps
+                action,
+                last,
+                steps_per_seed=steps_per_seed,
+                round_index=self._round,
+                first=steps,
             )
         arrays = {name: tensor.numpy() for name, tensor in games.items()}
-        if len(arrays["game"]) < first + last:
+        if len(arrays["seeds"]) < first + last:
             raise ConfigurationError(
                 f"the state is of {len(arrays['game'])} environments, but {first + last} are "
                 "wanted: give the same num_envs, or set resume_envs=false for new games"
             )
         envs = slice(first, first + last)
-        return Journal.from_arrays(arrays, envs, by_game=by_game, round_index=self._round)
+        return Journal.from_arrays(
+            arrays, envs, steps_per_seed=steps_per_seed, round_index=self._round
+        )
 
     def shutdown(
         self,

@@ -53,11 +53,11 @@ def normal_draws(
     return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)], 1)[:, :width]
 
 
-def env_seed(seed: int, env: int, stream: str = "train", *, game: int = 0) -> int:
-    """Return the 31-bit seed with which environment ``env`` is reset for its ``game``-th game.
+def env_seed(seed: int, env: int, stream: str = "train", *, number: int = 0) -> int:
+    """Return the 31-bit seed with which environment ``env`` is reset for the ``number``-th time.
 
     ``stream`` keeps environments of training and evaluation apart.
     """
     entropy = (seed % 2**64, env, *stream.encode())
-    sequence = np.random.SeedSequence(entropy, spawn_key=(game,) if game else ())
+    sequence = np.random.SeedSequence(entropy, spawn_key=(number,) if number else ())
     return int(sequence.generate_state(1)[0] >> 1)

@@ -75,7 +75,7 @@ class ScrambledCollector(HTSCollector):
     def _make_crew(self, board):
         create_env_fn = cloudpickle.dumps(self._create_env_fn)
         executors = [
-            Executor(board, index, create_env_fn, self.seed, self._games_of(index))
+            Executor(board, index, create_env_fn, self.seed, self._stretches_of(index))
             for index in range(self.config.num_executors)
         ]
         actors = [Actor(board, copy.deepcopy(self.policy), self._settings) for _ in range(2)]

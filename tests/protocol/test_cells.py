@@ -69,7 +69,7 @@ def story(entry) -> dict[str, np.ndarray]:
             for key, value in told.items():
                 row.setdefault(key, []).append(value)
             if terminated or truncated:
-                seed = env_seed(SEED, index, game=env.episode + 1)
+                seed = env_seed(SEED, index, number=env.episode + 1)
                 observation, score = env.reset(seed=seed)[0], np.float32(0)
     return {key: np.array([row[key] for row in rows]) for key in rows[0]}
 

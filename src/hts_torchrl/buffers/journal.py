@@ -1,4 +1,4 @@
-"""What is needed to play the running games again: their actions, and checksums of what they did."""
+"""What is needed to play games again: the actions since a seed, and checksums of what they did."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from hts_torchrl.config import ActionSpec, EnvSpec, Key
 
 
 @dataclass(frozen=True)
-class Game:
-    """The running game of one environment, from its first action on."""
+class Stretch:
+    """What one environment has played since it was last seeded: a game, or several."""
 
     index: int
-    """Games that began before it in this environment; decides its seed."""
+    """Seeds that the environment was given before; decides this one."""
     trajectory: int
     """Trajectories that ended before it in this environment."""
     actions: Array
     """``[S, ...]``, in the smallest type that holds them."""
     checks: Array = field(default_factory=lambda: np.empty((0, 2), np.int64))
-    """int64 ``[K, 2]``: steps of the game, and the checksum over them, at the end of each round."""
+    """int64 ``[K, 2]``: steps so far, and the checksum over them, at the end of each round."""
 
-    def after(self, actions: Array, rewards: Array, seen: Iterable[Array]) -> Game:
-        """Return the game after further steps; ``seen`` is what the last of them led to."""
+    def after(self, actions: Array, rewards: Array, seen: Iterable[Array]) -> Stretch:
+        """Return the stretch after further steps; ``seen`` is what the last of them led to."""
         if not len(actions):
             return self
         checksum = int(self.checks[-1, 1]) if len(self.checks) else 0
@@ -52,18 +52,18 @@ def checksum_of_observation(before: int, arrays: Iterable[Array]) -> int:
 
 @dataclass(frozen=True)
 class Journal:
-    """The running game of every environment, as it was when round ``round_index`` began.
+    """What every environment has played since its seed, as it was when round ``round_index`` began.
 
     It is written from what lies in a storage anyway, and never changed: :meth:`after` returns the
     one of the next round. So whoever holds one can begin its round again, at any time.
 
-    Where a group cannot begin a game with a seed (``by_game`` is false), everything since the start
-    of the run counts as one game.
+    An environment is seeded where a game ends and the seed has lasted for ``steps_per_seed`` steps;
+    None is never: then everything since the start of the run is one stretch.
     """
 
     round_index: int
-    games: tuple[Game, ...]
-    by_game: bool
+    stretches: tuple[Stretch, ...]
+    steps_per_seed: int | None
 
     @classmethod
     def blank(
@@ -71,55 +71,64 @@ class Journal:
         action: ActionSpec,
         num_envs: int,
         *,
-        by_game: bool,
+        steps_per_seed: int | None,
         round_index: int = 0,
         first: int = 0,
     ) -> Self:
-        """Return a journal in which each environment is about to begin its game ``first``."""
+        """Return one in which each environment is about to get its ``first``-th seed."""
         dtype = np.min_scalar_type(max(action.sizes) - 1) if action.sizes else action.array.dtype
         none = np.empty((0, *action.array.shape), dtype)
-        return cls(round_index, (Game(first, first, none),) * num_envs, by_game)
+        return cls(round_index, (Stretch(first, first, none),) * num_envs, steps_per_seed)
 
     def after(self, spec: EnvSpec, arrays: Mapping[Key, Array]) -> Self:
         """Return the journal after its round, which ``arrays`` ``[N, T, ...]`` hold."""
-        games = tuple(self._game_after(env, spec, arrays) for env in range(len(self.games)))
-        return replace(self, round_index=self.round_index + 1, games=games)
+        stretches = tuple(
+            self._stretch_after(env, spec, arrays) for env in range(len(self.stretches))
+        )
+        return replace(self, round_index=self.round_index + 1, stretches=stretches)
 
-    def _game_after(self, env: int, spec: EnvSpec, arrays: Mapping[Key, Array]) -> Game:
-        game, first = self.games[env], 0
-        ended = np.flatnonzero(arrays["next", "episode_end"][env])
-        if self.by_game and len(ended):
-            last = int(ended[-1])
-            first = last + 1
-            trajectory = int(arrays["collector", "traj_ids"][env, last]) // len(self.games)
-            game = Game(game.index + len(ended), trajectory + 1, game.actions[:0])
-        return game.after(
+    def _stretch_after(self, env: int, spec: EnvSpec, arrays: Mapping[Key, Array]) -> Stretch:
+        stretch, first = self.stretches[env], 0
+        for last in np.flatnonzero(arrays["next", "episode_end"][env]).tolist():
+            if self._seeds_after(len(stretch.actions) + last + 1 - first):
+                trajectory = arrays["collector", "traj_ids"][env, last] // len(self.stretches)
+                stretch = Stretch(stretch.index + 1, int(trajectory) + 1, stretch.actions[:0])
+                first = last + 1
+        return stretch.after(
             arrays["action"][env, first:],
             arrays["next", "reward"][env, first:],
             (arrays[next_key(key)][env, -1] for key in spec.observations),
         )
 
+    def _seeds_after(self, steps: int) -> bool:
+        return self.steps_per_seed is not None and steps >= self.steps_per_seed
+
     def arrays(self) -> dict[str, Array]:
-        """Return all games as arrays, by name; those of several ranks can be concatenated."""
+        """Return all stretches as arrays, by name; those of several ranks can be concatenated."""
         numbers = {
-            "game": [game.index for game in self.games],
-            "trajectory": [game.trajectory for game in self.games],
-            "num_actions": [len(game.actions) for game in self.games],
-            "num_checks": [len(game.checks) for game in self.games],
+            "seeds": [stretch.index for stretch in self.stretches],
+            "trajectory": [stretch.trajectory for stretch in self.stretches],
+            "num_actions": [len(stretch.actions) for stretch in self.stretches],
+            "num_checks": [len(stretch.checks) for stretch in self.stretches],
         }
         return {
             **{name: np.array(values, np.int64) for name, values in numbers.items()},
-            "actions": np.concatenate([game.actions for game in self.games]),
-            "checks": np.concatenate([game.checks for game in self.games]),
+            "actions": np.concatenate([stretch.actions for stretch in self.stretches]),
+            "checks": np.concatenate([stretch.checks for stretch in self.stretches]),
         }
 
     @classmethod
     def from_arrays(
-        cls, arrays: Mapping[str, Array], envs: slice, *, by_game: bool, round_index: int
+        cls,
+        arrays: Mapping[str, Array],
+        envs: slice,
+        *,
+        steps_per_seed: int | None,
+        round_index: int,
     ) -> Self:
         """Return the journal of the environments ``envs``, from what :meth:`arrays` returned."""
         actions = np.split(arrays["actions"], np.cumsum(arrays["num_actions"])[:-1])
         checks = np.split(arrays["checks"], np.cumsum(arrays["num_checks"])[:-1])
-        columns = zip(arrays["game"], arrays["trajectory"], actions, checks, strict=True)
-        games = [Game(int(index), int(trajectory), *rest) for index, trajectory, *rest in columns]
-        return cls(round_index, tuple(games[envs]), by_game)
+        columns = zip(arrays["seeds"], arrays["trajectory"], actions, checks, strict=True)
+        stretches = [Stretch(int(index), int(first), *rest) for index, first, *rest in columns]
+        return cls(round_index, tuple(stretches[envs]), steps_per_seed)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,7 +90,9 @@ class AtariGroup:
     only when the game was reset.
     """
 
-    next_seeds: list[int] | None = None
+    steps_per_seed = 16_384
+    """Seeding loads the cartridge anew, which takes as long as 250 steps."""
+    next_seed: Callable[[int], int | None] | None = None
 
     def __init__(self, factory: AtariEnvs, rom: str, num_envs: int, *, render: bool) -> None:
         self.num_envs = num_envs
@@ -139,10 +141,11 @@ class AtariGroup:
             final = np.where(game_over[:, None, None, None], info["final_obs"], observation)
             after = {"observation": final}
         self._frame_number = info["episode_frame_number"].copy()
-        if game_over.any() and self.next_seeds is not None:
-            # It has reset itself already, which it cannot be kept from.
-            rows = np.flatnonzero(game_over).tolist()
-            following = self.restart(rows, [self.next_seeds[row] for row in rows])
+        if self.next_seed is not None:
+            for row in np.flatnonzero(game_over).tolist():
+                seed = self.next_seed(row)
+                if seed is not None:
+                    following = self.restart([row], [seed])
         score = score.astype(np.float32)
         reward = np.sign(score) if self._clip_reward else score
         return Transition(after, following, reward, score, terminated, truncated, game_over)

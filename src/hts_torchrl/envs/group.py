@@ -70,15 +70,16 @@ class EnvGroup(Protocol):
 
 @runtime_checkable
 class SeededGroup(EnvGroup, Protocol):
-    """A group that can begin every game with a seed of its own.
+    """A group that can begin a game with a seed at any time.
 
-    Such a game depends on its seed and its actions alone, so that it can be played again without
-    those before it. A group without this is played again from the start of the run.
+    What follows depends on that seed and the actions alone, so that it can be played again without
+    what came before. A group without this is played again from the start of the run.
     """
 
-    next_seeds: list[int] | None
-    """Seed of the game that each environment begins within the step that ends its game; None
-    leaves it to the environment. The caller replaces the seeds that were used."""
+    steps_per_seed: int
+    """Steps for which a seed lasts at least; 0 where seeding costs no more than resetting."""
+    next_seed: Callable[[int], int | None] | None
+    """Asked for the seed of an environment whose game has ended; None goes on without another."""
 
     def restart(self, rows: Sequence[int], seeds: Sequence[int]) -> Observation:
         """Begin new games in the environments ``rows``; returns what all of them observe."""

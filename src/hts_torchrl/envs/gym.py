@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -53,7 +53,8 @@ class GymEnvs(EnvFactory):
 class SerialGroup:
     """Single Gymnasium environments stepped one after another (a :class:`SeededGroup`)."""
 
-    next_seeds: list[int] | None = None
+    steps_per_seed = 0
+    next_seed: Callable[[int], int | None] | None = None
 
     def __init__(self, envs: Sequence[gymnasium.Env[Any, Any]], indices: Sequence[int]) -> None:
         self.envs = list(envs)
@@ -99,7 +100,7 @@ class SerialGroup:
             self._store(observation, self._after, row)
             if terminated[row] or truncated[row]:
                 with _named(self.indices[row], "reset"):
-                    seed = None if self.next_seeds is None else self.next_seeds[row]
+                    seed = None if self.next_seed is None else self.next_seed(row)
                     observation = env.reset(seed=seed)[0]
             self._store(observation, self._next, row)
         ends = terminated | truncated

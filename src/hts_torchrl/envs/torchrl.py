@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,8 @@ from hts_torchrl.errors import ConfigurationError
 class EnvBaseGroup:
     """Unbatched TorchRL environments stepped one after another (a ``SeededGroup``)."""
 
-    next_seeds: list[int] | None = None
+    steps_per_seed = 0
+    next_seed: Callable[[int], int | None] | None = None
 
     def __init__(self, envs: Sequence[EnvBase], indices: Sequence[int]) -> None:
         self.envs = list(envs)
@@ -77,9 +78,10 @@ class EnvBaseGroup:
         reward = np.array([step.get("reward").sum().item() for step in stepped], np.float32)
         terminated = np.array([step.get("terminated").any().item() for step in stepped])
         done = np.array([step.get("done").any().item() for step in stepped])
-        if self.next_seeds is not None:  # step_and_maybe_reset takes none
-            ended = np.flatnonzero(done).tolist()
-            self.restart(ended, [self.next_seeds[row] for row in ended])
+        for row in np.flatnonzero(done).tolist():  # step_and_maybe_reset takes no seed
+            seed = None if self.next_seed is None else self.next_seed(row)
+            if seed is not None:
+                self.restart([row], [seed])
         return Transition(
             self._arrays(stepped), self._arrays(self._act_on), reward, reward,
             terminated, done & ~terminated, done,

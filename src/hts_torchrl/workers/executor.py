@@ -10,7 +10,7 @@ import cloudpickle
 import numpy as np
 
 from hts_torchrl.buffers.board import Board
-from hts_torchrl.buffers.journal import Game
+from hts_torchrl.buffers.journal import Stretch
 from hts_torchrl.buffers.logbook import Stopwatch
 from hts_torchrl.buffers.rollout_storage import next_key
 from hts_torchrl.draws import env_seed, normal_draws, uniform_draws
@@ -34,14 +34,19 @@ class Executor:
         index: of the executor.
         create_env_fn: the pickled maker of its environments.
         seed: of the run.
-        games: the games that its environments are in; they are played again up to where they were.
+        stretches: what its environments have played since their seeds; it is played again.
 
     Raises:
         ReplayError: if an environment does not do then what it did before.
     """
 
     def __init__(
-        self, board: Board, index: int, create_env_fn: bytes, seed: int, games: Sequence[Game]
+        self,
+        board: Board,
+        index: int,
+        create_env_fn: bytes,
+        seed: int,
+        stretches: Sequence[Stretch],
     ) -> None:
         self._board = board
         self._index = index
@@ -53,33 +58,37 @@ class Executor:
         self._global_envs = [board.config.first_env + env for env in envs]
         self._group = make_group(cloudpickle.loads(create_env_fn), self._global_envs)
         self._seeded = self._group if isinstance(self._group, SeededGroup) else None
-        self._games = np.array([game.index for game in games], np.int64)
-        self._episode = np.array([game.trajectory for game in games], np.int64)
+        self._seeds_given = [stretch.index for stretch in stretches]
+        self._seed_steps = [len(stretch.actions) for stretch in stretches]
+        self._episode = np.array([stretch.trajectory for stretch in stretches], np.int64)
         self._episode_reward = np.zeros(len(envs), np.float32)
         self._step_count = np.zeros(len(envs), np.int64)
-        self._observation = self._group.reset(self._seeds(0))
-        self._play_again(games)
+        self._observation = self._group.reset([self._seed_of(row) for row in range(len(envs))])
+        self._play_again(stretches)
         if self._seeded is not None:
-            self._seeded.next_seeds = self._seeds(1)
+            self._seeded.next_seed = self._next_seed
         self._answers = {key: array[self._rows] for key, array in board.actions.answers.items()}
 
-    def _seeds(self, games_later: int) -> list[int]:
-        """Return the seeds of the running games, or of games after them."""
-        return [
-            env_seed(self._seed, env, game=int(game) + games_later)
-            for env, game in zip(self._global_envs, self._games, strict=True)
-        ]
+    def _seed_of(self, row: int) -> int:
+        return env_seed(self._seed, self._global_envs[row], number=self._seeds_given[row])
 
-    def _play_again(self, games: Sequence[Game]) -> None:
-        """Bring environments and counters to where the games were."""
-        replay = Replay(
-            games, self._global_envs, self._board.spec, by_game=self._seeded is not None
-        )
-        seeds, trajectories = self._seeds(0), self._episode.copy()
+    def _next_seed(self, row: int) -> int | None:
+        """Return the seed for an environment whose game has ended, if the last has lasted."""
+        assert self._seeded is not None
+        if self._seed_steps[row] < self._seeded.steps_per_seed:
+            return None
+        self._seed_steps[row] = 0
+        self._seeds_given[row] += 1
+        return self._seed_of(row)
+
+    def _play_again(self, stretches: Sequence[Stretch]) -> None:
+        """Bring environments and counters to where they were."""
+        replay = Replay(stretches, self._global_envs, self._board.spec)
+        trajectories = self._episode.copy()
         for step in range(replay.longest + 1):
             if late := replay.beginning(step):
-                assert self._seeded is not None  # else all games are as long as the run
-                self._observation = self._seeded.restart(late, [seeds[row] for row in late])
+                assert self._seeded is not None  # else all stretches are as long as the run
+                self._observation = self._seeded.restart(late, [self._seed_of(r) for r in late])
                 self._episode[late] = trajectories[late]
                 self._episode_reward[late] = self._step_count[late] = 0
             if step < replay.longest:
@@ -109,14 +118,12 @@ class Executor:
 
     def step(self, step: int) -> None:
         """Step the environments by the actions in the action buffer, and record the transition."""
+        self._seed_steps = [steps + 1 for steps in self._seed_steps]
         transition = self._group.step(self._answers["action"])
         self._storage.record(self._rows, step, self._answers)
         self._record(step, transition)
         self._count(transition)
         self._observation = transition.next_observation
-        if self._seeded is not None and transition.episode_end.any():
-            self._games += transition.episode_end
-            self._seeded.next_seeds = self._seeds(1)
 
     def _record(self, step: int, transition: Transition) -> None:
         rows, storage = self._rows, self._storage
@@ -154,7 +161,7 @@ class ExecutorTask:
     index: int
     create_env_fn: bytes
     seed: int
-    games: Sequence[Game]
+    stretches: Sequence[Stretch]
     first_round: int
 
     @property
@@ -166,7 +173,7 @@ class ExecutorTask:
         """Run rounds: put state -> observation ready -> action ready -> step -> finished."""
         board, logbook = self.board, self.board.logbook
         bell, watch = board.doorbells[self.index], Stopwatch(logbook, self.worker)
-        executor = Executor(board, self.index, self.create_env_fn, self.seed, self.games)
+        executor = Executor(board, self.index, self.create_env_fn, self.seed, self.stretches)
         try:
             round_index = self.first_round
             watch.waits()

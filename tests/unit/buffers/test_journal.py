@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from hts_torchrl.buffers.journal import Game, Journal
+from hts_torchrl.buffers.journal import Journal, Stretch
 from hts_torchrl.config import ActionSpec, ArraySpec, EnvSpec
 
 ENVS, STEPS = 2, 4
@@ -26,47 +26,55 @@ def storage(ends=(), first_action=0, trajectory=0):
     }
 
 
-def journal(*rounds, by_game=True) -> Journal:
-    written = Journal.blank(SPEC.action, ENVS, by_game=by_game)
+def journal(*rounds, steps_per_seed=0) -> Journal:
+    written = Journal.blank(SPEC.action, ENVS, steps_per_seed=steps_per_seed)
     for arrays in rounds:
         written = written.after(SPEC, arrays)
     return written
 
 
 def test_a_game_that_runs_on_keeps_all_its_actions():
-    game = journal(storage(), storage(first_action=1)).games[0]
+    game = journal(storage(), storage(first_action=1)).stretches[0]
     assert (game.index, game.trajectory) == (0, 0)
     assert game.actions.tolist() == [0, 1, 2, 3, 1, 2, 3, 0]
     assert game.checks[:, 0].tolist() == [4, 8]
 
 
 def test_a_game_that_begins_within_a_round_drops_those_before_it():
-    game = journal(storage(), storage(ends=(0, 2), trajectory=5)).games[0]
+    game = journal(storage(), storage(ends=(0, 2), trajectory=5)).stretches[0]
     assert (game.index, game.trajectory) == (2, 7)
     assert game.actions.tolist() == [3]
     assert game.checks[:, 0].tolist() == [1]
 
 
 def test_a_game_that_begins_with_the_next_round_has_no_action():
-    game = journal(storage(ends=(3,))).games[0]
+    game = journal(storage(ends=(3,))).stretches[0]
     assert (game.index, game.trajectory) == (1, 1)
     assert (len(game.actions), len(game.checks)) == (0, 0)
 
 
 def test_other_environments_are_not_concerned():
-    assert journal(storage(ends=(1,))).games[1].actions.tolist() == [0, 1, 2, 3]
+    assert journal(storage(ends=(1,))).stretches[1].actions.tolist() == [0, 1, 2, 3]
 
 
 def test_without_seeds_for_games_the_whole_run_is_one_game():
-    game = journal(storage(ends=(1,)), storage(), by_game=False).games[0]
+    game = journal(storage(ends=(1,)), storage(), steps_per_seed=None).stretches[0]
     assert (game.index, game.trajectory, len(game.actions)) == (0, 0, 8)
+
+
+def test_a_seed_lasts_for_the_steps_it_has_to():
+    """The first game ends with step 2 of 5, the second with step 7."""
+    written = journal(storage(ends=(1,)), storage(ends=(2,), trajectory=1), steps_per_seed=5)
+    game = written.stretches[0]
+    assert (game.index, game.trajectory) == (1, 2)
+    assert game.actions.tolist() == [3]
 
 
 def test_writing_a_round_leaves_the_journal_before_it_as_it_was():
     before = journal(storage())
     after = before.after(SPEC, storage())
     assert (before.round_index, after.round_index) == (1, 2)
-    assert len(before.games[0].actions) == 4
+    assert len(before.stretches[0].actions) == 4
 
 
 @pytest.mark.parametrize(
@@ -76,20 +84,22 @@ def test_writing_a_round_leaves_the_journal_before_it_as_it_was():
 def test_the_checksum_tells_rewards_and_the_last_observation_apart(key, cell):
     changed = storage()
     changed[key][cell] += 1
-    assert journal(changed).games[0].checks[0, 1] != journal(storage()).games[0].checks[0, 1]
+    assert (
+        journal(changed).stretches[0].checks[0, 1] != journal(storage()).stretches[0].checks[0, 1]
+    )
 
 
 def test_actions_take_the_smallest_type_that_holds_them():
     wide = ActionSpec("discrete", ArraySpec((), np.dtype(np.int64)), (300,))
     real = ActionSpec("continuous", ArraySpec((2,), np.dtype(np.float32)))
     dtypes = [
-        Journal.blank(action, 1, by_game=True).games[0].actions.dtype
+        Journal.blank(action, 1, steps_per_seed=0).stretches[0].actions.dtype
         for action in (SPEC.action, wide, real)
     ]
     assert dtypes == [np.uint8, np.uint16, np.float32]
 
 
-def same(one: Game, other: Game) -> bool:
+def same(one: Stretch, other: Stretch) -> bool:
     return (one.index, one.trajectory) == (other.index, other.trajectory) and all(
         np.array_equal(a, b) for a, b in ((one.actions, other.actions), (one.checks, other.checks))
     )
@@ -98,10 +108,10 @@ def same(one: Game, other: Game) -> bool:
 def test_arrays_bring_back_the_games_of_any_part_of_the_environments():
     written = journal(storage(ends=(1,)), storage(ends=(3,), trajectory=1))
     for envs in (slice(0, 2), slice(1, 2)):
-        back = Journal.from_arrays(written.arrays(), envs, by_game=True, round_index=2)
-        expected = written.games[envs]
-        assert all(map(same, back.games, expected))
-        assert len(back.games) == len(expected)
+        back = Journal.from_arrays(written.arrays(), envs, steps_per_seed=0, round_index=2)
+        expected = written.stretches[envs]
+        assert all(map(same, back.stretches, expected))
+        assert len(back.stretches) == len(expected)
 
 
 def test_arrays_of_several_ranks_can_be_concatenated():
@@ -109,5 +119,5 @@ def test_arrays_of_several_ranks_can_be_concatenated():
     arrays = {
         name: np.concatenate([array, other.arrays()[name]]) for name, array in one.arrays().items()
     }
-    back = Journal.from_arrays(arrays, slice(2, 4), by_game=True, round_index=1)
-    assert all(map(same, back.games, other.games))
+    back = Journal.from_arrays(arrays, slice(2, 4), steps_per_seed=0, round_index=1)
+    assert all(map(same, back.stretches, other.stretches))

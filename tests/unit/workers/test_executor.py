@@ -31,8 +31,8 @@ def board():
 @pytest.fixture
 def executor(board):
     """The second executor: local environments 2 and 3, global ones 12 and 13."""
-    games = Journal.blank(board.spec.action, 2, by_game=True).games
-    executor = Executor(board, 1, cloudpickle.dumps(CoordinateEnvs()), 5, games)
+    stretches = Journal.blank(board.spec.action, 2, steps_per_seed=0).stretches
+    executor = Executor(board, 1, cloudpickle.dumps(CoordinateEnvs()), 5, stretches)
     yield executor
     executor.close()
 

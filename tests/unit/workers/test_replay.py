@@ -2,7 +2,7 @@ import gymnasium
 import numpy as np
 import pytest
 
-from hts_torchrl.buffers.journal import Game
+from hts_torchrl.buffers.journal import Stretch
 from hts_torchrl.config import ActionSpec, ArraySpec, EnvSpec
 from hts_torchrl.envs.gym import SerialGroup
 from hts_torchrl.errors import ReplayError
@@ -14,12 +14,12 @@ SPEC = EnvSpec(
 )
 
 
-def game(env: int, steps: int) -> Game:
+def game(env: int, steps: int) -> Stretch:
     """A CartPole's game of some steps, seeded by its environment, checked at the end."""
     group = cartpoles(1)
     group.reset([env])
     actions = np.arange(steps, dtype=np.uint8) % 2
-    played = Game(3, 0, actions[:0])
+    played = Stretch(3, 0, actions[:0])
     for action in actions:
         transition = group.step(np.array([action]))
         played = played.after(
@@ -32,9 +32,9 @@ def cartpoles(count: int) -> SerialGroup:
     return SerialGroup([gymnasium.make("CartPole-v1") for _ in range(count)], range(count))
 
 
-def play_again(games, *, begin=True, by_game=True):
+def play_again(games, *, begin=True):
     """Play games again, as executors do."""
-    replay, group = Replay(games, range(len(games)), SPEC, by_game=by_game), cartpoles(len(games))
+    replay, group = Replay(games, range(len(games)), SPEC), cartpoles(len(games))
     seen = group.reset(range(len(games)))
     for step in range(replay.longest + 1):
         late = replay.beginning(step)
@@ -58,17 +58,11 @@ def test_games_of_unequal_length_end_together():
         assert np.array_equal(found[env], observation["observation"][0])
 
 
-def test_a_game_that_is_another_names_environment_game_and_step():
-    with pytest.raises(ReplayError, match=r"environment 1 does not replay: its game 3, .* step 1;"):
+def test_a_game_that_is_another_names_environment_seed_and_step():
+    message = r"environment 1 does not replay: .* seed number 3 is another by step 1,"
+    with pytest.raises(ReplayError, match=message):
         play_again([game(0, 5), game(1, 3)], begin=False)
 
 
-def test_a_game_that_ends_early_does_not_replay():
-    played = game(0, 3)
-    longer = Game(3, 0, np.zeros(100, np.uint8), played.checks[:0])
-    with pytest.raises(ReplayError, match=r"environment 0 .* ended with its step \d+"):
-        play_again([longer])
-
-
-def test_games_may_end_where_the_whole_run_counts_as_one():
-    play_again([Game(0, 0, np.zeros(100, np.uint8))], by_game=False)
+def test_games_may_end_within_a_stretch():
+    play_again([Stretch(0, 0, np.zeros(100, np.uint8))])
