@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import ClassVar, Literal, get_args
@@ -107,7 +107,8 @@ class FootballGroup:
     Their engines are taken at the reset: to ask for the spec costs none.
     """
 
-    next_seeds: list[int] | None = None
+    steps_per_seed = 0
+    next_seed: Callable[[int], int | None] | None = None
 
     def __init__(self, factory: FootballEnvs, scenario: str, num_envs: int) -> None:
         self.num_envs = num_envs
@@ -161,10 +162,11 @@ class FootballGroup:
         following: Observation = {"observation": self._next}
         after: Observation = {"observation": self._next.copy()} if ends.any() else following
         for row in np.flatnonzero(ends).tolist():
-            if self.next_seeds is None:
+            seed = None if self.next_seed is None else self.next_seed(row)
+            if seed is None:
                 self._begin(row)
             else:
-                self.restart([row], [self.next_seeds[row]])
+                self.restart([row], [seed])
         return Transition(after, following, reward, score, terminated, truncated, ends)
 
     def render(self) -> Array:

@@ -166,7 +166,7 @@ class TestSeededGames:
         group = CLOSE.group([0, 1])
         assert isinstance(group, SeededGroup)
         group.reset([1, 2])
-        group.next_seeds = [7, 8]
+        group.next_seed = [7, 8].__getitem__
         for row in actions(envs=2):
             transition = group.step(row)
             if transition.episode_end.any():
