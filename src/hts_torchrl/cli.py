@@ -1,4 +1,4 @@
-"""The command line: ``hts-torchrl fit | validate | play | advise | verify``."""
+"""The command line: ``hts-torchrl fit | validate | play | advise | verify | doctor``."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ from hts_torchrl.callbacks import LearningCurve, RoundTrace, TrainingStatistics
 from hts_torchrl.checkpoints import DurableCheckpointIO, whole_checkpoint
 from hts_torchrl.config_files import expand_configs
 from hts_torchrl.data import HTSDataModule
+from hts_torchrl.doctor import examine
 from hts_torchrl.envs.atari import AtariEnvs  # noqa: F401 - makes --data.env=AtariEnvs known
 from hts_torchrl.envs.football import FootballEnvs  # noqa: F401
 from hts_torchrl.envs.gym import GymEnvs  # noqa: F401
@@ -286,11 +287,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     warnings.filterwarnings("ignore", ".*exists and is not empty")
     warnings.filterwarnings("ignore", "The dirpath has changed")
     warnings.filterwarnings("ignore", ".*isinstance.treespec, LeafSpec. is deprecated")
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if list(arguments) == ["doctor"]:  # which needs neither environment nor learner
+        _examine()
     try:
         # ${data.num_envs} in a file means the value that counts in the end, of this subcommand.
         set_parsing_settings(omegaconf_absolute_to_relative_paths=True)
         # Lightning reads the arguments from sys.argv, and warns where they are given otherwise.
-        sys.argv[1:] = expand_configs(sys.argv[1:] if arguments is None else arguments)
+        sys.argv[1:] = expand_configs(arguments)
         HTSCommandLine(
             Learner,
             HTSDataModule,
@@ -311,6 +315,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if isinstance(leaving.__context__, KeyboardInterrupt):
             raise SystemExit(128 + signal.SIGINT) from None
         raise
+
+
+def _examine() -> NoReturn:
+    """Print what the doctor finds; the exit status is 1 if something is wrong."""
+    findings = []
+    for finding in examine():
+        print(finding, flush=True)  # noqa: T201
+        findings.append(finding)
+    raise SystemExit(int(any(finding.mend for finding in findings)))
 
 
 def _leave(error: Exception, *, status: int) -> NoReturn:

@@ -313,7 +313,11 @@ MAKERS = {
     "Pong, seeded often": (PONG, "nature", {"num_envs": 2, "envs_per_executor": 2}),
     "a vector environment": (Vectors(4), "mlp", {"num_envs": 4, "envs_per_executor": 4}),
     "Pendulum": (GymEnvs("Pendulum-v1", {"max_episode_steps": 15}), "mlp", {"num_envs": 3}),
-    "football": (FootballEnvs("3_vs_1_with_keeper"), "nips", {"num_envs": 2, "envs_per_executor": 2}),
+    "football": (
+        FootballEnvs("3_vs_1_with_keeper"),
+        "nips",
+        {"num_envs": 2, "envs_per_executor": 2},
+    ),
 }
 
 
