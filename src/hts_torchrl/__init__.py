@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         DifferenceError,
         NotFiniteError,
         ProtocolError,
+        ReplayError,
         WorkerError,
     )
     from hts_torchrl.learner import A2C, PPO
@@ -41,6 +42,7 @@ _HOMES = {
     "LearningCurve": "callbacks",
     "NotFiniteError": "errors",
     "ProtocolError": "errors",
+    "ReplayError": "errors",
     "RoundTrace": "callbacks",
     "TrainingStatistics": "callbacks",
     "WorkerError": "errors",
@@ -64,6 +66,7 @@ __all__ = [
     "LearningCurve",
     "NotFiniteError",
     "ProtocolError",
+    "ReplayError",
     "RoundTrace",
     "TrainingStatistics",
     "WorkerError",

@@ -564,7 +564,7 @@ class HTSCollector(BaseCollector):
         arrays = {name: tensor.numpy() for name, tensor in games.items()}
         if len(arrays["seeds"]) < first + last:
             raise ConfigurationError(
-                f"the state is of {len(arrays['game'])} environments, but {first + last} are "
+                f"the state is of {len(arrays['seeds'])} environments, but {first + last} are "
                 "wanted: give the same num_envs, or set resume_envs=false for new games"
             )
         envs = slice(first, first + last)

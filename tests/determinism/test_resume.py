@@ -16,6 +16,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
+from torchrl.envs import GymEnv
 
 from hts_torchrl import (
     A2C,
@@ -202,6 +203,7 @@ class Stop(Callback):
 
     def __init__(self, moment: str, part: int) -> None:
         self.moment, self.part = moment, part
+        self.evaluations = 0
 
     def press(self, moment: str, batch_idx: int) -> None:
         if (moment, batch_idx) == (self.moment, self.part):
@@ -222,17 +224,24 @@ class Stop(Callback):
     def on_validation_batch_start(self, trainer, *_):
         self.press("validation", trainer.fit_loop.batch_idx)
 
+    def on_validation_end(self, trainer, pl_module):  # noqa: ARG002
+        self.evaluations += 1
 
-def interrupted(folder: Path, learner: str, *, moment: str = "backward", part: int, **settings):
-    """Train until Ctrl-C, which leaves ``stopped.ckpt``."""
+
+def interrupted(
+    folder: Path, learner: str, *, moment: str = "backward", part: int, **settings
+) -> int:
+    """Train until Ctrl-C, which leaves ``stopped.ckpt``; returns the evaluations until then."""
+    stop = Stop(moment, part)
     last = ModelCheckpoint(folder, filename="stopped", save_on_exception=True, every_n_epochs=99)
     before = signal.getsignal(signal.SIGINT)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with pytest.raises(SystemExit):
-            train(learner, folder, callbacks=[Stop(moment, part), last], **settings)
+            train(learner, folder, callbacks=[stop, last], **settings)
     finally:
         signal.signal(signal.SIGINT, before)
+    return stop.evaluations
 
 
 @pytest.mark.parametrize("learner", sorted(LEARNERS))
@@ -250,18 +259,15 @@ def test_ctrl_c_at_any_moment_leaves_what_resumes_to_the_same_bits(
 
 
 def interrupt_steps(monkeypatch, number: int) -> None:
-    """Press Ctrl-C within the step of the optimiser, after the gradient."""
+    """Press Ctrl-C when the optimiser has moved, and nothing else has yet."""
     calls = iter(range(1000))
     for optimizer in (torch.optim.Adam, torch.optim.RMSprop):
 
         def step(self, closure, _original=optimizer.step):
-            def pressed():
-                loss = closure()
-                if next(calls) == number:
-                    signal.raise_signal(signal.SIGINT)
-                return loss
-
-            return _original(self, pressed)
+            loss = _original(self, closure)
+            if next(calls) == number:
+                signal.raise_signal(signal.SIGINT)
+            return loss
 
         monkeypatch.setattr(optimizer, "step", step)
 
@@ -269,7 +275,8 @@ def interrupt_steps(monkeypatch, number: int) -> None:
 def test_an_evaluation_that_was_cut_off_is_played_again(tmp_path):
     settings = {"evaluation_frames": 64, "trainer": {"limit_val_batches": 1}}
     whole = train("A2C", tmp_path, **copy.deepcopy(settings))
-    interrupted(tmp_path, "A2C", moment="validation", part=3, **copy.deepcopy(settings))
+    stopped = copy.deepcopy(settings)
+    assert interrupted(tmp_path, "A2C", moment="validation", part=3, **stopped) == 1
     run = train("A2C", tmp_path, tmp_path / "stopped.ckpt", **settings)
     assert run.ends_like(whole)
 
@@ -307,7 +314,12 @@ class Vectors:
         return SyncVectorEnv([make] * self.size, autoreset_mode=AutoresetMode.SAME_STEP)
 
 
+def torchrl_env(_: int) -> GymEnv:
+    return GymEnv("CartPole-v1")
+
+
 MAKERS = {
+    "TorchRL": (torchrl_env, "mlp", {"num_envs": 4, "envs_per_executor": 2}),
     "CartPole": (CARTPOLE, "mlp", {"num_envs": 4, "envs_per_executor": 4}),
     "Pong": (PONG, "nature", {"num_envs": 2, "envs_per_executor": 2}),
     "Pong, seeded often": (PONG, "nature", {"num_envs": 2, "envs_per_executor": 2}),

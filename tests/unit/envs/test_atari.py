@@ -216,3 +216,50 @@ class TestPictures:
         with pytest.raises(ConfigurationError, match="render=True"):
             group.render()
         group.close()
+
+
+class TestSeeds:
+    """A game that is begun with a seed depends on it and on the actions alone."""
+
+    envs = AtariEnvs("breakout", sticky_actions=0.25)
+    random = np.random.default_rng(0)
+    actions = random.integers(0, 4, (80, 3))
+
+    def played(self, group, first, last, row=slice(None)):
+        steps = [group.step(actions[row]) for actions in self.actions[first:last]]
+        return np.stack([step.next_observation["observation"] for step in steps])
+
+    def test_a_game_begun_within_a_run_is_that_of_a_fresh_environment(self):
+        group, fresh = self.envs.group(range(3)), self.envs.group([1])
+        group.reset([1, 2, 3])
+        self.played(group, 0, 30)
+        seen = group.restart([1], [77])["observation"][1]
+        assert np.array_equal(seen, fresh.reset([77])["observation"][0])
+        mine, other = self.played(group, 30, 80), self.played(fresh, 30, 80, [1])
+        assert np.array_equal(mine[:, 1], other[:, 0])
+
+    def test_the_other_environments_play_on(self):
+        group, undisturbed = self.envs.group(range(3)), self.envs.group(range(3))
+        for each in (group, undisturbed):
+            each.reset([1, 2, 3])
+            self.played(each, 0, 30)
+        group.restart([1], [77])
+        mine, other = self.played(group, 30, 80), self.played(undisturbed, 30, 80)
+        assert np.array_equal(mine[:, [0, 2]], other[:, [0, 2]])
+
+    def test_seeds_belong_to_their_rows_in_any_order(self):
+        group = self.envs.group(range(3))
+        group.reset([1, 2, 3])
+        seen = group.restart([2, 0], [8, 9])["observation"]
+        alone = [self.envs.group([0]).reset([seed])["observation"][0] for seed in (9, 8)]
+        assert np.array_equal(seen[[0, 2]], np.stack(alone))
+
+    def test_where_a_game_ends_its_next_seed_is_asked_for(self):
+        envs = AtariEnvs("breakout", max_frames=100)
+        group, asked = envs.group(range(2)), []
+        group.reset([1, 2])
+        group.next_seed = lambda row: asked.append(row) or 7
+        while not asked:
+            transition = group.step(np.zeros(2, np.int64))
+        expected = envs.group([0]).reset([7])["observation"][0]
+        assert np.array_equal(transition.next_observation["observation"][asked[0]], expected)

@@ -248,3 +248,23 @@ def test_gymnasium_itself_checks_nothing_that_the_group_changes():
     transition = group.step(np.array([[9.0]], np.float32))
     assert transition.observation["observation"].shape == (1, 3)
     group.close()
+
+
+def test_where_a_game_ends_its_next_seed_is_asked_for():
+    group, asked = GymEnvs("CartPole-v1", {"max_episode_steps": 3}).group([0, 1]), []
+    group.reset([1, 2])
+    group.next_seed = lambda row: asked.append(row) or 40 + row
+    for _ in range(3):
+        transition = group.step(np.zeros(2, np.int64))
+    assert asked == [0, 1]
+    expected = GymEnvs("CartPole-v1").group([0, 1]).reset([40, 41])
+    assert np.array_equal(transition.next_observation["observation"], expected["observation"])
+
+
+def test_an_environment_can_be_begun_anew_alone():
+    group = GymEnvs("CartPole-v1").group([0, 1])
+    first = group.reset([1, 2])["observation"].copy()
+    group.step(np.zeros(2, np.int64))
+    seen = group.restart([1], [2])["observation"]
+    assert np.array_equal(seen[1], first[1])
+    assert not np.array_equal(seen[0], first[0])
