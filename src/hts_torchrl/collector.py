@@ -146,11 +146,9 @@ class HTSCollector(BaseCollector):
         self._create_env_fn = create_env_fn
         group = make_group(create_env_fn, self._envs_of_executor(0))
         self.env_spec = group.spec
-        self._journal = Journal.blank(
-            group.spec.action,
-            num_envs,
-            steps_per_seed=group.steps_per_seed if isinstance(group, SeededGroup) else None,
-        )
+        self._steps_per_seed = group.steps_per_seed if isinstance(group, SeededGroup) else None
+        blank = Journal.blank(group.spec.action, num_envs, steps_per_seed=self._steps_per_seed)
+        self._journals = {0: blank}  # of the round of the last batch, and of the next
         group.close()
         source = policy if policy is not None else policy_factory()  # type: ignore[misc]
         self.policy: TensorDictModuleBase = as_policy(source, self.env_spec)
@@ -219,19 +217,21 @@ class HTSCollector(BaseCollector):
         if self._acting_weights is None:
             self._weights.exchange()
         self._batches = [self._tensordict(storage) for storage in range(2)]
-        self._crew = self._make_crew(self._board)
+        self._crew = self._make_crew(self._board, self._round)
 
     def _refuse_if_closed(self) -> None:
         if self._closed:
             raise ProtocolError("the collector was shut down: make a new one")
 
-    def _make_crew(self, board: Board) -> Crew:
+    def _make_crew(self, board: Board, round_index: int) -> Crew:
         create_env_fn = cloudpickle.dumps(self._create_env_fn)
         executors = range(self.config.num_executors)
         if self.config.num_actors == 0:
             actor = Actor(board, copy.deepcopy(self.policy), self._settings)
             made = [
-                Executor(board, index, create_env_fn, self.seed, self._stretches_of(index))
+                Executor(
+                    board, index, create_env_fn, self.seed, self._stretches_of(index, round_index)
+                )
                 for index in executors
             ]
             return SerialCrew(board, made, actor)
@@ -246,8 +246,8 @@ class HTSCollector(BaseCollector):
                 index,
                 create_env_fn,
                 self.seed,
-                self._stretches_of(index),
-                self._journal.round_index,
+                self._stretches_of(index, round_index),
+                round_index,
             )
             for index in executors
         ] + tasks
@@ -257,8 +257,9 @@ class HTSCollector(BaseCollector):
             preload += self._create_env_fn.preload
         return ProcessCrew(board, tasks, preload)
 
-    def _stretches_of(self, executor: int) -> list[Stretch]:
-        return [self._journal.stretches[env] for env in self.config.envs_of(executor)]
+    def _stretches_of(self, executor: int, round_index: int) -> list[Stretch]:
+        stretches = self._journals[round_index].stretches
+        return [stretches[env] for env in self.config.envs_of(executor)]
 
     def _policy_maker(self) -> Callable[[], nn.Module]:
         if self._policy_factory is not None:
@@ -289,7 +290,6 @@ class HTSCollector(BaseCollector):
         while schedule.exists(self._round):
             self._refuse_if_closed()
             round_index = self._round
-            self._journal = self._journal_at(round_index)
             if self._started < round_index:
                 self._start_round(round_index)
             asked_s = time.perf_counter()
@@ -301,6 +301,7 @@ class HTSCollector(BaseCollector):
             self._frames += schedule.frames_per_round
             if schedule.starts_before_update() and schedule.exists(round_index + 1):
                 self._start_round(round_index + 1)
+            self._note(round_index)
             if self._post_collect_hook is not None:
                 self._post_collect_hook(batch)
             self._handed_out_s = time.perf_counter()
@@ -350,24 +351,16 @@ class HTSCollector(BaseCollector):
         assert self._board is not None
         self._crew.shutdown()
         self._board.renew_signals()
-        self._crew = self._make_crew(self._board)
+        self._crew = self._make_crew(self._board, round_index)
         self._begin_round(round_index)
 
-    def _journal_at(self, round_index: int) -> Journal:
-        """Return the journal at the start of a round: of the last one that was recorded, or next.
-
-        The storage of a round is whole until the round after the next begins.
-        """
-        journal = self._journal
-        if journal.round_index < round_index:
-            assert self._board is not None
-            storage = self._board.storages[self.schedule.storage_of(journal.round_index)]
-            journal = journal.after(self.env_spec, storage.arrays)
-        if journal.round_index != round_index:
-            raise ProtocolError(
-                f"round {round_index} cannot be begun again: {self._journal.round_index} can"
-            )
-        return journal
+    def _note(self, round_index: int) -> None:
+        """Write a finished round into the journal, before the caller can write into the batch."""
+        assert self._board is not None
+        journal = self._journals[round_index]
+        storage = self._board.storages[self.schedule.storage_of(round_index)]
+        following = journal.after(self.env_spec, storage.arrays)
+        self._journals = {round_index: journal, round_index + 1: following}
 
     def _meet(self, round_index: int, asked_s: float) -> None:
         """Note how far apart the executors finished, and what a traced round consisted of."""
@@ -515,12 +508,16 @@ class HTSCollector(BaseCollector):
         Raises:
             ProtocolError: for another round.
         """
+        if round_index not in self._journals:
+            raise ProtocolError(
+                f"round {round_index} cannot be begun again; {list(self._journals)} can"
+            )
         frames = self._frames + (round_index - self._round) * self.schedule.frames_per_round
         state: OrderedDict[str, Any] = OrderedDict(
             policy_version=self.policy_version, frames=frames, round=round_index
         )
         if envs:
-            arrays = self._journal_at(round_index).arrays()
+            arrays = self._journals[round_index].arrays()
             state["games"] = {name: torch.from_numpy(array) for name, array in arrays.items()}
         if self.schedule.starts_before_update() and round_index in self._versions:
             state["acting_version"] = version = self._versions[round_index]
@@ -542,7 +539,7 @@ class HTSCollector(BaseCollector):
         self._frames = int(state_dict["frames"])
         self._round = int(state_dict.get("round", 0))
         self._started = self._round - 1
-        self._journal = self._restored_journal(state_dict.get("games"))
+        self._journals = {self._round: self._restored_journal(state_dict.get("games"))}
         self._acting_weights = state_dict.get("acting_weights")
         self._versions = {}
         if self._acting_weights is not None:
@@ -550,14 +547,13 @@ class HTSCollector(BaseCollector):
 
     def _restored_journal(self, games: dict[str, torch.Tensor] | None) -> Journal:
         first, last = self.config.first_env, self.config.num_envs
-        steps_per_seed = self._journal.steps_per_seed
         if games is None:  # no environment was seeded more often than it has made steps
             steps = self._round * self.schedule.steps_per_round
             action = self.env_spec.action
             return Journal.blank(
                 action,
                 last,
-                steps_per_seed=steps_per_seed,
+                steps_per_seed=self._steps_per_seed,
                 round_index=self._round,
                 first=steps,
             )
@@ -569,7 +565,7 @@ class HTSCollector(BaseCollector):
             )
         envs = slice(first, first + last)
         return Journal.from_arrays(
-            arrays, envs, steps_per_seed=steps_per_seed, round_index=self._round
+            arrays, envs, steps_per_seed=self._steps_per_seed, round_index=self._round
         )
 
     def shutdown(

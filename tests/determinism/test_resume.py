@@ -333,6 +333,11 @@ MAKERS = {
 }
 
 
+def cartpole_policy() -> nn.Module:
+    torch.manual_seed(1)
+    return make_actor_critic("mlp", CARTPOLE.group([0]).spec)
+
+
 @pytest.mark.parametrize("name", MAKERS)
 @pytest.mark.parametrize("delay", [0, 1])
 @pytest.mark.parametrize("stop", [1, 6])
@@ -353,6 +358,24 @@ def test_a_collector_goes_on_with_the_same_batches(name, delay, stop, monkeypatc
 
     whole, resumed = stopped_and_resumed(make, perturbed(policy, 0.01), stop)
     assert resumed == whole
+
+
+@pytest.mark.parametrize("delay", [0, 1])
+def test_what_the_caller_writes_into_a_batch_does_not_reach_the_journal(delay):
+    def games(write: bool) -> dict[str, Any]:
+        collector = collect(cartpole_policy(), CARTPOLE, delay=delay, total_frames=-1)
+        iterator = iter(collector)
+        for _ in range(5):
+            batch = next(iterator)
+            if write:
+                batch["action"].zero_()
+                batch["next", "reward"].mul_(0.5)
+                batch["next", "observation"].zero_()
+        state = collector.state_dict()
+        collector.shutdown()
+        return {name: tensor.tolist() for name, tensor in state["games"].items()}
+
+    assert games(write=True) == games(write=False)
 
 
 def test_an_environment_that_does_not_replay_is_refused():
