@@ -10,7 +10,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
-import cloudpickle
 import torch
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModuleBase
@@ -18,7 +17,7 @@ from torch import nn
 from torchrl.collectors import BaseCollector
 
 from hts_torchrl.buffers.board import Board
-from hts_torchrl.buffers.journal import Journal, Stretch
+from hts_torchrl.buffers.journal import Journal
 from hts_torchrl.config import CrewConfig, Precision, Recover, StartMethod
 from hts_torchrl.envs.group import CreateEnv, EnvFactory, SeededGroup
 from hts_torchrl.envs.make_group import make_group
@@ -27,10 +26,9 @@ from hts_torchrl.inference import PolicyInference
 from hts_torchrl.policy import as_policy
 from hts_torchrl.schedule import Schedule
 from hts_torchrl.weights import PolicyWeights
-from hts_torchrl.workers.actor import Actor, ActorSettings, ActorTask
-from hts_torchrl.workers.crew import Crew, ProcessCrew, SerialCrew
-from hts_torchrl.workers.executor import Executor, ExecutorTask
-from hts_torchrl.workers.process import WorkerTask
+from hts_torchrl.workers.actor import ActorSettings
+from hts_torchrl.workers.crew import Crew
+from hts_torchrl.workers.recruiter import Recruiter
 
 _log = logging.getLogger(__name__)
 # A worker that dies again and again, from want of memory say, would do so for ever.
@@ -217,49 +215,17 @@ class HTSCollector(BaseCollector):
         if self._acting_weights is None:
             self._weights.exchange()
         self._batches = [self._tensordict(storage) for storage in range(2)]
-        self._crew = self._make_crew(self._board, self._round)
+        self._recruiter = self._recruit(self._board)
+        self._crew = self._recruiter.crew(self._journals[self._round])
 
     def _refuse_if_closed(self) -> None:
         if self._closed:
             raise ProtocolError("the collector was shut down: make a new one")
 
-    def _make_crew(self, board: Board, round_index: int) -> Crew:
-        create_env_fn = cloudpickle.dumps(self._create_env_fn)
-        executors = range(self.config.num_executors)
-        if self.config.num_actors == 0:
-            actor = Actor(board, copy.deepcopy(self.policy), self._settings)
-            made = [
-                Executor(
-                    board, index, create_env_fn, self.seed, self._stretches_of(index, round_index)
-                )
-                for index in executors
-            ]
-            return SerialCrew(board, made, actor)
-        make_policy = cloudpickle.dumps(self._policy_maker())
-        tasks: list[WorkerTask] = [
-            ActorTask(board.for_actor(), index, make_policy, self._settings)
-            for index in range(self.config.num_actors)
-        ]
-        tasks = [
-            ExecutorTask(
-                board.for_executor(index),
-                index,
-                create_env_fn,
-                self.seed,
-                self._stretches_of(index, round_index),
-                round_index,
-            )
-            for index in executors
-        ] + tasks
-        module = type(self._create_env_fn).__module__
-        preload = [module] if module.startswith("hts_torchrl.envs.") else []
-        if isinstance(self._create_env_fn, EnvFactory):
-            preload += self._create_env_fn.preload
-        return ProcessCrew(board, tasks, preload)
-
-    def _stretches_of(self, executor: int, round_index: int) -> list[Stretch]:
-        stretches = self._journals[round_index].stretches
-        return [stretches[env] for env in self.config.envs_of(executor)]
+    def _recruit(self, board: Board) -> Recruiter:
+        return Recruiter(
+            board, self._create_env_fn, self._policy_maker(), self._settings, self.seed
+        )
 
     def _policy_maker(self) -> Callable[[], nn.Module]:
         if self._policy_factory is not None:
@@ -351,7 +317,7 @@ class HTSCollector(BaseCollector):
         assert self._board is not None
         self._crew.shutdown()
         self._board.renew_signals()
-        self._crew = self._make_crew(self._board, round_index)
+        self._crew = self._recruiter.crew(self._journals[round_index])
         self._begin_round(round_index)
 
     def _note(self, round_index: int) -> None:

@@ -8,6 +8,7 @@ how much of a round is over before the learner has published. No real crew can d
 from __future__ import annotations
 
 import copy
+from dataclasses import dataclass
 
 import cloudpickle
 import numpy as np
@@ -15,6 +16,7 @@ import numpy as np
 from hts_torchrl import HTSCollector
 from hts_torchrl.workers.actor import Actor
 from hts_torchrl.workers.executor import Executor
+from hts_torchrl.workers.recruiter import Recruiter
 
 
 class ScrambledCrew:
@@ -67,16 +69,28 @@ class ScrambledCrew:
                     self._put_state(index)
 
 
+@dataclass(frozen=True)
+class ScrambledRecruiter(Recruiter):
+    """Makes crews of two actors, in the order that ``order`` decides."""
+
+    order: int = 0
+
+    def crew(self, journal):
+        create_env_fn = cloudpickle.dumps(self.create_env_fn)
+        executors = [
+            Executor(self.board, index, create_env_fn, self.seed, self._stretches(journal, index))
+            for index in range(self.board.config.num_executors)
+        ]
+        actors = [
+            Actor(self.board, copy.deepcopy(self.make_policy()), self.settings) for _ in range(2)
+        ]
+        return ScrambledCrew(self.board, executors, actors, self.order)
+
+
 class ScrambledCollector(HTSCollector):
     """A collector of two actors whose crew is a :class:`ScrambledCrew`."""
 
     order = 0
 
-    def _make_crew(self, board):
-        create_env_fn = cloudpickle.dumps(self._create_env_fn)
-        executors = [
-            Executor(board, index, create_env_fn, self.seed, self._stretches_of(index))
-            for index in range(self.config.num_executors)
-        ]
-        actors = [Actor(board, copy.deepcopy(self.policy), self._settings) for _ in range(2)]
-        return ScrambledCrew(board, executors, actors, self.order)
+    def _recruit(self, board):
+        return ScrambledRecruiter(**vars(super()._recruit(board)), order=self.order)

@@ -473,7 +473,7 @@ def test_a_fork_server_imports_what_every_executor_needs(monkeypatch, factory, w
             pass
 
     preloaded = []
-    monkeypatch.setattr("hts_torchrl.collector.ProcessCrew", Idle)
+    monkeypatch.setattr("hts_torchrl.workers.recruiter.ProcessCrew", Idle)
     policy = None if wanted == [] else make_actor_critic("mlp", factory.group([0]).spec)
     collector = collect(policy, factory, num_actors=1)
     collector.start()

@@ -1,0 +1,79 @@
+"""The recruiter: makes crews for one collector, the first and any that must take its place."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import cloudpickle
+from torch import nn
+
+from hts_torchrl.buffers.board import Board
+from hts_torchrl.buffers.journal import Journal, Stretch
+from hts_torchrl.envs.group import CreateEnv, EnvFactory
+from hts_torchrl.workers.actor import Actor, ActorSettings, ActorTask
+from hts_torchrl.workers.crew import Crew, ProcessCrew, SerialCrew
+from hts_torchrl.workers.executor import Executor, ExecutorTask
+from hts_torchrl.workers.process import WorkerTask
+
+
+@dataclass(frozen=True)
+class Recruiter:
+    """What workers are made from; every crew of one recruiter gives the same bits."""
+
+    board: Board
+    create_env_fn: CreateEnv | EnvFactory
+    make_policy: Callable[[], nn.Module]
+    """Called in each actor."""
+    settings: ActorSettings
+    seed: int
+
+    def crew(self, journal: Journal) -> Crew:
+        """Make a crew whose environments are where the journal says, for its round."""
+        if self.board.config.num_actors == 0:
+            return self._serial_crew(journal)
+        make_policy = cloudpickle.dumps(self.make_policy)
+        tasks: list[WorkerTask] = [
+            ExecutorTask(
+                self.board.for_executor(index),
+                index,
+                self._create_env_fn,
+                self.seed,
+                self._stretches(journal, index),
+                journal.round_index,
+            )
+            for index in range(self.board.config.num_executors)
+        ]
+        tasks += [
+            ActorTask(self.board.for_actor(), index, make_policy, self.settings)
+            for index in range(self.board.config.num_actors)
+        ]
+        return ProcessCrew(self.board, tasks, self._preload)
+
+    def _serial_crew(self, journal: Journal) -> SerialCrew:
+        actor = Actor(self.board, copy.deepcopy(self.make_policy()), self.settings)
+        executors = [
+            Executor(
+                self.board, index, self._create_env_fn, self.seed, self._stretches(journal, index)
+            )
+            for index in range(self.board.config.num_executors)
+        ]
+        return SerialCrew(self.board, executors, actor)
+
+    @property
+    def _create_env_fn(self) -> bytes:
+        pickled: bytes = cloudpickle.dumps(self.create_env_fn)
+        return pickled
+
+    def _stretches(self, journal: Journal, executor: int) -> list[Stretch]:
+        return [journal.stretches[env] for env in self.board.config.envs_of(executor)]
+
+    @property
+    def _preload(self) -> list[str]:
+        """Modules that the fork server imports once for all executors."""
+        module = type(self.create_env_fn).__module__
+        modules = [module] if module.startswith("hts_torchrl.envs.") else []
+        if isinstance(self.create_env_fn, EnvFactory):
+            modules += self.create_env_fn.preload
+        return modules
