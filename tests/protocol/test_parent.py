@@ -44,9 +44,9 @@ for number, batch in enumerate(collector):
 """
 
 
-def start(folder: Path) -> subprocess.Popen:
+def start(folder: Path, text: str = PROGRAM) -> subprocess.Popen:
     program = folder / "program.py"
-    program.write_text(PROGRAM)
+    program.write_text(text)
     return subprocess.Popen(
         [sys.executable, str(program), str(folder / "imports")],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
@@ -109,6 +109,35 @@ def test_workers_whose_parent_is_killed_leave_quietly(killed):
 
 def test_workers_do_not_import_the_program_which_so_needs_no_main_guard(killed):
     assert killed.imports.count("imported") == 1
+
+
+# The actor begins with an endless sleep.
+STARTING = """
+import time
+import gymnasium, torch
+from hts_torchrl import HTSCollector
+
+def policy():
+    time.sleep(3600)
+
+collector = HTSCollector(
+    lambda index: gymnasium.make("CartPole-v1"), torch.nn.Linear(4, 2), num_envs=2,
+    frames_per_batch=8,
+)
+collector._policy_maker = lambda: policy
+collector.start()
+print(*(process.pid for process in collector._crew._processes), flush=True)
+time.sleep(3600)
+"""
+
+
+def test_workers_that_still_start_end_with_their_parent(tmp_path):
+    """The actor has not begun to wait, so it does not look at its lifeline."""
+    process = start(tmp_path, STARTING)
+    pids = worker_pids(process)
+    process.kill()
+    process.communicate()
+    assert wait_until_gone(pids) == []
 
 
 def test_ctrl_c_ends_the_program_once_and_its_workers_quietly(tmp_path):

@@ -14,6 +14,42 @@ from hts_torchrl.buffers.rollout_storage import next_key
 from hts_torchrl.config import ActionSpec, EnvSpec, Key
 
 
+class Rows:
+    """An array that grows at its end, in no time; who holds a shorter one still sees that.
+
+    Example:
+        >>> short = Rows(np.array([1, 2]))
+        >>> long = short.plus(np.array([3]))
+        >>> len(short), long.array()
+        (2, array([1, 2, 3]))
+    """
+
+    def __init__(self, first: Array) -> None:
+        self._parts, self._count, self._length = [first], 1, len(first)
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return self._length
+
+    def plus(self, rows: Array) -> Rows:
+        """Return these rows and further ones of their type."""
+        longer = Rows.__new__(Rows)
+        # Another one may have grown from here already.
+        ends_here = len(self._parts) == self._count
+        longer._parts = self._parts if ends_here else self._parts[: self._count]
+        longer._parts.append(rows.astype(self._parts[0].dtype))
+        longer._count, longer._length = self._count + 1, self._length + len(rows)
+        return longer
+
+    def array(self) -> Array:
+        """Return all rows as one array."""
+        return np.concatenate(self._parts[: self._count])
+
+    def __reduce__(self) -> tuple[type[Rows], tuple[Array]]:
+        """Pickle no more than these rows."""
+        return Rows, (self.array(),)
+
+
 @dataclass(frozen=True)
 class Stretch:
     """What one environment has played since it was last seeded: a game, or several."""
@@ -22,20 +58,21 @@ class Stretch:
     """Seeds that the environment was given before; decides this one."""
     trajectory: int
     """Trajectories that ended before it in this environment."""
-    actions: Array
+    actions: Rows
     """``[S, ...]``, in the smallest type that holds them."""
-    checks: Array = field(default_factory=lambda: np.empty((0, 2), np.int64))
+    checks: Rows = field(default_factory=lambda: Rows(np.empty((0, 2), np.int64)))
     """int64 ``[K, 2]``: steps so far, and the checksum over them, at the end of each round."""
+    checksum: int = 0
+    """The last of ``checks``."""
 
     def after(self, actions: Array, rewards: Array, seen: Iterable[Array]) -> Stretch:
         """Return the stretch after further steps; ``seen`` is what the last of them led to."""
         if not len(actions):
             return self
-        checksum = int(self.checks[-1, 1]) if len(self.checks) else 0
-        checksum = checksum_of_observation(checksum_of_rewards(checksum, rewards), seen)
-        actions = np.concatenate([self.actions, actions.astype(self.actions.dtype)])
-        checks = np.concatenate([self.checks, [[len(actions), checksum]]])
-        return replace(self, actions=actions, checks=checks)
+        checksum = checksum_of_observation(checksum_of_rewards(self.checksum, rewards), seen)
+        longer = self.actions.plus(actions)
+        checks = self.checks.plus(np.array([[len(longer), checksum]]))
+        return replace(self, actions=longer, checks=checks, checksum=checksum)
 
 
 def checksum_of_rewards(before: int, rewards: Array) -> int:
@@ -77,7 +114,7 @@ class Journal:
     ) -> Self:
         """Return one in which each environment is about to get its ``first``-th seed."""
         dtype = np.min_scalar_type(max(action.sizes) - 1) if action.sizes else action.array.dtype
-        none = np.empty((0, *action.array.shape), dtype)
+        none = Rows(np.empty((0, *action.array.shape), dtype))
         return cls(round_index, (Stretch(first, first, none),) * num_envs, steps_per_seed)
 
     def after(self, spec: EnvSpec, arrays: Mapping[Key, Array]) -> Self:
@@ -92,7 +129,8 @@ class Journal:
         for last in np.flatnonzero(arrays["next", "episode_end"][env]).tolist():
             if self._seeds_after(len(stretch.actions) + last + 1 - first):
                 trajectory = arrays["collector", "traj_ids"][env, last] // len(self.stretches)
-                stretch = Stretch(stretch.index + 1, int(trajectory) + 1, stretch.actions[:0])
+                none = Rows(stretch.actions.array()[:0])
+                stretch = Stretch(stretch.index + 1, int(trajectory) + 1, none)
                 first = last + 1
         return stretch.after(
             arrays["action"][env, first:],
@@ -113,8 +151,8 @@ class Journal:
         }
         return {
             **{name: np.array(values, np.int64) for name, values in numbers.items()},
-            "actions": np.concatenate([stretch.actions for stretch in self.stretches]),
-            "checks": np.concatenate([stretch.checks for stretch in self.stretches]),
+            "actions": np.concatenate([stretch.actions.array() for stretch in self.stretches]),
+            "checks": np.concatenate([stretch.checks.array() for stretch in self.stretches]),
         }
 
     @classmethod
@@ -129,6 +167,10 @@ class Journal:
         """Return the journal of the environments ``envs``, from what :meth:`arrays` returned."""
         actions = np.split(arrays["actions"], np.cumsum(arrays["num_actions"])[:-1])
         checks = np.split(arrays["checks"], np.cumsum(arrays["num_checks"])[:-1])
-        columns = zip(arrays["seeds"], arrays["trajectory"], actions, checks, strict=True)
-        stretches = [Stretch(int(index), int(first), *rest) for index, first, *rest in columns]
+        stretches = [
+            Stretch(int(index), int(first), Rows(done), Rows(known), int([0, *known[-1:, 1]][-1]))
+            for index, first, done, known in zip(
+                arrays["seeds"], arrays["trajectory"], actions, checks, strict=True
+            )
+        ]
         return cls(round_index, tuple(stretches[envs]), steps_per_seed)

@@ -90,7 +90,7 @@ class AtariGroup:
     only when the game was reset.
     """
 
-    steps_per_seed = 16_384
+    steps_per_seed = 100_000
     """Seeding loads the cartridge anew, which takes as long as 250 steps."""
     next_seed: Callable[[int], int | None] | None = None
 

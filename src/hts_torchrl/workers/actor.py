@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 
-import cloudpickle
-import numpy as np
 import torch
 from torch import nn
 
 from hts_torchrl.allocator import keep_freed_memory
 from hts_torchrl.buffers.arena import Array
 from hts_torchrl.buffers.board import Board
-from hts_torchrl.buffers.logbook import Stopwatch
 from hts_torchrl.config import Precision
 from hts_torchrl.inference import PolicyInference
 from hts_torchrl.weights import PolicyWeights
@@ -42,6 +38,7 @@ class Actor:
 
     def __init__(self, board: Board, policy: nn.Module, settings: ActorSettings) -> None:
         self._board = board
+        self.batch_size = settings.batch_size
         self._weights = PolicyWeights(board.arena, policy)
         self._inference = PolicyInference(
             policy,
@@ -60,36 +57,10 @@ class Actor:
         self._board.actions.put(envs, self._inference.answer(observations, state.draws[envs]))
 
 
-@dataclass
-class ActorTask:
-    """What an actor process is started with."""
-
-    board: Board
-    index: int
-    make_policy: bytes
-    settings: ActorSettings
-
-    @property
-    def worker(self) -> int:
-        """Row in the logbook."""
-        return self.board.config.num_executors + self.index
-
-    def run(self, lifeline: Connection) -> None:
-        """Serve until stopped: observation ready -> newest weights -> pass -> action ready."""
-        board = self.board
-        keep_freed_memory()
-        self.settings.apply()
-        make_policy: Callable[[], nn.Module] = cloudpickle.loads(self.make_policy)
-        actor = Actor(board, make_policy(), self.settings)
-        watch = Stopwatch(board.logbook, self.worker)
-        group = board.config.envs_per_executor
-        watch.waits()
-        while True:
-            envs = board.ready.take(self.settings.batch_size, lifeline)
-            watch.works()
-            actor.answer(envs)
-            watch.waits()  # before the round can end
-            for executor, answers in zip(
-                *np.unique(envs // group, return_counts=True), strict=True
-            ):
-                board.doorbells[int(executor)].ring(int(answers))
+def make_actor(
+    make_policy: Callable[[], nn.Module], settings: ActorSettings, board: Board
+) -> Actor:
+    """Make the one actor of a process, and set what is global to it."""
+    keep_freed_memory()
+    settings.apply()
+    return Actor(board, make_policy(), settings)

@@ -26,7 +26,7 @@ from hts_torchrl.errors import (
 )
 from hts_torchrl.workers.actor import Actor
 from hts_torchrl.workers.executor import Executor
-from hts_torchrl.workers.process import WorkerTask, work
+from hts_torchrl.workers.process import WorkerTask, live
 
 _STOP_S = 3.0
 # On an overloaded machine it takes seconds until a killed process is gone.
@@ -120,7 +120,7 @@ class ProcessCrew:
             for task in self._tasks:
                 name = f"hts-{type(task).__name__.removesuffix('Task').lower()}-{task.index}"
                 process = context.Process(  # type: ignore[attr-defined]
-                    target=work, args=(task, self._lifeline), name=name, daemon=True
+                    target=live, args=(task, self._lifeline), name=name, daemon=True
                 )
                 process.start()
                 self._processes.append(process)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import select
 import signal
 import sys
+import threading
+import time
 import traceback
 from multiprocessing.connection import Connection
 from typing import Protocol
@@ -26,6 +30,29 @@ class WorkerTask(Protocol):
     def run(self, lifeline: Connection) -> None:
         """Work until the lifeline ends."""
         ...
+
+
+# As long as the parent waits before it terminates whoever is left.
+_GRACE_S = 3.0
+
+
+def live(task: WorkerTask, lifeline: Connection) -> None:
+    """Run a task in a process of its own, which does not outlive its lifeline.
+
+    A worker leaves by itself where it waits. If it is elsewhere (starting, in a step that never
+    returns) it is ended some seconds after the lifeline, also when the parent was killed.
+    """
+    threading.Thread(target=follow, args=(lifeline,), daemon=True).start()
+    work(task, lifeline)
+
+
+def follow(lifeline: Connection) -> None:
+    """Sleep until the lifeline ends, and end the process soon after it."""
+    poll = select.poll()
+    poll.register(lifeline.fileno(), select.POLLIN)
+    poll.poll()
+    time.sleep(_GRACE_S)
+    os._exit(1)
 
 
 def work(task: WorkerTask, lifeline: Connection) -> None:

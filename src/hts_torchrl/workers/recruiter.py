@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import cloudpickle
 from torch import nn
@@ -12,7 +13,8 @@ from torch import nn
 from hts_torchrl.buffers.board import Board
 from hts_torchrl.buffers.journal import Journal, Stretch
 from hts_torchrl.envs.group import CreateEnv, EnvFactory
-from hts_torchrl.workers.actor import Actor, ActorSettings, ActorTask
+from hts_torchrl.workers.actor import Actor, ActorSettings, make_actor
+from hts_torchrl.workers.actor_task import ActorTask
 from hts_torchrl.workers.crew import Crew, ProcessCrew, SerialCrew
 from hts_torchrl.workers.executor import Executor, ExecutorTask
 from hts_torchrl.workers.process import WorkerTask
@@ -33,7 +35,7 @@ class Recruiter:
         """Make a crew whose environments are where the journal says, for its round."""
         if self.board.config.num_actors == 0:
             return self._serial_crew(journal)
-        make_policy = cloudpickle.dumps(self.make_policy)
+        make = cloudpickle.dumps(partial(make_actor, self.make_policy, self.settings))
         tasks: list[WorkerTask] = [
             ExecutorTask(
                 self.board.for_executor(index),
@@ -46,7 +48,7 @@ class Recruiter:
             for index in range(self.board.config.num_executors)
         ]
         tasks += [
-            ActorTask(self.board.for_actor(), index, make_policy, self.settings)
+            ActorTask(self.board.for_actor(), index, make)
             for index in range(self.board.config.num_actors)
         ]
         return ProcessCrew(self.board, tasks, self._preload)

@@ -31,8 +31,9 @@ class Replay:
         self._spec = spec
         self.longest = max(len(each.actions) for each in stretches)
         self._starts = [self.longest - len(each.actions) for each in stretches]
-        self._filler = max(stretches, key=lambda each: len(each.actions)).actions
-        self._checks = [dict(each.checks.tolist()) for each in stretches]
+        self._actions = [each.actions.array() for each in stretches]
+        self._filler = max(self._actions, key=len)
+        self._checks = [dict(each.checks.array().tolist()) for each in stretches]
         self._sums = [0] * len(stretches)
 
     def beginning(self, step: int) -> list[int]:
@@ -42,8 +43,8 @@ class Replay:
     def actions(self, step: int) -> Array:
         """Return the actions ``[G, ...]`` of a step."""
         chosen = [
-            stretch.actions[step - start] if step >= start else self._filler[step]
-            for stretch, start in zip(self._stretches, self._starts, strict=True)
+            actions[step - start] if step >= start else self._filler[step]
+            for actions, start in zip(self._actions, self._starts, strict=True)
         ]
         return np.stack(chosen).astype(self._spec.action.array.dtype)
 

@@ -1,7 +1,9 @@
+import pickle
+
 import numpy as np
 import pytest
 
-from hts_torchrl.buffers.journal import Journal, Stretch
+from hts_torchrl.buffers.journal import Journal, Rows, Stretch
 from hts_torchrl.config import ActionSpec, ArraySpec, EnvSpec
 
 ENVS, STEPS = 2, 4
@@ -36,15 +38,15 @@ def journal(*rounds, steps_per_seed=0) -> Journal:
 def test_a_game_that_runs_on_keeps_all_its_actions():
     game = journal(storage(), storage(first_action=1)).stretches[0]
     assert (game.index, game.trajectory) == (0, 0)
-    assert game.actions.tolist() == [0, 1, 2, 3, 1, 2, 3, 0]
-    assert game.checks[:, 0].tolist() == [4, 8]
+    assert game.actions.array().tolist() == [0, 1, 2, 3, 1, 2, 3, 0]
+    assert game.checks.array()[:, 0].tolist() == [4, 8]
 
 
 def test_a_game_that_begins_within_a_round_drops_those_before_it():
     game = journal(storage(), storage(ends=(0, 2), trajectory=5)).stretches[0]
     assert (game.index, game.trajectory) == (2, 7)
-    assert game.actions.tolist() == [3]
-    assert game.checks[:, 0].tolist() == [1]
+    assert game.actions.array().tolist() == [3]
+    assert game.checks.array()[:, 0].tolist() == [1]
 
 
 def test_a_game_that_begins_with_the_next_round_has_no_action():
@@ -54,7 +56,7 @@ def test_a_game_that_begins_with_the_next_round_has_no_action():
 
 
 def test_other_environments_are_not_concerned():
-    assert journal(storage(ends=(1,))).stretches[1].actions.tolist() == [0, 1, 2, 3]
+    assert journal(storage(ends=(1,))).stretches[1].actions.array().tolist() == [0, 1, 2, 3]
 
 
 def test_without_seeds_for_games_the_whole_run_is_one_game():
@@ -67,7 +69,7 @@ def test_a_seed_lasts_for_the_steps_it_has_to():
     written = journal(storage(ends=(1,)), storage(ends=(2,), trajectory=1), steps_per_seed=5)
     game = written.stretches[0]
     assert (game.index, game.trajectory) == (1, 2)
-    assert game.actions.tolist() == [3]
+    assert game.actions.array().tolist() == [3]
 
 
 def test_writing_a_round_leaves_the_journal_before_it_as_it_was():
@@ -84,24 +86,48 @@ def test_writing_a_round_leaves_the_journal_before_it_as_it_was():
 def test_the_checksum_tells_rewards_and_the_last_observation_apart(key, cell):
     changed = storage()
     changed[key][cell] += 1
-    assert (
-        journal(changed).stretches[0].checks[0, 1] != journal(storage()).stretches[0].checks[0, 1]
-    )
+    assert journal(changed).stretches[0].checksum != journal(storage()).stretches[0].checksum
 
 
 def test_actions_take_the_smallest_type_that_holds_them():
     wide = ActionSpec("discrete", ArraySpec((), np.dtype(np.int64)), (300,))
     real = ActionSpec("continuous", ArraySpec((2,), np.dtype(np.float32)))
     dtypes = [
-        Journal.blank(action, 1, steps_per_seed=0).stretches[0].actions.dtype
+        Journal.blank(action, 1, steps_per_seed=0).stretches[0].actions.array().dtype
         for action in (SPEC.action, wide, real)
     ]
     assert dtypes == [np.uint8, np.uint16, np.float32]
 
 
+class TestRows:
+    def test_who_holds_fewer_rows_still_sees_those(self):
+        short = Rows(np.array([1, 2]))
+        long = short.plus(np.array([3])).plus(np.array([4, 5]))
+        assert short.array().tolist() == [1, 2]
+        assert long.array().tolist() == [1, 2, 3, 4, 5]
+        assert (len(short), len(long)) == (2, 5)
+
+    def test_two_may_grow_from_one(self):
+        first = Rows(np.array([1]))
+        one, other = first.plus(np.array([2])), first.plus(np.array([3]))
+        assert one.plus(np.array([4])).array().tolist() == [1, 2, 4]
+        assert other.array().tolist() == [1, 3]
+
+    def test_the_type_stays(self):
+        assert Rows(np.array([1], np.uint8)).plus(np.array([2])).array().dtype == np.uint8
+
+    def test_a_copy_for_another_process_holds_no_more_than_the_rows(self):
+        short = Rows(np.zeros(1, np.uint8))
+        short.plus(np.zeros(10_000, np.uint8))
+        assert len(pickle.dumps(short)) < 1000
+        assert pickle.loads(pickle.dumps(short)).array().tolist() == [0]
+
+
 def same(one: Stretch, other: Stretch) -> bool:
-    return (one.index, one.trajectory) == (other.index, other.trajectory) and all(
-        np.array_equal(a, b) for a, b in ((one.actions, other.actions), (one.checks, other.checks))
+    numbers = [(each.index, each.trajectory, each.checksum) for each in (one, other)]
+    return numbers[0] == numbers[1] and all(
+        np.array_equal(a.array(), b.array())
+        for a, b in ((one.actions, other.actions), (one.checks, other.checks))
     )
 
 

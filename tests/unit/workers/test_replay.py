@@ -2,7 +2,7 @@ import gymnasium
 import numpy as np
 import pytest
 
-from hts_torchrl.buffers.journal import Stretch
+from hts_torchrl.buffers.journal import Rows, Stretch
 from hts_torchrl.config import ActionSpec, ArraySpec, EnvSpec
 from hts_torchrl.envs.gym import SerialGroup
 from hts_torchrl.errors import ReplayError
@@ -19,7 +19,7 @@ def game(env: int, steps: int) -> Stretch:
     group = cartpoles(1)
     group.reset([env])
     actions = np.arange(steps, dtype=np.uint8) % 2
-    played = Stretch(3, 0, actions[:0])
+    played = Stretch(3, 0, Rows(actions[:0]))
     for action in actions:
         transition = group.step(np.array([action]))
         played = played.after(
@@ -65,4 +65,4 @@ def test_a_game_that_is_another_names_environment_seed_and_step():
 
 
 def test_games_may_end_within_a_stretch():
-    play_again([Stretch(0, 0, np.zeros(100, np.uint8))])
+    play_again([Stretch(0, 0, Rows(np.zeros(100, np.uint8)))])
