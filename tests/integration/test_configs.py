@@ -121,7 +121,12 @@ def test_a_football_config_trains(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     run(
         *("fit", "--config", str(CONFIGS / "football" / "empty_goal_close.yaml")),
-        *("--data.num_actors=0", "--data.num_envs=2", "--data.frames_per_batch=16"),
+        *(
+            "--data.num_actors=0",
+            "--data.num_envs=2",
+            "--data.envs_per_executor=2",
+            "--data.frames_per_batch=16",
+        ),
         *("--data.total_frames=32", "--data.evaluation_episodes=1"),
         *("--trainer.enable_progress_bar=false", "--trainer.accelerator=cpu"),
         "--trainer.log_every_n_steps=1",
