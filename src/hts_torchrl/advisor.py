@@ -134,7 +134,15 @@ class Advisor:
             yield f"actor's pass      {1e3 * costs.pass_s:.3f} ms for {costs.pass_rows} rows"
             yield f"learner's update  {1e3 * costs.update_s:.3f} ms a step in {precision}"
         self._group.close()
-        settings = Settings(cores=self._cores, **self._data.crew_settings)
+        crew, schedule = self._data.crew, self._data.schedule
+        settings = Settings(
+            num_envs=crew.num_envs,
+            envs_per_executor=crew.envs_per_executor,
+            num_actors=crew.num_actors,
+            steps_per_round=schedule.steps_per_round,
+            delay=schedule.delay,
+            cores=self._cores,
+        )
         bounds = limits(costs, settings)
         expected = min(bounds.values())
         each = ", ".join(f"{name} {value:.0f}" for name, value in bounds.items())
@@ -151,8 +159,7 @@ class Advisor:
         learner = copy.deepcopy(self._learner)
         if learner.policy is None:
             learner.build_policy(self._group.spec)
-        settings = self._data.crew_settings
-        rows = min(8, settings["num_envs"])
+        rows = self._data.crew.batch_size
         inference = PolicyInference(
             learner.actor_critic,
             self._group.spec,

@@ -121,7 +121,7 @@ class HTSTrainer(Trainer):
             raise ConfigurationError(f"--updates={updates}; 1 or more is needed")
         if model.policy is None:
             model.build_policy(datamodule.env_spec)
-        num_actors = max(1, datamodule.crew_settings["num_actors"])
+        num_actors = max(1, datamodule.crew.num_actors)
         mine = record(model, datamodule.for_trial(updates, num_actors=num_actors), self)
         if manifest is None:
             name = "the serial twin"

@@ -142,7 +142,7 @@ class HTSDataModule(LightningDataModule):
         self.schedule = Schedule.from_frames(
             frames_per_batch, total_frames=total_frames, num_envs=num_envs, delay=delay
         )
-        CrewConfig(  # refused here rather than when training begins
+        self.crew = CrewConfig(  # refused here rather than when training begins
             num_envs=num_envs,
             num_actors=num_actors,
             envs_per_executor=envs_per_executor,
@@ -181,13 +181,6 @@ class HTSDataModule(LightningDataModule):
         self._final_state: dict[str, Any] = {}
         self._updates_before = 0
         self._env_spec: EnvSpec | None = None
-
-    @property
-    def crew_settings(self) -> dict[str, int]:
-        """What decides the speed: environments, their grouping, actors, steps of a round, delay."""
-        names = ("num_envs", "envs_per_executor", "num_actors", "delay")
-        settings = {name: self._settings[name] for name in names}
-        return settings | {"steps_per_round": self.schedule.steps_per_round}
 
     def for_trial(self, rounds: int, **changes: Any) -> HTSDataModule:  # noqa: ANN401
         """Return a module of the same rounds, so many of them, that never evaluates.
