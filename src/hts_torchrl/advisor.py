@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from multiprocessing.synchronize import Semaphore
 from typing import Any
 
 import cloudpickle
@@ -29,6 +30,7 @@ from hts_torchrl.theory import expected_lag, expected_round_s, gamma_fit, kolmog
 from hts_torchrl.trial import train_for_trial
 
 _ENDLESS = 10**6
+_MOST_START_S = 60.0
 _SUMMED = 100
 """Steps in each sum whose distribution is compared with a Gamma distribution, as in the paper."""
 
@@ -312,11 +314,15 @@ def _seconds_of(work: Callable[[], object], seconds: float) -> float:
 def _busy(env: EnvFactory, count: int) -> Iterator[None]:
     """Let other processes step environments meanwhile: a busy machine's cores are slower."""
     context = multiprocessing.get_context("spawn")
-    make = cloudpickle.dumps(env)
-    others = [context.Process(target=_step_on, args=(make,), daemon=True) for _ in range(count)]
+    make, stepping = cloudpickle.dumps(env), context.Semaphore(0)
+    others = [
+        context.Process(target=_step_on, args=(make, stepping), daemon=True) for _ in range(count)
+    ]
     for other in others:
         other.start()
     try:
+        for _ in others:  # they import this module first, which takes seconds
+            stepping.acquire(timeout=_MOST_START_S)
         yield
     finally:
         for other in others:
@@ -325,7 +331,8 @@ def _busy(env: EnvFactory, count: int) -> Iterator[None]:
             other.close()
 
 
-def _step_on(make: bytes) -> None:
+def _step_on(make: bytes, stepping: Semaphore) -> None:
     group = make_group(cloudpickle.loads(make), [0])
+    stepping.release()
     for _ in _step_times(group, float("inf")):
         pass

@@ -94,3 +94,15 @@ def test_the_file_shows_every_worker_at_work(tmp_path):
     parts = [bar for bar in bars if rows[bar["tid"]] == "parts of it"]
     assert all(whole["ts"] <= part["ts"] for part in parts)
     assert all(part["ts"] + part["dur"] <= whole["ts"] + whole["dur"] for part in parts)
+
+
+def test_a_run_that_is_resumed_behind_the_round_goes_on_without_its_trace(tmp_path):
+    state = {"frames": 4 * 32, "policy_version": 4, "round": 4}
+    data = cartpole(6)
+    data.load_state_dict(state)
+    trace = RoundTrace(3, tmp_path / "trace.json")
+    learner = A2C()
+    learner.updates = 4
+    quiet_trainer(callbacks=[trace], limit_train_batches=2).fit(learner, data)
+    assert not trace.written
+    assert list(tmp_path.iterdir()) == []

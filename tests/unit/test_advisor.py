@@ -1,8 +1,10 @@
 """What the advisor predicts, by hand, and that it measures what it says."""
 
 import multiprocessing
+import os
 import re
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import gymnasium
 import numpy as np
@@ -10,7 +12,7 @@ import pytest
 from gymnasium import spaces
 
 from hts_torchrl import A2C, GymEnvs
-from hts_torchrl.advisor import Advisor, Costs, Settings, _random_action, advice, limits
+from hts_torchrl.advisor import Advisor, Costs, Settings, _busy, _random_action, advice, limits
 from hts_torchrl.envs.spaces import env_spec
 from hts_torchrl.envs.timed import TimedEnv, step_times
 from tests.command_line import A2C as A2C_FLAGS
@@ -92,6 +94,17 @@ def test_the_report_measures_predicts_and_checks():
     assert multiprocessing.active_children() == []
 
 
+@dataclass(frozen=True)
+class Witnessed:
+    """Leaves a file of its process where it makes an environment."""
+
+    folder: str
+
+    def __call__(self, index):  # noqa: ARG002
+        (Path(self.folder) / str(os.getpid())).touch()
+        return gymnasium.make("CartPole-v1")
+
+
 def slow_cartpole(index):  # noqa: ARG001
     return TimedEnv(gymnasium.make("CartPole-v1"), step_times("constant", 0.01))
 
@@ -131,3 +144,10 @@ def test_random_actions_are_actions(space):
     actions = [_random_action(spec, random)[0] for _ in range(50)]
     assert all(space.contains(action) for action in actions)
     assert len({action.tobytes() for action in actions}) > 2
+
+
+@pytest.mark.processes
+def test_the_other_cores_are_busy_before_anything_is_measured(tmp_path):
+    with _busy(Witnessed(str(tmp_path)), 2):
+        assert len(list(tmp_path.iterdir())) == 2
+    assert multiprocessing.active_children() == []

@@ -43,8 +43,10 @@ class RoundTrace(Callback):
         self.written = False
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
-        """Ask the collector for the round."""
-        trainer.datamodule.collector.trace_round(self.round_index)  # type: ignore[attr-defined]
+        """Ask the collector for the round, unless a resumed run is past it."""
+        collector = trainer.datamodule.collector  # type: ignore[attr-defined]
+        if self.round_index >= collector.rounds:
+            collector.trace_round(self.round_index)
         if self.path is None:
             self.path = Path(trainer.log_dir or ".") / "trace.json"
 
