@@ -39,6 +39,7 @@ from hts_torchrl.errors import (
     NotFiniteError,
     ReplayError,
     WorkerError,
+    WorkerKilled,
 )
 from hts_torchrl.learner import A2C, PPO, Learner  # noqa: F401
 from hts_torchrl.verification import Manifest, first_difference, record
@@ -307,6 +308,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         )
     except (ConfigurationError, MisconfigurationException, gymnasium.error.Error) as error:
         _leave(error, status=2)
+    except WorkerKilled as error:
+        hint = "--data.recover=replay goes on after that, --ckpt_path from a checkpoint"
+        _leave(WorkerKilled(error.place, f"{error.cause}; {hint}"), status=1)
     except (WorkerError, NotFiniteError, ReplayError, DifferenceError) as error:
         _leave(error, status=1)
     except SIGTERMException:

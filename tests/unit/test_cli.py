@@ -8,7 +8,7 @@ from hts_torchrl import A2C as A2CLearner
 from hts_torchrl import PPO
 from hts_torchrl.cli import HTSCommandLine
 from hts_torchrl.config_files import expand_configs
-from hts_torchrl.errors import ConfigurationError
+from hts_torchrl.errors import ConfigurationError, WorkerKilled, WorkerPlace
 from tests.command_line import A2C, CARTPOLE, refused, run
 
 
@@ -245,3 +245,17 @@ def test_a_file_that_is_no_config_is_refused(content, message, tmp_path, capsys)
 def test_wrong_input_leaves_no_folder_behind(tmp_path, capsys):
     refused(capsys, "fit", *CARTPOLE, *A2C, "--data.frames_per_batch=30")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_killed_worker_ends_with_what_to_do(monkeypatch, capsys):
+    def fail(*_, **__):
+        raise WorkerKilled(WorkerPlace("actor", 0, (), 7, 0), "was killed by SIGKILL")
+
+    monkeypatch.setattr("hts_torchrl.cli.HTSCommandLine", fail)
+    with pytest.raises(SystemExit) as left:
+        run("fit")
+    assert left.value.code == 1
+    assert capsys.readouterr().err == (
+        "hts-torchrl: error: actor 0, round 7: was killed by SIGKILL; --data.recover=replay goes "
+        "on after that, --ckpt_path from a checkpoint\n"
+    )
