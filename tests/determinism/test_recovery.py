@@ -134,7 +134,7 @@ def test_an_environment_that_does_not_replay_is_an_error():
         next(iterator)
         collector.update_policy_weights_(echo_weights(version))
     kill(collector, 0)
-    with pytest.raises(WorkerError, match=r"ReplayError: environment 0 does not replay: "):
+    with pytest.raises(WorkerError, match=r"ReplayError: environment [01] does not replay: "):
         list(iterator)
 
 
