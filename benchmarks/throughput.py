@@ -85,7 +85,7 @@ PEERS = {
     "stable_baselines3": ["stable-baselines3>=2.7", "ale-py", "opencv-python-headless"],
     "envpool": ["envpool>=1.2.5"],
     "sheeprl": ["sheeprl[atari]>=0.8"],
-    "sample_factory": ["sample-factory>=2.1,<2.2", "gymnasium<1", "numpy<2", "ale-py"],
+    "sample_factory": ["sample-factory>=2.1,<2.2", "gymnasium<1", "numpy<2", "ale-py<0.11"],
 }
 ENVIRONMENTS = Path(__file__).parent / ".venvs"
 
