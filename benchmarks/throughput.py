@@ -4,8 +4,9 @@ A figure is environment steps a second of rollout *and* learning together, on on
 Nature network and the same batch: A2C, or PPO with 4 epochs of 4 minibatches. Each measurement is a
 fresh process, the rows take turns, and ratios are taken within a turn.
 
-Stable-Baselines3 and a single-file learner in the manner of CleanRL on EnvPool's emulators have
-programs of their own (``peer_*.py``) and, made at their first use, environments of their own.
+Stable-Baselines3, SheepRL, Sample Factory (PPO only) and a single-file learner in the manner of
+CleanRL on EnvPool's emulators have programs of their own (``peer_*.py``) and, made at their first
+use, environments of their own.
 This project's second row and TorchRL's collectors (A2C only) run the same loop, in which TorchRL
 has the fastest of what was tried:
 
@@ -54,7 +55,7 @@ from matplotlib.figure import Figure
 from stopwatch import Stopwatch, keep_freed_memory
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
-from torchrl.collectors import BaseCollector, Collector, MultiCollector
+from torchrl.collectors import AsyncBatchedCollector, BaseCollector, Collector, MultiCollector
 from torchrl.data import Bounded, Categorical, Composite, Unbounded
 from torchrl.envs import EnvBase, GymWrapper, ParallelEnv, SerialEnv
 from torchrl.objectives import A2CLoss
@@ -71,16 +72,28 @@ NAMES = {
     "collector": "TorchRL Collector",
     "sync": "TorchRL MultiCollector(sync)",
     "async": "TorchRL MultiCollector(async)",
+    "async_batched": "TorchRL AsyncBatchedCollector",
     "plain": "TorchRL Collector, plain",
     "plain_sync": "TorchRL MultiCollector(sync), plain",
     "stable_baselines3": "Stable-Baselines3",
     "envpool": "CleanRL-style on EnvPool",
+    "sheeprl": "SheepRL",
+    "sample_factory": "Sample Factory, synchronous",
+    "sample_factory_async": "Sample Factory, asynchronous",
 }
 PEERS = {
     "stable_baselines3": ["stable-baselines3>=2.7", "ale-py", "opencv-python-headless"],
     "envpool": ["envpool>=1.2.5"],
+    "sheeprl": ["sheeprl[atari]>=0.8"],
+    "sample_factory": ["sample-factory>=2.1,<2.2", "gymnasium<1", "numpy<2", "ale-py<0.11"],
 }
 ENVIRONMENTS = Path(__file__).parent / ".venvs"
+
+
+def peer_of(system: str) -> str | None:
+    """Return which of ``PEERS`` a row runs, if any."""
+    peer = system.removesuffix("_async")
+    return peer if peer in PEERS else None
 
 
 @dataclass(frozen=True)
@@ -100,6 +113,7 @@ class Run:
     worker_threads: int = 1
     emulator_threads: int = 1
     channels_last: bool = True
+    double_buffered: bool = False
     compiled: bool = False
     bf16: bool = False
 
@@ -131,14 +145,28 @@ def candidates(system: str, task: Run) -> list[Run]:
     layouts = {"channels_last": [True, False]}
     actors = [1] if CORES <= 2 else [1, 2]
     executors = {"workers": workers, "actors": actors, "main_threads": [1, 2]}
+    vectorisations = {"envs": ["subproc", "dummy"]}
+    several = [count for count in workers if count < task.num_envs]
+    samplers = [
+        layouts | {"workers": several, "double_buffered": [True, False]},
+        layouts | {"workers": [task.num_envs]},
+    ]
     grids = {
         "collector": [native],
         "sync": [learner | {"worker_threads": [1, 2], "workers": workers}],
         "async": [native | {"workers": [1, 2], "main_threads": threads[::-1]}],
         "plain": [learner],
         "plain_sync": [{"main_threads": threads[::-1], "workers": workers}],
-        "stable_baselines3": [learner | layouts | {"envs": ["subproc", "dummy"]}],
+        "async_batched": [
+            learner | {"envs": ["driver"], "workers": workers},
+            learner | {"envs": ["server", "server, short messages"]},
+            learner | {"envs": ["threads"]},
+        ],
+        "stable_baselines3": [learner | layouts | vectorisations],
         "envpool": [native | layouts],
+        "sheeprl": [learner | layouts | vectorisations | {"compiled": [False, True]}],
+        "sample_factory": samplers,
+        "sample_factory_async": samplers,
     }
     return [
         replace(task, system=system, **dict(zip(grid, values, strict=True)))
@@ -231,6 +259,47 @@ def run_trainer(run: Run) -> float:
     return watch.steps_per_s
 
 
+def make_model(run: Run) -> ActorCritic:
+    spec = AtariEnvs(run.game).group([0]).spec
+    model = ActorCritic(Trunk(spec.observations["observation"].shape), spec)
+    model.module[0].module.bf16 = run.bf16
+    return model
+
+
+def make_served_model(run: Run) -> ActorCritic:
+    """Make the policy, in the process that serves it."""
+    if multiprocessing.parent_process():
+        torch.set_num_threads(run.worker_threads)
+    return make_model(run)
+
+
+def make_async_batched(run: Run, policy: nn.Module, env: partial) -> AsyncBatchedCollector:
+    """Environments in threads or processes; the policy in a thread, or in a process of its own."""
+    kwargs = {"frames_per_batch": run.frames, "max_batch_size": run.num_envs}
+    if run.envs.startswith("server"):
+        chunk = run.steps if run.envs.endswith("short messages") else "auto"
+        kwargs |= {"policy_factory": partial(make_served_model, run), "transport": "auto"}
+        kwargs |= {"env_backend": "multiprocessing", "transition_chunk_size": chunk}
+    else:
+        backend = "threading" if run.envs == "threads" else "multiprocessing"
+        per_worker = 1 if run.envs == "threads" else run.num_envs // run.workers
+        kwargs |= {"policy": policy, "transport": "driver"}
+        kwargs |= {"env_backend": backend, "envs_per_worker": per_worker}
+    return AsyncBatchedCollector([env] * run.num_envs, policy_version_key=None, **kwargs)
+
+
+def by_environment(batch: TensorDictBase) -> TensorDictBase:
+    """Order the transitions of an AsyncBatchedCollector, which come as they were finished.
+
+    Where another environment's begin, the returns are cut as at a time limit.
+    """
+    envs = torch.as_tensor(batch["env_index"]).view(-1)
+    order = envs.argsort(stable=True)
+    batch = batch.exclude("env_index").contiguous()[order]
+    batch["next", "done"][:-1] |= envs[order].diff().bool()[:, None]
+    return batch
+
+
 def make_collector(run: Run, policy: nn.Module) -> BaseCollector:
     share = run.num_envs if run.system == "async" else run.num_envs // run.workers
     frames = {"frames_per_batch": run.frames, "total_frames": -1}
@@ -240,6 +309,8 @@ def make_collector(run: Run, policy: nn.Module) -> BaseCollector:
             AtariEnvs(run.game), policy, num_envs=run.num_envs, num_actors=run.actors,
             envs_per_executor=share, **frames,
         )  # fmt: skip
+    if run.system == "async_batched":
+        return make_async_batched(run, policy, partial(NativeAtariEnv, run.game))
     if run.system == "plain":
         envs = ParallelEnv(run.num_envs, partial(plain_atari_env, run.game))
         return Collector(envs, policy, **frames)
@@ -260,10 +331,8 @@ def make_collector(run: Run, policy: nn.Module) -> BaseCollector:
 
 def run_loop(run: Run) -> float:
     torch.set_num_threads(run.main_threads)
-    spec = AtariEnvs(run.game).group([0]).spec
-    model = ActorCritic(Trunk(spec.observations["observation"].shape), spec)
+    model = make_model(run)
     trunk, heads = model.module[0], (model.get_policy_head(), model.get_value_head())
-    trunk.module.bf16 = run.bf16
     actor, critic, plain = model.get_policy_operator(), model.get_value_operator(), run.plain
     network = critic if plain else None
     gae = GAE(gamma=0.99, lmbda=1.0, value_network=network, deactivate_vmap=True)
@@ -290,27 +359,31 @@ def run_loop(run: Run) -> float:
 
     objective = torch.compile(objective) if run.compiled else objective
     for batch in collector:
+        if run.system == "async_batched":
+            batch = by_environment(batch)
         optimizer.zero_grad()
         objective(targets(batch)).backward()
         nn.utils.clip_grad_norm_(model.parameters(), 0.5)
         optimizer.step()
-        if plain or isinstance(collector, HTSCollector):
+        if run.envs.startswith("server"):
+            collector.update_policy_weights_(model)
+        elif plain or isinstance(collector, HTSCollector):
             collector.update_policy_weights_()
         if watch.round_ended():
             break
     return watch.steps_per_s
 
 
-def interpreter(system: str) -> str:
+def interpreter(peer: str | None) -> str:
     """Return the Python that a row runs with; a peer's environment is made here."""
-    if system not in PEERS:
+    if peer is None:
         return sys.executable
-    folder = ENVIRONMENTS / system
+    folder = ENVIRONMENTS / peer
     python = str(folder / "bin" / "python")
     if not (folder / "complete").exists():
         print(f"making {folder}", flush=True)
         subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
-        packages = [f"torch=={version('torch').partition('+')[0]}", *PEERS[system]]
+        packages = [f"torch=={version('torch').partition('+')[0]}", *PEERS[peer]]
         subprocess.run([python, "-m", "pip", "install", "--quiet", *packages], check=True)
         (folder / "complete").touch()
     return python
@@ -318,13 +391,15 @@ def interpreter(system: str) -> str:
 
 def measure(run: Run) -> float:
     """Return steps a second, measured in a fresh process; 0 if that fails."""
-    program = Path(__file__).with_name(f"peer_{run.system}.py") if run.system in PEERS else __file__
-    command = [interpreter(run.system), program, "--child", json.dumps(asdict(run))]
+    peer = peer_of(run.system)
+    program = Path(__file__).with_name(f"peer_{peer}.py") if peer else __file__
+    command = [interpreter(peer), program, "--child", json.dumps(asdict(run))]
     result = subprocess.run(
         ["timeout", "900", *map(str, command)], capture_output=True, text=True, check=False
     )
-    speed = 0.0 if result.returncode else float(result.stdout.splitlines()[-1])
-    print(f"{speed:8.0f}  {run.name:31} {run.setting}", flush=True)
+    last = "0" if result.returncode else result.stdout.splitlines()[-1]
+    speed, remark = float(last.split()[0]), last.partition(" ")[2]
+    print(f"{speed:8.0f}  {run.name:31} {run.setting} {remark}", flush=True)
     print(result.stderr[-3000:] if result.returncode else "", file=sys.stderr, end="")
     return speed
 
@@ -333,7 +408,7 @@ def tune(system: str, task: Run) -> Run:
     """Return the fastest setting of a row, each measured for half the time."""
     short = replace(task, seconds=task.seconds / 2)
     speeds = {run: measure(run) for run in candidates(system, short)}
-    if system != "trainer" and system not in PEERS:
+    if system != "trainer" and not peer_of(system):
         compiled = replace(max(speeds, key=speeds.__getitem__), compiled=True)
         speeds[compiled] = measure(compiled)
     return replace(max(speeds, key=speeds.__getitem__), seconds=task.seconds)
@@ -398,14 +473,17 @@ def main() -> None:
             for process in multiprocessing.active_children():
                 process.kill()  # the exit would wait for a ParallelEnv's workers without end
         return
+    learners = {name for name in NAMES if name == "trainer" or peer_of(name)}
     if args.algorithm == "ppo":
-        args.rows = [name for name in args.rows if name == "trainer" or name in PEERS]
+        args.rows = [name for name in args.rows if name in learners]
+    else:
+        args.rows = [name for name in args.rows if peer_of(name) != "sample_factory"]
     args.repeats, args.seconds = (2, 3.0) if args.quick else (args.repeats, args.seconds)
     text, speeds = [machine()], {}
     for steps in args.steps_per_round:
         task = Run("", args.game, args.num_envs, steps, args.seconds, args.algorithm)
         runs = [tune(name, task) if args.tune else candidates(name, task)[0] for name in args.rows]
-        runs += [replace(run, bf16=True) for run in runs if args.bf16 and run.system not in PEERS]
+        runs += [replace(run, bf16=True) for run in runs if args.bf16 and not peer_of(run.system)]
         for _, run in product(range(args.repeats), runs):
             speeds.setdefault(run, []).append(measure(run) or sys.exit(f"{run.name} failed"))
         text.append(report({run: speeds[run] for run in runs}))

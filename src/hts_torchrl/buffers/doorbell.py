@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import select
+import threading
 from copy import copy
 from multiprocessing.connection import Connection, Pipe
 from typing import Self
@@ -17,11 +19,19 @@ class CrewStopped(HTSError):
 
 def sleep_until_readable(fd: int, lifeline: Connection) -> None:
     """Sleep until ``fd`` has something to read; raises :class:`CrewStopped` if the lifeline has."""
-    poll = select.poll()
-    poll.register(fd, select.POLLIN)
-    poll.register(lifeline.fileno(), select.POLLIN)
-    if any(ready == lifeline.fileno() for ready, _ in poll.poll()):
+    lifeline_fd = lifeline.fileno()
+    poll = _poll_of(threading.get_ident(), fd, lifeline_fd)
+    if any(ready == lifeline_fd for ready, _ in poll.poll()):
         raise CrewStopped("the parent has closed the lifeline")
+
+
+@functools.lru_cache(maxsize=8)
+def _poll_of(thread: int, *fds: int) -> select.poll:  # noqa: ARG001 - only one may use it at a time
+    """Return what waits for descriptors: numbers, so it outlives those that it was made for."""
+    poll = select.poll()
+    for fd in fds:
+        poll.register(fd, select.POLLIN)
+    return poll
 
 
 class Doorbell:

@@ -92,6 +92,8 @@ class Stopwatch:
     def __init__(self, logbook: Logbook, worker: int) -> None:
         self._logbook = logbook
         self._worker = worker
+        self._busy_s = float(logbook.busy_s[worker])  # what workers before this one have booked
+        self._waiting_s = float(logbook.waiting_s[worker])
         self._since = time.perf_counter()
 
     def waits(self) -> float:
@@ -101,7 +103,8 @@ class Stopwatch:
             The time.
         """
         now = time.perf_counter()
-        self._logbook.busy_s[self._worker] += now - self._since
+        self._busy_s += now - self._since
+        self._logbook.busy_s[self._worker] = self._busy_s
         if self._logbook.tracing[0]:
             self._logbook.add_span(self._worker, self._since, now)
         self._since = now
@@ -110,5 +113,6 @@ class Stopwatch:
     def works(self) -> None:
         """Book the time since the last call as waiting."""
         now = time.perf_counter()
-        self._logbook.waiting_s[self._worker] += now - self._since
+        self._waiting_s += now - self._since
+        self._logbook.waiting_s[self._worker] = self._waiting_s
         self._since = now

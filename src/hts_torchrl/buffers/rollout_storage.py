@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TypeAlias
 
 import numpy as np
 
 from hts_torchrl.buffers.arena import Array
 from hts_torchrl.config import ArraySpec, EnvSpec, Key
 
-_SCALARS: dict[Key, str] = {
+Cells: TypeAlias = dict[Key, Array]
+"""Views ``[T, G, ...]`` of a storage, of the G environments of one executor."""
+
+_NUMBERS: dict[Key, str] = {
     ("next", "reward"): "float32",
     ("next", "terminated"): "bool",
     ("next", "truncated"): "bool",
@@ -33,7 +37,7 @@ def storage_specs(spec: EnvSpec, outputs: Mapping[Key, ArraySpec]) -> dict[Key, 
     for key, array in spec.observations.items():
         specs[key] = specs[next_key(key)] = array
     specs.update(outputs)
-    specs.update({key: ArraySpec((1,), np.dtype(dtype)) for key, dtype in _SCALARS.items()})
+    specs.update({key: ArraySpec((1,), np.dtype(dtype)) for key, dtype in _NUMBERS.items()})
     specs["collector", "traj_ids"] = ArraySpec((), np.dtype(np.int64))
     return specs
 
@@ -48,7 +52,10 @@ class RolloutStorage:
     def __init__(self, arrays: dict[Key, Array]) -> None:
         self.arrays = arrays
 
-    def record(self, rows: slice, step: int, values: Mapping[Key, Array]) -> None:
-        """Fill the cells of environments ``rows`` at ``step``."""
-        for key, value in values.items():
-            self.arrays[key][rows, step] = value
+    def cells(self, rows: slice) -> Cells:
+        """Return what the executor of the environments ``rows`` fills, by step; numbers ``[T, G]``.
+
+        Views are made once, as an executor's step has time for little else than writing to them.
+        """
+        cells = {key: array[rows].swapaxes(0, 1) for key, array in self.arrays.items()}
+        return cells | {key: cells[key][..., 0] for key in _NUMBERS}

@@ -65,6 +65,7 @@ class SerialGroup:
         self._action_start = int(space.start) if isinstance(space, gymnasium.spaces.Discrete) else 0
         self._after = self._empty()
         self._next = self._empty()
+        self._stepping = [_named(index, "step") for index in self.indices]
 
     def _empty(self) -> Observation:
         return {
@@ -92,20 +93,31 @@ class SerialGroup:
         rewards = np.zeros(self.num_envs, np.float32)
         terminated = np.zeros(self.num_envs, bool)
         truncated = np.zeros(self.num_envs, bool)
+        ended = []
         for row, env in enumerate(self.envs):
-            with _named(self.indices[row], "step"):
+            with self._stepping[row]:
                 action = env_action(self.spec.action, actions[row], self._action_start)
-                observation, reward, terminated[row], truncated[row], _ = env.step(action)
+                observation, reward, terminates, truncates, _ = env.step(action)
                 rewards[row] = float(reward)
-            self._store(observation, self._after, row)
-            if terminated[row] or truncated[row]:
+            if terminates or truncates:
+                terminated[row], truncated[row] = terminates, truncates
+                ended.append(row)
+                self._store(observation, self._after, row)
                 with _named(self.indices[row], "reset"):
                     seed = None if self.next_seed is None else self.next_seed(row)
                     observation = env.reset(seed=seed)[0]
             self._store(observation, self._next, row)
+        after = self._observed_after(ended) if ended else self._next
         ends = terminated | truncated
-        after = self._after if ends.any() else self._next
         return Transition(after, self._next, rewards, rewards, terminated, truncated, ends)
+
+    def _observed_after(self, ended: list[int]) -> Observation:
+        """Return what the step led to: also where it ended an episode, whose last is stored."""
+        for key, array in self._after.items():
+            last = array[ended]
+            array[:] = self._next[key]
+            array[ended] = last
+        return self._after
 
     def render(self) -> Array:
         """Return the first environment's picture."""

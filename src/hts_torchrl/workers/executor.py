@@ -60,7 +60,8 @@ class Executor:
         self._seeded = self._group if isinstance(self._group, SeededGroup) else None
         self._seeds_given = [stretch.index for stretch in stretches]
         self._seed_steps = [len(stretch.actions) for stretch in stretches]
-        self._episode = np.array([stretch.trajectory for stretch in stretches], np.int64)
+        first = np.array([stretch.trajectory for stretch in stretches], np.int64)
+        self._trajectory = self.envs + first * self._schedule.num_envs
         self._episode_reward = np.zeros(len(envs), np.float32)
         self._step_count = np.zeros(len(envs), np.int64)
         self._observation = self._group.reset([self._seed_of(row) for row in range(len(envs))])
@@ -68,6 +69,8 @@ class Executor:
         if self._seeded is not None:
             self._seeded.next_seed = self._next_seed
         self._answers = {key: array[self._rows] for key, array in board.actions.answers.items()}
+        self._next_keys = {key: next_key(key) for key in board.spec.observations}
+        self._cells_of = [board.storages[half].cells(self._rows) for half in range(2)]
 
     def _seed_of(self, row: int) -> int:
         return env_seed(self._seed, self._global_envs[row], number=self._seeds_given[row])
@@ -84,18 +87,19 @@ class Executor:
     def _play_again(self, stretches: Sequence[Stretch]) -> None:
         """Bring environments and counters to where they were."""
         replay = Replay(stretches, self._global_envs, self._board.spec)
-        trajectories = self._episode.copy()
+        trajectories = self._trajectory.copy()
         for step in range(replay.longest + 1):
             if late := replay.beginning(step):
                 assert self._seeded is not None  # else all stretches are as long as the run
                 self._observation = self._seeded.restart(late, [self._seed_of(r) for r in late])
-                self._episode[late] = trajectories[late]
+                self._trajectory[late] = trajectories[late]
                 self._episode_reward[late] = self._step_count[late] = 0
             if step < replay.longest:
                 transition = self._group.step(replay.actions(step))
                 replay.verify(step, transition)
                 self._observation = transition.next_observation
                 self._count(transition)
+                self._begin_episodes(transition)
                 # A sign of life: the wait for the round is given up without one.
                 self._board.logbook.steps[self._index] += 1
 
@@ -107,46 +111,51 @@ class Executor:
             [
                 draw(self._seed, env, round_index * steps, steps, action.num_draws)
                 for env in self._global_envs
-            ]
+            ],
+            axis=1,
         )
-        self._storage = self._board.storages[self._schedule.storage_of(round_index)]
+        self._cells = self._cells_of[self._schedule.storage_of(round_index)]
 
     def put_state(self, step: int) -> None:
         """Write observation and draw into the state buffer, and the observation into its cell."""
-        self._board.state.put(self._rows, self._observation, self._draws[:, step])
-        self._storage.record(self._rows, step, self._observation)
+        self._board.state.put(self._rows, self._observation, self._draws[step])
+        for key, array in self._observation.items():
+            self._cells[key][step] = array
 
     def step(self, step: int) -> None:
         """Step the environments by the actions in the action buffer, and record the transition."""
         self._seed_steps = [steps + 1 for steps in self._seed_steps]
         transition = self._group.step(self._answers["action"])
-        self._storage.record(self._rows, step, self._answers)
-        self._record(step, transition)
+        for key, answer in self._answers.items():
+            self._cells[key][step] = answer
         self._count(transition)
+        self._record(step, transition)
+        self._begin_episodes(transition)
         self._observation = transition.next_observation
 
-    def _record(self, step: int, transition: Transition) -> None:
-        rows, storage = self._rows, self._storage
-        after = {next_key(key): array for key, array in transition.observation.items()}
-        storage.record(rows, step, after)
-        numbers = {
-            "reward": transition.reward,
-            "terminated": transition.terminated,
-            "truncated": transition.truncated,
-            "episode_end": transition.episode_end,
-            "episode_reward": self._episode_reward + transition.score,
-            "step_count": self._step_count + 1,
-        }
-        storage.record(rows, step, {("next", key): n[:, None] for key, n in numbers.items()})
-        trajectory = self.envs + self._episode * self._schedule.num_envs
-        storage.record(rows, step, {("collector", "traj_ids"): trajectory})
-
     def _count(self, transition: Transition) -> None:
-        self._episode += transition.terminated | transition.truncated
         self._episode_reward += transition.score
         self._step_count += 1
-        self._episode_reward[transition.episode_end] = 0.0
-        self._step_count[transition.episode_end] = 0
+
+    def _record(self, step: int, transition: Transition) -> None:
+        cells = self._cells
+        for key, array in transition.observation.items():
+            cells[self._next_keys[key]][step] = array
+        cells["next", "reward"][step] = transition.reward
+        cells["next", "terminated"][step] = transition.terminated
+        cells["next", "truncated"][step] = transition.truncated
+        cells["next", "episode_end"][step] = transition.episode_end
+        cells["next", "episode_reward"][step] = self._episode_reward
+        cells["next", "step_count"][step] = self._step_count
+        cells["collector", "traj_ids"][step] = self._trajectory
+
+    def _begin_episodes(self, transition: Transition) -> None:
+        """Turn to new trajectories, and to new games, where the last have ended."""
+        ends = transition.terminated | transition.truncated
+        if np.count_nonzero(ends):  # a third of the time of any()
+            self._trajectory[ends] += self._schedule.num_envs
+            self._episode_reward[transition.episode_end] = 0.0
+            self._step_count[transition.episode_end] = 0
 
     def close(self) -> None:
         """Close the environments."""

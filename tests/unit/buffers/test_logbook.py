@@ -46,6 +46,16 @@ def test_the_stopwatch_splits_time_into_work_and_waiting(logbook, monkeypatch):
     assert (logbook.busy_s[2], logbook.waiting_s[2]) == (3.0 + 1.0, 7.0)
 
 
+def test_a_stopwatch_goes_on_where_the_last_one_of_its_worker_ended(logbook, monkeypatch):
+    times = iter([10.0, 13.0, 20.0, 30.0, 31.0, 35.0])
+    monkeypatch.setattr(logbook_module.time, "perf_counter", lambda: next(times))
+    for _ in range(2):
+        watch = Stopwatch(logbook, 2)
+        watch.waits()
+        watch.works()
+    assert (logbook.busy_s[2], logbook.waiting_s[2]) == (3.0 + 1.0, 7.0 + 4.0)
+
+
 def test_spans_of_work_are_kept_while_a_round_is_traced(logbook, monkeypatch):
     times = iter([10.0, 13.0, 20.0, 21.0, 25.0, 26.0])
     monkeypatch.setattr(logbook_module.time, "perf_counter", lambda: next(times))

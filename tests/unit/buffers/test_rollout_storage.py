@@ -1,4 +1,5 @@
 import numpy as np
+import pytest
 
 from hts_torchrl.buffers.rollout_storage import RolloutStorage, next_key, storage_specs
 from hts_torchrl.config import ActionSpec, ArraySpec, EnvSpec
@@ -38,9 +39,24 @@ def test_trajectories_are_numbered_in_64_bits():
     assert traj_ids == ArraySpec((), np.dtype(np.int64))
 
 
-def test_a_record_fills_its_own_cells_only():
-    storage = RolloutStorage({"action": np.full((3, 4), -1)})
-    storage.record(slice(1, 3), 2, {"action": np.array([7, 8])})
-    expected = np.full((3, 4), -1)
+@pytest.fixture
+def storage():
+    """Three environments, four steps."""
+    specs = storage_specs(SPEC, OUTPUTS)
+    return RolloutStorage({k: np.zeros((3, 4, *a.shape), a.dtype) for k, a in specs.items()})
+
+
+def test_what_is_written_to_a_cell_is_stored_there_and_nowhere_else(storage):
+    storage.cells(slice(1, 3))["action"][2] = 7, 8
+    expected = np.zeros((3, 4))
     expected[1:3, 2] = 7, 8
     assert np.array_equal(storage.arrays["action"], expected)
+
+
+def test_numbers_are_written_without_their_last_dimension(storage):
+    storage.cells(slice(0, 2))["next", "reward"][3] = 0.5, -1.0
+    assert storage.arrays["next", "reward"][:, 3].tolist() == [[0.5], [-1.0], [0.0]]
+
+
+def test_every_array_has_cells(storage):
+    assert storage.cells(slice(0, 1)).keys() == storage.arrays.keys()
