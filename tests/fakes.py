@@ -19,6 +19,8 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from hts_torchrl.buffers.counted_storage import CountedCells
+
 NUM_ACTIONS = 4
 SEED_RANGE = 4096
 
@@ -144,6 +146,34 @@ class FailingEnv:
         if self.where == "constructor":
             _break()
         return _BrokenReset(index) if self.where == "reset" else _Disturbed(index, self.at, _break)
+
+
+class _Undeclared(CoordinateEnv):
+    def __init__(self, index: int, maker: UndeclaredEnv) -> None:
+        super().__init__(index)
+        self.maker, self.stepped = maker, 0
+
+    def reset(self, *, seed=None, options=None):
+        observation, info = super().reset(seed=seed, options=options)
+        return (self.maker.observation if self.maker.at < 0 else observation), info
+
+    def step(self, action):
+        observation, *rest = super().step(action)
+        self.stepped += 1
+        wrong = self.stepped == self.maker.at + 1
+        return (self.maker.observation if wrong else observation), *rest
+
+
+@dataclass(frozen=True)
+class UndeclaredEnv:
+    """Environment ``index`` observes what it has not declared at step ``at``, or (-1) at resets."""
+
+    observation: Any
+    index: int = 1
+    at: int = 0
+
+    def __call__(self, index: int) -> gymnasium.Env:
+        return _Undeclared(index, self) if index == self.index else CoordinateEnv(index)
 
 
 @dataclass(frozen=True)
@@ -305,3 +335,26 @@ class DeadlyEnvs:
     def __call__(self, index: int) -> gymnasium.Env:
         env = gymnasium.make("CartPole-v1", max_episode_steps=20)
         return _Deadly(env, self) if index == 1 else env
+
+
+class _Forgetful(CoordinateEnv):
+    def step(self, action):
+        fill = CountedCells.__setitem__
+
+        def forget(cells, step, values):
+            CountedCells.__setitem__ = fill  # the first that is stored of a step is its action
+            if step != 1:
+                fill(cells, step, values)
+
+        CountedCells.__setitem__ = forget
+        return super().step(action)
+
+
+@dataclass(frozen=True)
+class ForgetfulEnvs:
+    """Environment ``index`` plants a bug in its process: no action is stored at step 1."""
+
+    index: int = 2
+
+    def __call__(self, index: int) -> gymnasium.Env:
+        return _Forgetful(index) if index == self.index else CoordinateEnv(index)

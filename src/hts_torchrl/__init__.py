@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     )
     from hts_torchrl.learner import A2C, PPO
     from hts_torchrl.models import ActorCritic, make_actor_critic
+    from hts_torchrl.policy_file import load_policy, save_policy
 
 _HOMES = {
     "A2C": "learner",
@@ -47,7 +48,9 @@ _HOMES = {
     "TrainingStatistics": "callbacks",
     "WorkerError": "errors",
     "keep_freed_memory": "allocator",
+    "load_policy": "policy_file",
     "make_actor_critic": "models",
+    "save_policy": "policy_file",
 }
 
 __all__ = [
@@ -71,7 +74,9 @@ __all__ = [
     "TrainingStatistics",
     "WorkerError",
     "keep_freed_memory",
+    "load_policy",
     "make_actor_critic",
+    "save_policy",
 ]
 
 

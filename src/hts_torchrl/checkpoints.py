@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import shutil
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 
+from hts_torchrl.durable_file import replacing
 from hts_torchrl.errors import ConfigurationError
 
 
@@ -50,11 +49,11 @@ class DurableCheckpointIO(TorchCheckpointIO):
         place = Path(path)
         place.parent.mkdir(parents=True, exist_ok=True)
         try:
-            with _replacing(place) as new:
+            with replacing(place) as new:
                 torch.save(checkpoint, new)
                 _keep_previous(place)
                 files = {new: place.name, _previous(place): _previous(place).name}
-                with _replacing(_digests(place)) as lines:
+                with replacing(_digests(place)) as lines:
                     written = [f"{_digest(f)}  {n}\n" for f, n in files.items() if f.is_file()]
                     lines.write_text("".join(written))
         except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError
@@ -107,7 +106,7 @@ def _keep_previous(place: Path) -> None:
     """Give the file in place a second name, if it is whole; else remove a damaged one before it."""
     previous = _previous(place)
     if place.is_file() and _is_whole(place):
-        with _replacing(previous) as link:
+        with replacing(previous) as link:
             _link_or_copy(place, link)
     elif previous.is_file() and _digest(previous) not in _known_digests(place):
         previous.unlink()
@@ -137,28 +136,6 @@ def _digests(path: Path) -> Path:
 
 def _previous(path: Path) -> Path:
     return path.with_name(path.name + ".previous")
-
-
-@contextlib.contextmanager
-def _replacing(place: Path) -> Iterator[Path]:
-    """Give a name in the folder of ``place``; what is written there takes its place, or nothing."""
-    new = place.with_name(f".{place.name}.new")
-    new.unlink(missing_ok=True)  # of a process that crashed here
-    try:
-        yield new
-        _sync(new)
-        new.replace(place)
-        _sync(place.parent)
-    finally:
-        new.unlink(missing_ok=True)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _link_or_copy(source: Path, target: Path) -> None:

@@ -1,4 +1,4 @@
-"""The command line: ``hts-torchrl fit | validate | play | advise | verify | doctor``."""
+"""The command line: ``hts-torchrl fit | validate | play | export | advise | verify | doctor``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 import warnings
 import zipfile
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, is_dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -42,11 +42,12 @@ from hts_torchrl.errors import (
     WorkerKilled,
 )
 from hts_torchrl.learner import A2C, PPO, Learner  # noqa: F401
+from hts_torchrl.policy_file import save_policy
 from hts_torchrl.verification import Manifest, first_difference, record
 
 
 class HTSTrainer(Trainer):
-    """Lightning's Trainer, which also plays, advises and verifies."""
+    """Lightning's Trainer, which also plays, exports, advises and verifies."""
 
     def play(
         self,
@@ -73,11 +74,7 @@ class HTSTrainer(Trainer):
             raise ConfigurationError("play needs --ckpt_path")
         if Path(video).suffix not in (".mp4", ".gif"):
             raise ConfigurationError(f"--video={video}: a name that ends in .mp4 or .gif is needed")
-        if model.policy is None:
-            model.build_policy(datamodule.env_spec)
-        checkpoint = torch.load(ckpt_path, map_location="cpu", weights_only=weights_only)
-        model.on_load_checkpoint(checkpoint)
-        model.load_state_dict(checkpoint["state_dict"])
+        _load_weights(model, datamodule, ckpt_path, weights_only=weights_only)
         evaluation = replace(datamodule.evaluation(precision="32-true"), greedy=greedy)
         frames: list[Any] = list(evaluation.frames(model.actor_critic))
         Path(video).absolute().parent.mkdir(parents=True, exist_ok=True)
@@ -86,6 +83,47 @@ class HTSTrainer(Trainer):
         else:
             imageio.mimsave(video, frames, fps=frames_per_second, macro_block_size=2)
         print(f"video of {len(frames)} steps: {video}")  # noqa: T201
+
+    def export(
+        self,
+        model: Learner,
+        datamodule: HTSDataModule,
+        ckpt_path: str | None = None,
+        weights_only: bool | None = True,
+        output: str = "policy.safetensors",
+    ) -> None:
+        """Write the policy of a checkpoint into a safetensors file, which load_policy reads.
+
+        Args:
+            model: the learner whose policy it is.
+            datamodule: knows the environment.
+            ckpt_path: the checkpoint.
+            weights_only: load tensors and plain values only, never code.
+            output: file to write, ``.safetensors``.
+        """
+        if ckpt_path is None:
+            raise ConfigurationError("export needs --ckpt_path")
+        if Path(output).suffix != ".safetensors":
+            raise ConfigurationError(
+                f"--output={output}: a name that ends in .safetensors is needed"
+            )
+        built_in = model.policy is None
+        _load_weights(model, datamodule, ckpt_path, weights_only=weights_only)
+        env = datamodule.env
+        settings: dict[str, Any] = asdict(env) if is_dataclass(env) else {}
+        environment = {"factory": type(env).__name__, **settings}
+        try:
+            save_policy(
+                model.actor_critic,
+                output,
+                spec=datamodule.env_spec,
+                network=model.network if built_in else None,
+                squash=model.squash,
+                about={"environment": environment, "updates": model.updates},
+            )
+        except OSError as error:
+            raise ConfigurationError(f"--output={output}: {error}") from error
+        print(f"policy after {model.updates} updates: {output}")  # noqa: T201
 
     def advise(self, model: Learner, datamodule: HTSDataModule, seconds: float = 60.0) -> None:
         """Measure the task, say what speed to expect and which settings suit it, and check that.
@@ -139,6 +177,20 @@ class HTSTrainer(Trainer):
         print(f"{updates} updates, weights {mine.weights[:16]}: the same bits as {name}")  # noqa: T201
 
 
+def _load_weights(
+    model: Learner,
+    datamodule: HTSDataModule,
+    ckpt_path: str,
+    *,
+    weights_only: bool | None,
+) -> None:
+    if model.policy is None:
+        model.build_policy(datamodule.env_spec)
+    checkpoint = torch.load(ckpt_path, map_location="cpu", weights_only=weights_only)
+    model.on_load_checkpoint(checkpoint)
+    model.load_state_dict(checkpoint["state_dict"])
+
+
 class HTSArgumentParser(LightningArgumentParser):
     """Reports a wrong argument in one line, without the usage."""
 
@@ -158,6 +210,7 @@ class HTSCommandLine(LightningCLI):
             "fit": {"model", "train_dataloaders", "val_dataloaders", "datamodule"},
             "validate": {"model", "dataloaders", "datamodule"},
             "play": {"model", "datamodule"},
+            "export": {"model", "datamodule"},
             "advise": {"model", "datamodule"},
             "verify": {"model", "datamodule"},
         }

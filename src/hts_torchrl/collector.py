@@ -17,6 +17,7 @@ from torch import nn
 from torchrl.collectors import BaseCollector
 
 from hts_torchrl.buffers.board import Board
+from hts_torchrl.buffers.counted_storage import CountedStorage
 from hts_torchrl.buffers.journal import Journal
 from hts_torchrl.config import CrewConfig, Precision, Recover, StartMethod
 from hts_torchrl.envs.group import CreateEnv, EnvFactory, SeededGroup
@@ -85,6 +86,8 @@ class HTSCollector(BaseCollector):
         recover: ``fail`` raises when a worker was killed by a signal; ``replay`` starts the crew
             anew, plays the running games again and repeats the round: the bits are the same.
         first_env: global index of environment 0; ranks of a distributed run differ in it.
+        debug: poison each storage before it is filled (every byte 0xFF: NaN in floats), and check
+            that every cell of a finished round was written once; no bit changes by it.
         clone: hand out batches with memory of their own.
 
     Raises:
@@ -116,6 +119,7 @@ class HTSCollector(BaseCollector):
         timeout_s: float = 120.0,
         recover: Recover = "fail",
         first_env: int = 0,
+        debug: bool = False,
         clone: bool = False,
     ) -> None:
         super().__init__()
@@ -134,6 +138,7 @@ class HTSCollector(BaseCollector):
             timeout_s=timeout_s,
             recover=recover,
             first_env=first_env,
+            debug=debug,
         )
         if (policy is None) == (policy_factory is None):
             raise ConfigurationError("give a policy or a policy_factory, one of the two")
@@ -261,6 +266,7 @@ class HTSCollector(BaseCollector):
             asked_s = time.perf_counter()
             self._learner_busy_s += asked_s - self._handed_out_s
             self._wait_round(round_index)
+            self._check_cells(round_index)
             self._meet(round_index, asked_s)
             batch = self._batch(round_index)
             self._round += 1
@@ -292,7 +298,16 @@ class HTSCollector(BaseCollector):
         assert self._crew is not None
         assert self._board is not None
         self._board.logbook.trace(round_index == self._traced_round)
+        storage = self._board.storages[self.schedule.storage_of(round_index)]
+        if isinstance(storage, CountedStorage):
+            storage.poison()
         self._crew.start_round(round_index)
+
+    def _check_cells(self, round_index: int) -> None:
+        assert self._board is not None
+        storage = self._board.storages[self.schedule.storage_of(round_index)]
+        if isinstance(storage, CountedStorage):
+            storage.check(round_index, self.config.first_env)
 
     def _wait_round(self, round_index: int) -> None:
         """Wait for a round, with as many crews as it takes."""

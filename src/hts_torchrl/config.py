@@ -91,6 +91,8 @@ class CrewConfig:
     """What a worker killed by a signal means: the end, or another crew and the round again."""
     first_env: int = 0
     """Global index of environment 0 here: distributed ranks have distinct environments."""
+    debug: bool = False
+    """Poison storages, and check that every cell of a round is written once."""
 
     def __post_init__(self) -> None:
         """Refuse counts that cannot work together."""

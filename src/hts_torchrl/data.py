@@ -107,6 +107,7 @@ class HTSDataModule(LightningDataModule):
         timeout_s: seconds without any environment step after which the run is given up.
         recover: ``fail`` ends the run when a worker was killed by a signal; ``replay`` starts the
             workers anew and repeats the round, with the same bits.
+        debug: check that every cell of a round is written once; no bit changes by it.
         resume_envs: keep the running games in checkpoints, and go on with those of a checkpoint, so
             that the resumed run has the bits of one that was never stopped; else new games begin.
         evaluation_episodes: games of each evaluation.
@@ -129,6 +130,7 @@ class HTSDataModule(LightningDataModule):
         start_method: StartMethod = "forkserver",
         timeout_s: float = 120.0,
         recover: Recover = "fail",
+        debug: bool = False,
         resume_envs: bool = True,
         evaluation_episodes: int = 10,
         evaluation_frames: int | None = None,
@@ -150,6 +152,7 @@ class HTSDataModule(LightningDataModule):
             start_method=start_method,
             timeout_s=timeout_s,
             recover=recover,
+            debug=debug,
         )
         for name, count in (
             ("evaluation_episodes", evaluation_episodes),
@@ -175,6 +178,7 @@ class HTSDataModule(LightningDataModule):
             "start_method": start_method,
             "timeout_s": timeout_s,
             "recover": recover,
+            "debug": debug,
         }
         self._collector: HTSCollector | None = None
         self._loaded_state: dict[str, Any] = {}

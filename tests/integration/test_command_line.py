@@ -2,6 +2,7 @@
 
 import contextlib
 import csv
+import json
 import os
 import shutil
 import signal
@@ -15,8 +16,10 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from safetensors import safe_open
 
-from tests.command_line import A2C, CARTPOLE, files, refused, run
+from hts_torchrl import ConfigurationError, load_policy
+from tests.command_line import A2C, CARTPOLE, Valued, files, refused, run
 
 PPO = ["--model=PPO", "--model.learning_rate_decay=true"]
 
@@ -142,6 +145,40 @@ class TestValidate:
         pendulum = ["--data.env.id=Pendulum-v1", f"--ckpt_path={path}"]
         message = refused(capsys, "validate", *CARTPOLE, *PPO, *pendulum)
         assert message.startswith("the checkpoint is of another network: its policy.")
+
+
+class TestExport:
+    def test_writes_the_policy_of_the_checkpoint(self, run_directory, tmp_path, capsys):
+        checkpoint, output = run_directory / "checkpoints" / "last.ckpt", tmp_path / "policies"
+        output = output / "mine.safetensors"
+        run("export", f"--ckpt_path={checkpoint}", f"--output={output}")
+        assert capsys.readouterr().out == f"policy after 3 updates: {output}\n"
+        trained = torch.load(checkpoint, weights_only=True)["state_dict"]
+        exported = load_policy(output).state_dict()
+        assert trained.keys() == {f"policy.{name}" for name in exported}
+        assert all(torch.equal(trained[f"policy.{name}"], exported[name]) for name in exported)
+        with safe_open(output, "pt") as file:
+            about = json.loads(file.metadata()["about"])
+        assert about == {
+            "environment": {"factory": "GymEnvs", "id": "CartPole-v1", "kwargs": {}},
+            "updates": 3,
+        }
+
+    def test_a_policy_of_the_users_own_needs_its_module(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        own = "--model.policy=tests.command_line.Valued"
+        run("fit", *CARTPOLE, *A2C, own)
+        run("export", *CARTPOLE, *A2C, own, "--ckpt_path=runs/run/version_0/checkpoints/last.ckpt")
+        with pytest.raises(ConfigurationError, match="a policy of your own"):
+            load_policy("policy.safetensors")
+        assert isinstance(load_policy("policy.safetensors", Valued()), Valued)
+
+    def test_a_wrong_output_is_refused(self, run_directory, capsys):
+        arguments = ["export", f"--ckpt_path={run_directory}/checkpoints/last.ckpt"]
+        message = refused(capsys, *arguments, "--output=policy.pt")
+        assert message == "--output=policy.pt: a name that ends in .safetensors is needed"
+        message = refused(capsys, *arguments, "--output=/dev/null/policy.safetensors")
+        assert message.startswith("--output=/dev/null/policy.safetensors: cannot write the policy")
 
 
 class TestPlay:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hts_torchrl import HTSCollector
+from hts_torchrl import HTSCollector, load_policy
 from tests.command_line import files, run
 
 ROOT = Path(__file__).parents[2]
@@ -48,11 +48,12 @@ def clone(tmp_path, monkeypatch):
 
 def test_the_commands_of_the_readme_work_one_after_another(clone, capsys):
     typed = commands("README.md")
-    assert [words[0] for words in typed] == ["fit", "fit", "validate", "play"]
+    assert [words[0] for words in typed] == ["fit", "fit", "validate", "play", "export"]
     for words in typed:
         run(*words, *SMALL, SHORT_GAME)
         assert capsys.readouterr().out
     assert (clone / "pong.mp4").stat().st_size > 0
+    assert load_policy(clone / "pong.safetensors").in_keys == ["observation"]
     assert "runs/pong/version_0/learning_curve.png" in files(clone)
 
 

@@ -8,9 +8,16 @@ import numpy as np
 import pytest
 import torch
 
-from hts_torchrl import HTSCollector
+from hts_torchrl import HTSCollector, ProtocolError
 from hts_torchrl.draws import env_seed, uniform_draws
-from tests.fakes import NUM_ACTIONS, SEED_RANGE, CoordinateEnv, CoordinateEnvs, JitterEnv
+from tests.fakes import (
+    NUM_ACTIONS,
+    SEED_RANGE,
+    CoordinateEnv,
+    CoordinateEnvs,
+    ForgetfulEnvs,
+    JitterEnv,
+)
 from tests.policies import VERSION_UNIT, JitterNet, echo_policy, echo_weights
 from tests.runs import digest, play
 
@@ -19,7 +26,7 @@ pytestmark = pytest.mark.processes
 ENVS, STEPS, ROUNDS, SEED = 4, 4, 5, 11
 
 
-def collect(create_env_fn, policy, num_actors) -> HTSCollector:
+def collect(create_env_fn, policy, num_actors, **settings) -> HTSCollector:
     return HTSCollector(
         create_env_fn,
         policy,
@@ -28,6 +35,7 @@ def collect(create_env_fn, policy, num_actors) -> HTSCollector:
         total_frames=ENVS * STEPS * ROUNDS,
         num_actors=num_actors,
         seed=SEED,
+        **settings,
     )
 
 
@@ -142,3 +150,14 @@ def test_each_round_acts_one_update_behind(batches):
 def test_random_delays_in_executors_and_actors_change_no_bit(batches):
     calm = collect(CoordinateEnvs(), echo_policy(), num_actors=0)
     assert digest(batches) == digest(play(calm, echo_weights))
+
+
+def test_debug_mode_changes_no_bit(batches):
+    debugged = collect(JitterEnv(CoordinateEnvs()), echo_policy(JitterNet()), 2, debug=True)
+    assert digest(play(debugged, echo_weights)) == digest(batches)
+
+
+def test_debug_mode_finds_a_cell_that_an_executor_process_forgets():
+    collector = collect(ForgetfulEnvs(), echo_policy(), 1, debug=True)
+    with pytest.raises(ProtocolError, match=r"action of environment 2, round 0, step 1, .* never"):
+        play(collector)

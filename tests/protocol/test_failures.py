@@ -2,11 +2,12 @@
 
 import multiprocessing
 
+import numpy as np
 import pytest
 
 from hts_torchrl import HTSCollector, WorkerError
 from hts_torchrl.errors import WorkerPlace
-from tests.fakes import CoordinateEnvs, FailingEnv, HangingEnv, KillSelfEnv
+from tests.fakes import CoordinateEnvs, FailingEnv, HangingEnv, KillSelfEnv, UndeclaredEnv
 from tests.policies import KillSelfNet, RaisingNet, echo_policy
 from tests.runs import play
 
@@ -48,6 +49,15 @@ def test_an_environment_in_a_group_is_named_by_the_note_on_its_exception():
     error = failure(collect(FailingEnv("step", index=11), envs_per_executor=2, first_env=10))
     assert error.place.envs == (10, 11)
     assert "raised by step() of environment 11" in error.cause
+
+
+def test_an_observation_that_is_not_declared_names_environment_round_and_step():
+    error = failure(collect(UndeclaredEnv(np.zeros(5), at=STEPS + 2)))
+    assert error.place == WorkerPlace("executor", 1, (1,), 1, 2)
+    assert (
+        "step() of environment 1 returned what is not declared: 'observation' is float64 [5]"
+        in (error.cause)
+    )
 
 
 def test_a_killed_executor_is_named_with_its_signal_round_and_step():

@@ -201,11 +201,12 @@ def test_wrong_input_ends_with_one_line_and_status_2(what, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], 'expected "subcommand" to be one of {fit,validate,play,advise,verify}'),
+        ([], 'expected "subcommand" to be one of {fit,validate,play,export,advise,verify}'),
         (["train"], "argument subcommand: invalid choice: 'train'"),
         (["fit", "--model=A2C"], "the following arguments are required: fit.data.env"),
         (["fit", *CARTPOLE], "the following arguments are required: fit.model"),
         (["play", *CARTPOLE, *A2C], "play needs --ckpt_path"),
+        (["export", *CARTPOLE, *A2C], "export needs --ckpt_path"),
         (["validate", *CARTPOLE, *A2C, "--ckpt_path=x"], "--ckpt_path=x: there is no such file"),
     ],
 )
@@ -219,7 +220,7 @@ def test_a_wrong_choice_is_told_without_the_whole_configuration(capsys):
     assert "Namespace" not in message
 
 
-@pytest.mark.parametrize("subcommand", ["fit", "validate", "play"])
+@pytest.mark.parametrize("subcommand", ["fit", "validate", "play", "export"])
 def test_a_file_that_is_no_checkpoint_is_refused(subcommand, tmp_path, capsys):
     (tmp_path / "half.ckpt").write_bytes(b"PK\x03\x04 and no more")
     message = refused(capsys, subcommand, *CARTPOLE, *A2C, "--ckpt_path=half.ckpt")

@@ -15,9 +15,11 @@ from torch import nn
 from torch.distributions import Categorical
 
 from hts_torchrl import ConfigurationError, GymEnvs, HTSCollector, ProtocolError
+from hts_torchrl.buffers.counted_storage import CountedStorage
 from hts_torchrl.config import ActionSpec, ArraySpec, EnvSpec
 from hts_torchrl.envs.make_group import make_group
 from hts_torchrl.models import make_actor_critic
+from hts_torchrl.workers.executor import Executor
 from tests.fakes import NUM_ACTIONS, Broken, CoordinateEnvs, DictEnv, FailingEnv, MultiDiscreteEnv
 from tests.policies import VERSION_UNIT, echo_policy, echo_weights
 from tests.runs import digest, perturbed, play
@@ -131,6 +133,60 @@ def _dict_policy() -> ProbabilisticTensorDictSequential:
         TensorDictModule(_Flat(18, NUM_ACTIONS), ["picture", "vector"], ["logits"]),
         ProbabilisticTensorDictModule(["logits"], ["action"], distribution_class=Categorical),
     )
+
+
+class TestDebug:
+    """Bugs are planted in the serial crew, whose executors are those of all crews."""
+
+    def plant(self, monkeypatch, times) -> None:
+        """Record the numbers of a transition ``times(env, round, step)`` times."""
+        original, stepped = Executor._record, {}
+
+        def record(executor, step, transition):
+            (env,) = executor.envs.tolist()
+            stepped[env] = stepped.get(env, -1) + 1
+            for _ in range(times(env, *divmod(stepped[env], 3))):
+                original(executor, step, transition)
+
+        monkeypatch.setattr(Executor, "_record", record)
+
+    def message(self) -> str:
+        collector = collect(debug=True, first_env=10)
+        with pytest.raises(ProtocolError) as raised:
+            list(collector)
+        collector.shutdown()
+        return str(raised.value)
+
+    @pytest.mark.parametrize("delay", [0, 1])
+    def test_no_bit_changes_by_it(self, delay):
+        plain, debugged = (
+            digest(play(collect(delay=delay, debug=debug), echo_weights)) for debug in (False, True)
+        )
+        assert debugged == plain
+
+    def test_a_skipped_cell_is_found(self, monkeypatch):
+        self.plant(monkeypatch, lambda *place: 0 if place == (2, 1, 0) else 1)
+        assert self.message() == (
+            "next.observation of environment 12, round 1, step 0, was written never, not once"
+        )
+
+    def test_a_cell_that_is_written_twice_is_found(self, monkeypatch):
+        self.plant(monkeypatch, lambda *place: 2 if place == (3, 2, 1) else 1)
+        assert self.message() == (
+            "next.observation of environment 13, round 2, step 1, was written twice, not once"
+        )
+
+    def test_without_it_neither_is_found(self, monkeypatch):
+        self.plant(monkeypatch, lambda env, _, step: (env + step) % 3)
+        assert len(play(collect())) == 4
+
+    def test_a_round_that_is_written_over_an_older_one_starts_poisoned(self, monkeypatch):
+        """Else a skipped cell would look like one of two rounds before."""
+        self.plant(monkeypatch, lambda *place: 0 if place == (2, 2, 0) else 1)
+        monkeypatch.setattr(CountedStorage, "check", lambda *_: None)
+        batch = play(collect(debug=True))[2]
+        missing = batch["next", "reward"].isnan()[..., 0]
+        assert missing.nonzero().tolist() == [[2, 0]]
 
 
 class TestVersions:

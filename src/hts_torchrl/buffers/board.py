@@ -40,7 +40,9 @@ class Board:
         self.arena = SharedArena(
             StateBuffer.layout(spec, num_envs)
             | ActionBuffer.layout(outputs, num_envs)
-            | DoubleStorage.layout(spec, outputs, num_envs, schedule.steps_per_round)
+            | DoubleStorage.layout(
+                spec, outputs, num_envs, schedule.steps_per_round, debug=config.debug
+            )
             | Logbook.layout(
                 config.num_executors + config.num_actors,
                 most_spans=schedule.frames_per_round + 2,  # an actor may run a pass for each frame
@@ -58,7 +60,8 @@ class Board:
     def _attach(self) -> None:
         self.state = StateBuffer(self.arena, self.spec)
         self.actions = ActionBuffer(self.arena, self.outputs)
-        self.storages = DoubleStorage(self.arena, self.spec, self.outputs)
+        debug = self.config.debug
+        self.storages = DoubleStorage(self.arena, self.spec, self.outputs, debug=debug)
         self.logbook = Logbook(self.arena)
 
     def renew_signals(self) -> None:

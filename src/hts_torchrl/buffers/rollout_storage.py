@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TypeAlias
+from typing import Protocol
 
 import numpy as np
 
 from hts_torchrl.buffers.arena import Array
 from hts_torchrl.config import ArraySpec, EnvSpec, Key
 
-Cells: TypeAlias = dict[Key, Array]
-"""Views ``[T, G, ...]`` of a storage, of the G environments of one executor."""
+
+class Cells(Protocol):
+    """Cells ``[T, G, ...]`` of one array, of the G environments of one executor."""
+
+    def __setitem__(self, step: int, values: Array, /) -> None:
+        """Fill the cells of a step."""
+
 
 _NUMBERS: dict[Key, str] = {
     ("next", "reward"): "float32",
@@ -52,7 +57,7 @@ class RolloutStorage:
     def __init__(self, arrays: dict[Key, Array]) -> None:
         self.arrays = arrays
 
-    def cells(self, rows: slice) -> Cells:
+    def cells(self, rows: slice) -> Mapping[Key, Cells]:
         """Return what the executor of the environments ``rows`` fills, by step; numbers ``[T, G]``.
 
         Views are made once, as an executor's step has time for little else than writing to them.

@@ -13,6 +13,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 from hts_torchrl.config import ActionSpec, EnvSpec
 from hts_torchrl.envs.group import Array, EnvFactory, EnvGroup, Observation, Transition
+from hts_torchrl.envs.observed import DeclaredSpace, called
 from hts_torchrl.envs.spaces import env_spec
 from hts_torchrl.errors import ConfigurationError
 
@@ -61,11 +62,12 @@ class SerialGroup:
         self.indices = list(indices)
         self.num_envs = len(self.envs)
         self.spec: EnvSpec = env_spec(self.envs[0].observation_space, self.envs[0].action_space)
+        self._declared = DeclaredSpace(self.envs[0].observation_space, self.spec.observations)
         space = self.envs[0].action_space
         self._action_start = int(space.start) if isinstance(space, gymnasium.spaces.Discrete) else 0
         self._after = self._empty()
         self._next = self._empty()
-        self._stepping = [_named(index, "step") for index in self.indices]
+        self._stepping = [called("step", index) for index in self.indices]
 
     def _empty(self) -> Observation:
         return {
@@ -73,9 +75,9 @@ class SerialGroup:
             for key, spec in self.spec.observations.items()
         }
 
-    def _store(self, observation: Any, into: Observation, row: int) -> None:  # noqa: ANN401
-        for key, array in into.items():
-            array[row] = observation[key] if isinstance(observation, dict) else observation
+    def _reset(self, row: int, seed: int | None) -> Observation:
+        with called("reset", self.indices[row]):
+            return self._declared.entries(self.envs[row].reset(seed=seed)[0])
 
     def reset(self, seeds: Sequence[int]) -> Observation:
         """Seed and reset every environment."""
@@ -84,8 +86,7 @@ class SerialGroup:
     def restart(self, rows: Sequence[int], seeds: Sequence[int]) -> Observation:
         """Seed and reset some environments."""
         for row, seed in zip(rows, seeds, strict=True):
-            with _named(self.indices[row], "reset"):
-                self._store(self.envs[row].reset(seed=int(seed))[0], self._next, row)
+            _store(self._reset(row, int(seed)), self._next, row)
         return self._next
 
     def step(self, actions: Array) -> Transition:
@@ -99,14 +100,13 @@ class SerialGroup:
                 action = env_action(self.spec.action, actions[row], self._action_start)
                 observation, reward, terminates, truncates, _ = env.step(action)
                 rewards[row] = float(reward)
+                seen = self._declared.entries(observation)
             if terminates or truncates:
                 terminated[row], truncated[row] = terminates, truncates
                 ended.append(row)
-                self._store(observation, self._after, row)
-                with _named(self.indices[row], "reset"):
-                    seed = None if self.next_seed is None else self.next_seed(row)
-                    observation = env.reset(seed=seed)[0]
-            self._store(observation, self._next, row)
+                _store(seen, self._after, row)
+                seen = self._reset(row, None if self.next_seed is None else self.next_seed(row))
+            _store(seen, self._next, row)
         after = self._observed_after(ended) if ended else self._next
         ends = terminated | truncated
         return Transition(after, self._next, rewards, rewards, terminated, truncated, ends)
@@ -144,8 +144,10 @@ class VectorGroup:
                 "with autoreset_mode=AutoresetMode.SAME_STEP"
             )
         self.envs = envs
+        self.indices = list(indices)
         self.num_envs = envs.num_envs
         self.spec = env_spec(envs.single_observation_space, envs.single_action_space)
+        self._declared = DeclaredSpace(envs.single_observation_space, self.spec.observations)
         space = envs.single_action_space
         self._action_start = int(space.start) if isinstance(space, gymnasium.spaces.Discrete) else 0
 
@@ -168,10 +170,9 @@ class VectorGroup:
         after = following
         if ends.any():
             after = {key: array.copy() for key, array in following.items()}
-            for row in np.flatnonzero(ends):
-                final = info["final_obs"][row]
-                for key, array in after.items():
-                    array[row] = final[key] if isinstance(final, dict) else final
+            for row in np.flatnonzero(ends).tolist():
+                with called("step", self.indices[row]):
+                    _store(self._declared.entries(info["final_obs"][row]), after, row)
         reward = reward.astype(np.float32)
         return Transition(after, following, reward, reward, terminated, truncated, ends)
 
@@ -200,15 +201,6 @@ def env_action(spec: ActionSpec, action: Array, start: int) -> Any:  # noqa: ANN
     return action.copy()
 
 
-class _named:
-    """Add the environment's index to whatever is raised inside."""
-
-    def __init__(self, index: int, call: str) -> None:
-        self.note = f"raised by {call}() of environment {index}"
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        if error is not None:
-            error.add_note(self.note)
+def _store(entries: Observation, into: Observation, row: int) -> None:
+    for key, array in into.items():
+        array[row] = entries[key]

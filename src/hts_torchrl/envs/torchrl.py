@@ -21,6 +21,7 @@ from torchrl.envs import EnvBase
 
 from hts_torchrl.config import ActionSpec, ArraySpec, EnvSpec
 from hts_torchrl.envs.group import Array, Observation, Transition
+from hts_torchrl.envs.observed import as_declared, called
 from hts_torchrl.errors import ConfigurationError
 
 
@@ -58,13 +59,22 @@ class EnvBaseGroup:
         for row, seed in zip(rows, seeds, strict=True):
             self.envs[row].set_seed(int(seed))
             self._act_on[row] = self.envs[row].reset()
-        return self._arrays(self._act_on)
+        return self._arrays(self._act_on, "reset")
 
-    def _arrays(self, tensordicts: Sequence[Any]) -> Observation:
-        return {
-            key: np.stack([tensordict.get(key).cpu().numpy() for tensordict in tensordicts])
-            for key in self.spec.observations
-        }
+    def _arrays(self, tensordicts: Sequence[Any], call: str) -> Observation:
+        rows = []
+        for index, tensordict in zip(self.indices, tensordicts, strict=True):
+            with called(call, index):
+                rows.append(self._entries(tensordict))
+        return {key: np.stack([row[key] for row in rows]) for key in self.spec.observations}
+
+    def _entries(self, tensordict: Any) -> Observation:  # noqa: ANN401
+        entries: Observation = {}
+        for key, spec in self.spec.observations.items():
+            tensor = tensordict.get(key, None)
+            array = None if tensor is None else tensor.cpu().numpy()
+            entries[key] = as_declared(key, array, spec).astype(spec.dtype, copy=False)
+        return entries
 
     def step(self, actions: Array) -> Transition:
         """Step each environment, and reset those whose episode ended."""
@@ -83,7 +93,7 @@ class EnvBaseGroup:
             if seed is not None:
                 self.restart([row], [seed])
         return Transition(
-            self._arrays(stepped), self._arrays(self._act_on), reward, reward,
+            self._arrays(stepped, "step"), self._arrays(self._act_on, "reset"), reward, reward,
             terminated, done & ~terminated, done,
         )  # fmt: skip
 

@@ -135,7 +135,7 @@ class ActorCritic(ActorValueOperator):
         return self._distribution(**parameters, **self._distribution_kwargs)
 
 
-_TRUNKS: dict[str, Callable[[tuple[int, ...]], nn.Module]] = {
+BUILT_IN_TRUNKS: dict[str, Callable[[tuple[int, ...]], nn.Module]] = {
     "nature": NatureCNN,
     "nips": NipsCNN,
     "impala": ImpalaResNet,
@@ -178,8 +178,8 @@ def make_actor_critic(network: str, spec: EnvSpec, *, squash: bool = False) -> A
 
 
 def _trunk(network: str) -> Callable[[tuple[int, ...]], nn.Module]:
-    if network in _TRUNKS:
-        return _TRUNKS[network]
+    if network in BUILT_IN_TRUNKS:
+        return BUILT_IN_TRUNKS[network]
     module, _, name = network.rpartition(".")
     try:
         trunk: Callable[[tuple[int, ...]], nn.Module] = getattr(
@@ -187,6 +187,7 @@ def _trunk(network: str) -> Callable[[tuple[int, ...]], nn.Module]:
         )
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigurationError(
-            f"no network {network!r}; {', '.join(_TRUNKS)} or module.Class of a trunk is needed"
+            f"no network {network!r}; {', '.join(BUILT_IN_TRUNKS)} or module.Class of a trunk is "
+            "needed"
         ) from error
     return trunk

@@ -13,9 +13,12 @@ from hts_torchrl.buffers.board import Board
 from hts_torchrl.buffers.journal import Stretch
 from hts_torchrl.buffers.logbook import Stopwatch
 from hts_torchrl.buffers.rollout_storage import next_key
+from hts_torchrl.config import ArraySpec, Key
 from hts_torchrl.draws import env_seed, normal_draws, uniform_draws
-from hts_torchrl.envs.group import SeededGroup, Transition
+from hts_torchrl.envs.group import Observation, SeededGroup, Transition
 from hts_torchrl.envs.make_group import make_group
+from hts_torchrl.envs.observed import as_declared, called
+from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.workers.replay import Replay
 
 
@@ -38,6 +41,8 @@ class Executor:
 
     Raises:
         ReplayError: if an environment does not do then what it did before.
+        ConfigurationError: here and from ``step``, if an environment observes what it has not
+            declared.
     """
 
     def __init__(
@@ -58,6 +63,10 @@ class Executor:
         self._global_envs = [board.config.first_env + env for env in envs]
         self._group = make_group(cloudpickle.loads(create_env_fn), self._global_envs)
         self._seeded = self._group if isinstance(self._group, SeededGroup) else None
+        self._declared: dict[Key, ArraySpec] = {
+            key: ArraySpec((len(envs), *array.shape), array.dtype)
+            for key, array in board.spec.observations.items()
+        }
         self._seeds_given = [stretch.index for stretch in stretches]
         self._seed_steps = [len(stretch.actions) for stretch in stretches]
         first = np.array([stretch.trajectory for stretch in stretches], np.int64)
@@ -66,6 +75,7 @@ class Executor:
         self._step_count = np.zeros(len(envs), np.int64)
         self._observation = self._group.reset([self._seed_of(row) for row in range(len(envs))])
         self._play_again(stretches)
+        self._require_declared(self._observation, "reset")
         if self._seeded is not None:
             self._seeded.next_seed = self._next_seed
         self._answers = {key: array[self._rows] for key, array in board.actions.answers.items()}
@@ -115,6 +125,7 @@ class Executor:
             axis=1,
         )
         self._cells = self._cells_of[self._schedule.storage_of(round_index)]
+        self._round = round_index
 
     def put_state(self, step: int) -> None:
         """Write observation and draw into the state buffer, and the observation into its cell."""
@@ -125,13 +136,25 @@ class Executor:
     def step(self, step: int) -> None:
         """Step the environments by the actions in the action buffer, and record the transition."""
         self._seed_steps = [steps + 1 for steps in self._seed_steps]
-        transition = self._group.step(self._answers["action"])
+        try:
+            transition = self._group.step(self._answers["action"])
+            self._require_declared(transition.next_observation, "step")
+            if transition.observation is not transition.next_observation:
+                self._require_declared(transition.observation, "step")
+        except ConfigurationError as error:
+            raise ConfigurationError(f"round {self._round}, step {step}: {error}") from error
         for key, answer in self._answers.items():
             self._cells[key][step] = answer
         self._count(transition)
         self._record(step, transition)
         self._begin_episodes(transition)
         self._observation = transition.next_observation
+
+    def _require_declared(self, observation: Observation, call: str) -> None:
+        """Refuse arrays of another shape or type: a cell would broadcast or convert them."""
+        with called(call, self._global_envs):
+            for key, spec in self._declared.items():
+                as_declared(key, observation.get(key), spec)
 
     def _count(self, transition: Transition) -> None:
         self._episode_reward += transition.score

@@ -3,6 +3,7 @@ import pytest
 
 from hts_torchrl.buffers.arena import SharedArena
 from hts_torchrl.buffers.double_storage import DoubleStorage
+from hts_torchrl.errors import ProtocolError
 from tests.unit.buffers.test_rollout_storage import OUTPUTS, SPEC
 
 
@@ -33,3 +34,18 @@ def test_no_two_entries_share_memory(storages):
         np.shares_memory(one, other) for place, one in enumerate(arrays) for other in arrays[:place]
     ]
     assert not any(overlaps)
+
+
+def test_in_debug_mode_each_storage_counts_its_own_cells():
+    settings = {"num_envs": 3, "steps": 5}
+    arena = SharedArena(DoubleStorage.layout(SPEC, OUTPUTS, **settings, debug=True))
+    storages = DoubleStorage(arena, SPEC, OUTPUTS, debug=True)
+    for storage in (storages[0], storages[1]):
+        storage.poison()
+    for cells in storages[0].cells(slice(None)).values():
+        for step in range(5):
+            cells[step] = 0
+    storages[0].check(0, 0)
+    with pytest.raises(ProtocolError, match="never"):
+        storages[1].check(1, 0)
+    arena.close()

@@ -14,6 +14,7 @@ from tests.fakes import (
     FailingEnv,
     MultiDiscreteEnv,
     RecordingEnv,
+    UndeclaredEnv,
 )
 
 SEEDS = [100, 200]
@@ -166,6 +167,25 @@ class TestErrors:
             group.reset(SEEDS)
             group.step(np.array([0, 0]))
         assert raised.value.__notes__ == [f"raised by {note}"]
+
+    @pytest.mark.parametrize(("at", "call"), [(-1, "reset"), (0, "step")])
+    @pytest.mark.parametrize("value", [np.zeros(5), np.float32(0), np.zeros((1, 5), np.float32)])
+    def test_an_observation_of_another_shape_or_type_names_the_environment(self, at, call, value):
+        group = make_group(UndeclaredEnv(value, index=4, at=at), [3, 4])
+        named = rf"{call}\(\) of environment 4 returned what is not declared: 'observation' is "
+        with pytest.raises(ConfigurationError, match=named):  # noqa: PT012 - either of the two
+            group.reset(SEEDS)
+            group.step(np.array([0, 0]))
+
+    def test_the_last_observation_in_a_vector_environment_must_be_as_declared(self):
+        """Its batches are of its own making, but the last of an episode is the environment's."""
+        value = np.zeros((1, 5), np.float32)  # which the batch takes in its stride
+        group = make_group(vector(UndeclaredEnv(value, index=0, at=2)), [6, 7])
+        group.reset(SEEDS)
+        for _ in range(2):
+            group.step(np.array([0, 0]))
+        with pytest.raises(ConfigurationError, match=r"step\(\) of environment 6 returned"):
+            group.step(np.array([0, 0]))
 
     def test_a_vector_environment_of_another_size_is_refused(self):
         with pytest.raises(ConfigurationError, match="envs_per_executor=3"):

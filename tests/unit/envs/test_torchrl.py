@@ -176,3 +176,22 @@ def test_an_environment_may_keep_an_action_that_it_was_given():
     envs.step(shared)
     shared[:] = 0
     assert kept[0].tolist() == [2, 4]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "found"),
+    [
+        (torch.zeros(4, dtype=torch.float64), r"float64 \[4\]"),
+        (torch.zeros(1), r"float32 \[1\]"),
+        (None, "missing"),
+    ],
+)
+@pytest.mark.parametrize("call", ["reset", "step"])
+def test_an_observation_of_another_shape_or_type_names_the_environment(call, wrong, found):
+    envs = group()
+    envs.reset([7, 8])
+    entries = {} if wrong is None else {"place": wrong}
+    with pytest.raises(
+        ConfigurationError, match=rf"{call}\(\) of environment 1 .* is {found}, but"
+    ):
+        envs._arrays([envs._act_on[0], TensorDict(entries, [])], call)

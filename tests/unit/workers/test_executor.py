@@ -1,15 +1,17 @@
 import cloudpickle
 import numpy as np
 import pytest
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from hts_torchrl.buffers.board import Board
 from hts_torchrl.buffers.journal import Journal
 from hts_torchrl.config import ArraySpec, CrewConfig
 from hts_torchrl.draws import env_seed, uniform_draws
 from hts_torchrl.envs.make_group import make_group
+from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.schedule import Schedule
 from hts_torchrl.workers.executor import Executor
-from tests.fakes import SEED_RANGE, CoordinateEnvs
+from tests.fakes import SEED_RANGE, CoordinateEnv, CoordinateEnvs, UndeclaredEnv
 
 STEPS = 4
 OUTPUTS = {
@@ -28,11 +30,15 @@ def board():
     board.close()
 
 
+def make(board, create):
+    stretches = Journal.blank(board.spec.action, 2, steps_per_seed=0).stretches
+    return Executor(board, 1, cloudpickle.dumps(create), 5, stretches)
+
+
 @pytest.fixture
 def executor(board):
     """The second executor: local environments 2 and 3, global ones 12 and 13."""
-    stretches = Journal.blank(board.spec.action, 2, steps_per_seed=0).stretches
-    executor = Executor(board, 1, cloudpickle.dumps(CoordinateEnvs()), 5, stretches)
+    executor = make(board, CoordinateEnvs())
     yield executor
     executor.close()
 
@@ -105,3 +111,46 @@ def test_the_score_of_an_episode_is_summed_up_and_starts_anew(board, executor):
 def test_every_episode_has_a_number_of_its_own(board, executor):
     arrays = play_round(board, executor)
     assert arrays["collector", "traj_ids"][2:].tolist() == [[2, 2, 2, 6], [3, 3, 3, 3]]
+
+
+def test_an_observation_that_is_not_declared_is_refused_with_environment_round_and_step(board):
+    executor = make(board, UndeclaredEnv(np.zeros(4, np.float32), index=13, at=STEPS + 2))
+    play_round(board, executor, 0)
+    with pytest.raises(ConfigurationError) as raised:
+        play_round(board, executor, 1)
+    assert str(raised.value) == (
+        "round 1, step 2: step() of environment 13 returned what is not declared: "
+        "'observation' is float32 [4], but float32 [5] is declared"
+    )
+    executor.close()
+
+
+def vectors(observe):
+    """A maker of one vector environment for both; ``observe`` changes what it observes."""
+
+    class Changed(SyncVectorEnv):
+        def step(self, actions):
+            observation, *rest = super().step(actions)
+            return observe(observation), *rest
+
+    makers = [lambda index=index: CoordinateEnv(index) for index in (12, 13)]
+    return lambda _: Changed(makers, autoreset_mode=AutoresetMode.SAME_STEP)
+
+
+@pytest.mark.parametrize(
+    ("observe", "found"),
+    [
+        (lambda seen: seen.astype(np.float64), "float64 [2, 5]"),
+        (lambda seen: seen[:1], "float32 [1, 5]"),  # which both cells would take
+    ],
+    ids=["type", "shape"],
+)
+def test_what_a_group_observes_is_held_against_what_is_declared(board, observe, found):
+    executor = make(board, vectors(observe))
+    with pytest.raises(ConfigurationError) as raised:
+        play_round(board, executor)
+    assert str(raised.value) == (
+        "round 0, step 0: step() of environments [12, 13] returned what is not declared: "
+        f"'observation' is {found}, but float32 [2, 5] is declared"
+    )
+    executor.close()

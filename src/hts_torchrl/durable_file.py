@@ -1,0 +1,35 @@
+"""Files that are replaced whole: what was there stays until the new one is on the disk."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+
+@contextlib.contextmanager
+def replacing(place: Path) -> Iterator[Path]:
+    """Give a name in the folder of ``place``; what is written there takes its place, or nothing.
+
+    Example:
+        >>> with replacing(Path("score")) as new:      # doctest: +SKIP
+        ...     new.write_text("12.5")
+    """
+    new = place.with_name(f".{place.name}.new")
+    new.unlink(missing_ok=True)  # of a process that crashed here
+    try:
+        yield new
+        _sync(new)
+        new.replace(place)
+        _sync(place.parent)
+    finally:
+        new.unlink(missing_ok=True)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

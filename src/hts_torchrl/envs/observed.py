@@ -1,0 +1,113 @@
+"""What environments return, held against what they declared: anything else is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from hts_torchrl.config import ArraySpec, Key
+from hts_torchrl.envs.group import Array, Observation
+from hts_torchrl.errors import ConfigurationError
+
+
+def as_declared(key: Key, value: Any, spec: ArraySpec) -> Array:  # noqa: ANN401
+    """Return one entry of an observation as an array.
+
+    Its shape must be the declared one, and its type one that the declared type holds without loss:
+    float32 where float64 is declared, and not the other way round; other integers where their
+    values fit. Numbers that carry no type (a list of floats) take the declared one.
+
+    Raises:
+        ConfigurationError: if the entry is another than was declared.
+    """
+    array = value if isinstance(value, np.ndarray) else _array_of(value, spec.dtype)
+    same_shape = array.shape == spec.shape
+    if not same_shape or (array.dtype != spec.dtype and not _holds(spec.dtype, array)):
+        found = "missing" if value is None else f"{array.dtype} {list(array.shape)}"
+        raise ConfigurationError(
+            f"{key!r} is {found}, but {spec.dtype} {list(spec.shape)} is declared"
+        )
+    return array
+
+
+def _array_of(value: Any, declared: np.dtype[Any]) -> Array:  # noqa: ANN401
+    try:
+        array = np.asarray(value)
+    except ValueError:  # rows of unequal length
+        return np.asarray(None)
+    typeless = not isinstance(value, np.generic) and array.dtype.kind in "fiu"
+    return array.astype(declared) if typeless and declared.kind == "f" else array
+
+
+def _holds(declared: np.dtype[Any], array: Array) -> bool:
+    if np.can_cast(array.dtype, declared):
+        return True
+    both_integers = array.dtype.kind in "iu" and declared.kind in "iu"
+    return both_integers and bool((array.astype(declared) == array).all())
+
+
+class DeclaredSpace:
+    """The observation space of a Gymnasium environment, as a gate for what it returns.
+
+    Args:
+        space: of one environment.
+        specs: the same by key.
+    """
+
+    def __init__(self, space: spaces.Space[Any], specs: dict[Key, ArraySpec]) -> None:
+        self._by_key = isinstance(space, spaces.Dict)
+        self._specs = specs
+        parts = dict(space.spaces) if isinstance(space, spaces.Dict) else {"observation": space}
+        self._choices = {
+            key: range(int(part.start), int(part.start + part.n))
+            for key, part in parts.items()
+            if isinstance(part, spaces.Discrete)
+        }
+
+    def entries(self, observation: Any) -> Observation:  # noqa: ANN401
+        """Return the entries of one observation by key.
+
+        Raises:
+            ConfigurationError: if one is missing, is another than was declared
+                (:func:`as_declared`), or is none of the choices of a ``Discrete`` space.
+        """
+        if not self._by_key:
+            observation = {"observation": observation}
+        elif not isinstance(observation, dict):
+            raise ConfigurationError(
+                f"a {type(observation).__name__} came, but a dictionary is declared"
+            )
+        entries = {k: as_declared(k, observation.get(k), spec) for k, spec in self._specs.items()}
+        for key, choices in self._choices.items():
+            if int(entries[key]) not in choices:
+                raise ConfigurationError(f"{key!r} is {entries[key]}, but {choices} is declared")
+        return entries
+
+
+class called:
+    """Name call and environments in whatever is raised inside: in our own words, or as a note."""
+
+    def __init__(self, call: str, envs: int | Sequence[int]) -> None:
+        self._call, self._envs = call, envs
+
+    def __enter__(self) -> None:
+        """Begin."""
+
+    def __exit__(
+        self,
+        _: type[BaseException] | None,
+        error: BaseException | None,
+        __: TracebackType | None,
+    ) -> None:
+        """End."""
+        if error is None:
+            return
+        some = f"environment{'s' * (not isinstance(self._envs, int))} {self._envs}"
+        place = f"{self._call}() of {some}"
+        if isinstance(error, ConfigurationError):
+            raise ConfigurationError(f"{place} returned what is not declared: {error}") from None
+        error.add_note(f"raised by {place}")

@@ -1,0 +1,141 @@
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from hts_torchrl.config import ArraySpec
+from hts_torchrl.envs.observed import DeclaredSpace, as_declared, called
+from hts_torchrl.envs.spaces import env_spec
+from hts_torchrl.errors import ConfigurationError
+
+
+def declared(shape, dtype) -> ArraySpec:
+    return ArraySpec(shape, np.dtype(dtype))
+
+
+FLOATS, BYTES = declared((2,), np.float32), declared((2,), np.uint8)
+
+
+def refusal(value, spec) -> str:
+    with pytest.raises(ConfigurationError) as raised:
+        as_declared("place", value, spec)
+    return str(raised.value)
+
+
+class TestAsDeclared:
+    def test_an_array_of_the_declared_shape_and_type_is_passed_on_itself(self):
+        value = np.zeros(2, np.float32)
+        assert as_declared("place", value, FLOATS) is value
+
+    @pytest.mark.parametrize(
+        ("value", "found"),
+        [
+            (np.zeros(3, np.float32), "float32 [3]"),
+            (np.zeros((2, 1), np.float32), "float32 [2, 1]"),
+            (np.float32(0), "float32 []"),  # which a cell would repeat
+            (np.zeros(2), "float64 [2]"),
+            (np.zeros(2, np.int64), "int64 [2]"),
+            ([[1.0], [2.0, 3.0]], "object []"),
+            ({"place": 1}, "object []"),
+            ("words", "<U5 []"),
+            (None, "missing"),
+        ],
+    )
+    def test_another_shape_or_type_is_refused(self, value, found):
+        message = f"'place' is {found}, but float32 [2] is declared"
+        assert refusal(value, FLOATS) == message
+
+    @pytest.mark.parametrize(
+        ("value", "spec"),
+        [
+            (np.ones(2, np.uint8), FLOATS),
+            (np.ones(2, np.float32), declared((2,), np.float64)),
+            (np.array([0, 255]), BYTES),
+            ([0, 255], BYTES),
+            ([0.5, 0.25], FLOATS),
+            ([1, 2], FLOATS),
+            ((1, 2), declared((2,), np.int64)),
+            (3, declared((), np.int64)),
+            (np.int32(3), declared((), np.int64)),
+            (np.array([True, False]), declared((2,), np.int8)),
+        ],
+    )
+    def test_what_the_declared_type_holds_without_loss_is_accepted(self, value, spec):
+        assert (
+            as_declared("place", value, spec).astype(spec.dtype).tolist()
+            == np.asarray(value).tolist()
+        )
+
+    @pytest.mark.parametrize("value", [np.array([0, 256]), np.array([-1, 0]), [0.0, 1.0], [-1, 0]])
+    def test_numbers_that_the_declared_integers_do_not_hold_are_refused(self, value):
+        assert "uint8 [2] is declared" in refusal(value, BYTES)
+
+
+def gate(space: spaces.Space) -> DeclaredSpace:
+    return DeclaredSpace(space, env_spec(space, spaces.Discrete(2)).observations)
+
+
+BOTH = spaces.Dict({"vector": spaces.Box(-1, 1, (2,)), "number": spaces.Discrete(3, start=5)})
+
+
+class TestDeclaredSpace:
+    def test_a_plain_observation_has_one_entry(self):
+        entries = gate(spaces.Box(-1, 1, (2,))).entries(np.ones(2, np.float32))
+        assert {key: array.tolist() for key, array in entries.items()} == {"observation": [1, 1]}
+
+    def test_a_dictionary_has_the_declared_entries_and_no_others(self):
+        entries = gate(BOTH).entries({"vector": np.ones(2, np.float32), "number": 7, "more": 1})
+        assert {key: array.tolist() for key, array in entries.items()} == {
+            "number": 7,
+            "vector": [1, 1],
+        }
+
+    @pytest.mark.parametrize(
+        ("space", "observation", "message"),
+        [
+            (BOTH, np.ones(2, np.float32), "a ndarray came, but a dictionary is declared"),
+            (BOTH, {"number": 5}, "'vector' is missing, but float32 [2] is declared"),
+            (spaces.Box(-1, 1, (2,)), {"observation": np.ones(2)}, "'observation' is object []"),
+            (spaces.Discrete(3), 3, "'observation' is 3, but range(0, 3) is declared"),
+            (spaces.Discrete(3, start=5), 4, "'observation' is 4, but range(5, 8) is declared"),
+            (spaces.Discrete(3), np.int64(-1), "'observation' is -1, but range(0, 3) is declared"),
+            (spaces.Discrete(3), 1.0, "'observation' is float64 [], but int64 [] is declared"),
+        ],
+    )
+    def test_anything_else_is_refused(self, space, observation, message):
+        with pytest.raises(ConfigurationError) as raised:
+            gate(space).entries(observation)
+        assert str(raised.value).startswith(message)
+
+    @pytest.mark.parametrize(
+        ("space", "observation"),
+        [
+            (spaces.Discrete(3, start=5), 7),
+            (spaces.Discrete(3), np.int32(2)),
+            (spaces.MultiDiscrete([2, 9]), np.array([1, 8])),
+            (spaces.MultiBinary(2), np.array([0, 1], np.int8)),
+            (spaces.Box(0, 1, (2,)), np.array([-9, np.nan], np.float32)),  # whose bounds are words
+        ],
+    )
+    def test_what_was_declared_is_accepted(self, space, observation):
+        entries = gate(space).entries(observation)
+        assert np.array_equal(entries["observation"], observation, equal_nan=True)
+
+
+class TestCalled:
+    def test_names_call_and_environment_in_a_refusal(self):
+        with pytest.raises(ConfigurationError) as raised, called("reset", 4):
+            as_declared("place", 1.0, FLOATS)
+        assert str(raised.value) == (
+            "reset() of environment 4 returned what is not declared: 'place' is float32 [], but "
+            "float32 [2] is declared"
+        )
+
+    def test_names_all_environments_of_a_group(self):
+        message = r"step\(\) of environments \[2, 3\] returned"
+        with pytest.raises(ConfigurationError, match=message), called("step", [2, 3]):
+            as_declared("place", 1.0, FLOATS)
+
+    def test_leaves_a_note_on_any_other_exception(self):
+        with pytest.raises(KeyError) as raised, called("step", 4):
+            raise KeyError
+        assert raised.value.__notes__ == ["raised by step() of environment 4"]

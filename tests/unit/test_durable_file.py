@@ -1,0 +1,31 @@
+import pytest
+
+from hts_torchrl.durable_file import replacing
+
+
+def test_what_was_written_takes_the_place(tmp_path):
+    place = tmp_path / "score"
+    place.write_text("old")
+    with replacing(place) as new:
+        new.write_text("new")
+        assert place.read_text() == "old"
+    assert [path.name for path in tmp_path.iterdir()] == ["score"]
+    assert place.read_text() == "new"
+
+
+def test_an_exception_leaves_what_was_there_and_nothing_else(tmp_path):
+    place = tmp_path / "score"
+    place.write_text("old")
+    with pytest.raises(ZeroDivisionError), replacing(place) as new:  # noqa: PT012 - half is written
+        new.write_text("ne")
+        raise ZeroDivisionError
+    assert [path.name for path in tmp_path.iterdir()] == ["score"]
+    assert place.read_text() == "old"
+
+
+def test_what_a_crashed_process_left_is_no_obstacle(tmp_path):
+    (tmp_path / ".score.new").write_text("half of another")
+    with replacing(tmp_path / "score") as new:
+        assert not new.exists()
+        new.write_text("new")
+    assert (tmp_path / "score").read_text() == "new"
