@@ -103,6 +103,7 @@ class HTSDataModule(LightningDataModule):
         delay: 1 collects the next round during the update; 0 only after it.
         seed: decides every environment and every action.
         inference_batch_size: rows of every forward pass; None is ``min(8, num_envs)``.
+        step_barrier: hold every environment at every step until all are there: a baseline.
         start_method: how processes start.
         timeout_s: seconds without any environment step after which the run is given up.
         recover: ``fail`` ends the run when a worker was killed by a signal; ``replay`` starts the
@@ -126,6 +127,7 @@ class HTSDataModule(LightningDataModule):
         delay: int = 1,
         seed: int = 0,
         inference_batch_size: int | None = None,
+        step_barrier: bool = False,
         start_method: StartMethod = "forkserver",
         timeout_s: float = 120.0,
         recover: Recover = "fail",
@@ -147,6 +149,7 @@ class HTSDataModule(LightningDataModule):
             num_actors=num_actors,
             envs_per_executor=envs_per_executor,
             inference_batch_size=inference_batch_size,
+            step_barrier=step_barrier,
             start_method=start_method,
             timeout_s=timeout_s,
             recover=recover,
@@ -172,6 +175,7 @@ class HTSDataModule(LightningDataModule):
             "delay": delay,
             "seed": seed,
             "inference_batch_size": inference_batch_size,
+            "step_barrier": step_barrier,
             "start_method": start_method,
             "timeout_s": timeout_s,
             "recover": recover,
