@@ -23,7 +23,7 @@ if TYPE_CHECKING:
         ReplayError,
         WorkerError,
     )
-    from hts_torchrl.learner import A2C, PPO
+    from hts_torchrl.learner import A2C, PPO, Impala
     from hts_torchrl.models import ActorCritic, make_actor_critic
 
 _HOMES = {
@@ -39,6 +39,7 @@ _HOMES = {
     "GymEnvs": "envs.gym",
     "HTSCollector": "collector",
     "HTSDataModule": "data",
+    "Impala": "learner",
     "LearningCurve": "callbacks",
     "NotFiniteError": "errors",
     "ProtocolError": "errors",
@@ -63,6 +64,7 @@ __all__ = [
     "GymEnvs",
     "HTSCollector",
     "HTSDataModule",
+    "Impala",
     "LearningCurve",
     "NotFiniteError",
     "ProtocolError",

@@ -16,6 +16,7 @@ Key: TypeAlias = str | tuple[str, ...]
 ActionKind: TypeAlias = Literal["discrete", "one_hot", "multi_discrete", "continuous"]
 Precision: TypeAlias = Literal["32-true", "bf16-mixed", "bf16-true", "64-true"]
 StartMethod: TypeAlias = Literal["forkserver", "spawn"]
+Collection: TypeAlias = Literal["rounds", "actors", "server"]
 Recover: TypeAlias = Literal["fail", "replay"]
 
 

@@ -7,12 +7,13 @@ import pytest
 import torch
 import yaml
 
+from hts_torchrl import Impala
 from hts_torchrl.cli import HTSCommandLine
 from tests.command_line import refused, run
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 BASES = {"atari/a2c.yaml", "atari/ppo.yaml", "football/ppo.yaml"}
-OVERLAYS = {"baselines/synchronous.yaml"}
+OVERLAYS = {f"baselines/{name}.yaml" for name in ("synchronous", "impala", "seed_rl")}
 NAMES = sorted(str(path.relative_to(CONFIGS)) for path in CONFIGS.rglob("*.yaml"))
 RUNS = [name for name in NAMES if name not in BASES | OVERLAYS]
 FOOTBALL = [name for name in RUNS if name.startswith("football/")]
@@ -51,6 +52,23 @@ def test_the_synchronous_baseline_differs_from_its_task_in_who_waits_alone(line)
     assert crew.batch_size == crew.num_envs == 16
     overlay = yaml.safe_load((CONFIGS / "baselines" / "synchronous.yaml").read_text())
     assert list(overlay) == ["data"]
+
+
+@pytest.mark.parametrize(
+    ("line", "collection", "learning_rate"),
+    [
+        ("football/corner.yaml baselines/impala.yaml", "actors", 3.43e-4),
+        ("atari/breakout_a2c.yaml baselines/seed_rl.yaml", "server", 7e-4),
+    ],
+    indirect=["line"],
+)
+def test_the_asynchronous_baselines_keep_the_settings_of_their_task(
+    line, collection, learning_rate
+):
+    learner, data = line.model, line.datamodule
+    assert (type(learner), data.collection) == (Impala, collection)
+    assert (data.schedule.num_envs, data.schedule.steps_per_round) == (16, 32)
+    assert (learner.network, learner.learning_rate) == ("nature", learning_rate)
 
 
 @pytest.mark.parametrize("name", RUNS)
