@@ -71,7 +71,8 @@ def draw(name: str, step_s: Array, row: dict[str, float], steps: Axes, sums: Axe
     measured = 1e3 * np.sort(sums_of(step_s))
     mean, shape = gamma_fit(measured)
     fitted = np.random.default_rng(0).gamma(shape, mean / shape, 100_000)
-    sums.step(measured, np.arange(1, len(measured) + 1) / len(measured), label="measured")
+    share = np.arange(1, len(measured) + 1) / len(measured)
+    sums.step(measured, share, where="post", label="measured")
     sums.plot(np.quantile(fitted, levels := np.linspace(0.001, 0.999, 200)), levels, label="Gamma")
     title = f"D = {row['D']:.3f}, p = {row['p']:.3f}"
     sums.set(title=title, xlabel=f"sum of {SUMMED} steps, ms", ylim=(0, 1))

@@ -53,8 +53,8 @@ def test_at_a_barrier_one_pass_a_step_answers_all_environments():
     batches = iter(collector)
     for _ in range(3):
         next(batches)
-    assert len(collector.trace["actor 0"]) == STEPS
     collector.shutdown()
+    assert len(collector.trace["actor 0"]) == STEPS
 
 
 def test_a_round_that_has_started_cannot_be_traced():
