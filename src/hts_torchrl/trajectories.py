@@ -95,11 +95,11 @@ class TrajectoryCollector:
         env: factory of the environments.
         policy: the learner's policy, with a value.
         form: ``actors``: each worker has environments and a copy of the policy, whose weights are
-            replaced while it plays, and runs ahead until its trajectory of T steps and the one
-            before it wait (IMPALA: Espeholt et al., 2018; TorchRL's ``MultiAsyncCollector``).
+            replaced while it plays, and runs ahead by one trajectory of T steps, which waits for
+            the learner (IMPALA: Espeholt et al., 2018; TorchRL's ``MultiAsyncCollector``).
             ``server``: workers have environments only, and one further process answers whatever
-            is ready; up to two trajectories of each worker wait (SEED RL: Espeholt et al., 2020;
-            TorchRL's ``AsyncBatchedCollector``).
+            is ready; as many as two trajectories a worker are played or wait (SEED RL: Espeholt
+            et al., 2020; TorchRL's ``AsyncBatchedCollector``).
         schedule: N, T and the number of batches.
         crew: ``envs_per_executor`` environments step in lock step in each worker.
         seed: decides the environments' first games, and nothing else for certain.
