@@ -23,7 +23,7 @@ if TYPE_CHECKING:
         ReplayError,
         WorkerError,
     )
-    from hts_torchrl.learner import A2C, PPO
+    from hts_torchrl.learner import A2C, PPO, Impala
     from hts_torchrl.models import ActorCritic, make_actor_critic
     from hts_torchrl.policy_file import load_policy, save_policy
 
@@ -40,6 +40,7 @@ _HOMES = {
     "GymEnvs": "envs.gym",
     "HTSCollector": "collector",
     "HTSDataModule": "data",
+    "Impala": "learner",
     "LearningCurve": "callbacks",
     "NotFiniteError": "errors",
     "ProtocolError": "errors",
@@ -66,6 +67,7 @@ __all__ = [
     "GymEnvs",
     "HTSCollector",
     "HTSDataModule",
+    "Impala",
     "LearningCurve",
     "NotFiniteError",
     "ProtocolError",

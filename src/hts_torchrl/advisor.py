@@ -129,7 +129,7 @@ class Advisor:
     def report(self, seconds: float) -> Iterator[str]:
         """Yield the lines of the report as they are found, in about two times ``seconds``."""
         with _busy(self._data.env, self._cores - 1):
-            step_s = np.array(list(_step_times(self._group, seconds / 2)))
+            step_s = np.array(list(measured_step_times(self._group, seconds / 2)))
             yield from _describe(step_s)
             precision: Precision = self._trainer.precision  # type: ignore[assignment]
             costs = self._costs(step_s, precision, seconds / 6)
@@ -269,7 +269,7 @@ def _suggestion(costs: Costs, settings: Settings) -> str:
     return f"advice            {' '.join(changed)}: {expected:.0f} steps/s expected{longer}"
 
 
-def _step_times(group: EnvGroup, seconds: float) -> Iterator[float]:
+def measured_step_times(group: EnvGroup, seconds: float) -> Iterator[float]:
     """Yield the seconds of each step, by random actions, after a tenth of the time."""
     random = np.random.default_rng(0)
     group.reset([0])
@@ -334,5 +334,5 @@ def _busy(env: EnvFactory, count: int) -> Iterator[None]:
 def _step_on(make: bytes, stepping: Semaphore) -> None:
     group = make_group(cloudpickle.loads(make), [0])
     stepping.release()
-    for _ in _step_times(group, float("inf")):
+    for _ in measured_step_times(group, float("inf")):
         pass

@@ -41,7 +41,7 @@ from hts_torchrl.errors import (
     WorkerError,
     WorkerKilled,
 )
-from hts_torchrl.learner import A2C, PPO, Learner  # noqa: F401
+from hts_torchrl.learner import A2C, PPO, Impala, Learner  # noqa: F401
 from hts_torchrl.policy_file import save_policy
 from hts_torchrl.verification import Manifest, first_difference, record
 

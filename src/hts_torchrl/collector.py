@@ -60,7 +60,7 @@ class HTSCollector(BaseCollector):
     **Its memory is reused**: it is valid until the following ``next``, unless ``clone`` is set.
 
     The same seed gives the same bits whatever ``num_actors``, ``envs_per_executor``,
-    ``start_method`` and timing.
+    ``step_barrier``, ``start_method`` and timing.
 
     Args:
         create_env_fn: an environment factory (``AtariEnvs``, ``GymEnvs``), or a function of the
@@ -79,6 +79,8 @@ class HTSCollector(BaseCollector):
         delay: 1 collects the next round during the update; 0 only after it (A2C, PPO, PAAC).
         seed: decides every environment and every action.
         inference_batch_size: rows of every forward pass; None is ``min(8, num_envs)``.
+        step_barrier: hold every environment at every step until all are there, as synchronous
+            vector environments do: a baseline, with the same bits.
         precision: of the actors, in Lightning's words; give the learner the same.
         policy_device: where actors compute.
         start_method: ``forkserver`` or ``spawn``.
@@ -113,6 +115,7 @@ class HTSCollector(BaseCollector):
         delay: int = 1,
         seed: int = 0,
         inference_batch_size: int | None = None,
+        step_barrier: bool = False,
         precision: Precision = "32-true",
         policy_device: str = "cpu",
         start_method: StartMethod = "forkserver",
@@ -134,6 +137,7 @@ class HTSCollector(BaseCollector):
             num_actors=num_actors,
             envs_per_executor=envs_per_executor,
             inference_batch_size=inference_batch_size,
+            step_barrier=step_barrier,
             start_method=start_method,
             timeout_s=timeout_s,
             recover=recover,

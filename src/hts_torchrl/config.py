@@ -16,6 +16,7 @@ Key: TypeAlias = str | tuple[str, ...]
 ActionKind: TypeAlias = Literal["discrete", "one_hot", "multi_discrete", "continuous"]
 Precision: TypeAlias = Literal["32-true", "bf16-mixed", "bf16-true", "64-true"]
 StartMethod: TypeAlias = Literal["forkserver", "spawn"]
+Collection: TypeAlias = Literal["rounds", "actors", "server"]
 Recover: TypeAlias = Literal["fail", "replay"]
 
 
@@ -83,6 +84,8 @@ class CrewConfig:
     """Environments that one executor process steps in lock step."""
     inference_batch_size: int | None = None
     """Rows of every forward pass; None is min(8, num_envs). The last bits depend on it."""
+    step_barrier: bool = False
+    """At every step all environments wait for all; the bits are the same, the speed is not."""
     start_method: StartMethod = "forkserver"
     """How worker processes start."""
     timeout_s: float = 120.0
@@ -114,6 +117,11 @@ class CrewConfig:
         if self.inference_batch_size is not None and self.inference_batch_size < 1:
             raise ConfigurationError(
                 f"inference_batch_size={self.inference_batch_size}; at least 1 is needed"
+            )
+        if self.step_barrier and self.num_actors > 1:
+            raise ConfigurationError(
+                f"step_barrier with num_actors={self.num_actors}; at a barrier one actor answers "
+                "all environments: 1 is needed"
             )
         if self.start_method not in ("forkserver", "spawn"):
             raise ConfigurationError(

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from lightning.pytorch import LightningDataModule
 
 from hts_torchrl.collector import HTSCollector
-from hts_torchrl.config import CrewConfig, EnvSpec, Precision, Recover, StartMethod
+from hts_torchrl.config import Collection, CrewConfig, EnvSpec, Precision, Recover, StartMethod
 from hts_torchrl.envs.group import EnvFactory
 from hts_torchrl.envs.make_group import make_group
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.evaluation import Evaluation
+from hts_torchrl.policy import as_policy
 from hts_torchrl.round_part import RoundPart
 from hts_torchrl.schedule import Schedule
+from hts_torchrl.trajectories import TrajectoryCollector
 
 
 class RoundLoader:
@@ -33,7 +35,7 @@ class RoundLoader:
 
     def __init__(
         self,
-        collector: HTSCollector,
+        collector: HTSCollector | TrajectoryCollector,
         parts_per_round: int,
         before_round: Callable[[], None] = lambda: None,
     ) -> None:
@@ -103,6 +105,10 @@ class HTSDataModule(LightningDataModule):
         delay: 1 collects the next round during the update; 0 only after it.
         seed: decides every environment and every action.
         inference_batch_size: rows of every forward pass; None is ``min(8, num_envs)``.
+        collection: ``rounds`` is this project's; ``actors`` (IMPALA) and ``server`` (SEED RL) are
+            baselines that nobody waits for, with a learner for data of any age (``Impala``), on the
+            CPU and one rank; ``num_actors``, ``delay`` and ``step_barrier`` say nothing to them.
+        step_barrier: hold every environment at every step until all are there: a baseline.
         start_method: how processes start.
         timeout_s: seconds without any environment step after which the run is given up.
         recover: ``fail`` ends the run when a worker was killed by a signal; ``replay`` starts the
@@ -127,6 +133,8 @@ class HTSDataModule(LightningDataModule):
         delay: int = 1,
         seed: int = 0,
         inference_batch_size: int | None = None,
+        collection: Collection = "rounds",
+        step_barrier: bool = False,
         start_method: StartMethod = "forkserver",
         timeout_s: float = 120.0,
         recover: Recover = "fail",
@@ -149,6 +157,7 @@ class HTSDataModule(LightningDataModule):
             num_actors=num_actors,
             envs_per_executor=envs_per_executor,
             inference_batch_size=inference_batch_size,
+            step_barrier=step_barrier,
             start_method=start_method,
             timeout_s=timeout_s,
             recover=recover,
@@ -160,7 +169,11 @@ class HTSDataModule(LightningDataModule):
         ):
             if count is not None and count < 1:
                 raise ConfigurationError(f"{name}={count}; 1 or more is needed")
+        if collection not in get_args(Collection):
+            known = ", ".join(get_args(Collection))
+            raise ConfigurationError(f"collection={collection!r}; one of {known} is needed")
         self.env = env
+        self.collection = collection
         self.seed = seed
         self.resume_envs = resume_envs
         self.evaluation_episodes = evaluation_episodes
@@ -175,12 +188,13 @@ class HTSDataModule(LightningDataModule):
             "delay": delay,
             "seed": seed,
             "inference_batch_size": inference_batch_size,
+            "step_barrier": step_barrier,
             "start_method": start_method,
             "timeout_s": timeout_s,
             "recover": recover,
             "debug": debug,
         }
-        self._collector: HTSCollector | None = None
+        self._collector: HTSCollector | TrajectoryCollector | None = None
         self._loaded_state: dict[str, Any] = {}
         self._final_state: dict[str, Any] = {}
         self._updates_before = 0
@@ -194,7 +208,8 @@ class HTSDataModule(LightningDataModule):
             changes: settings of the constructor that are to differ.
         """
         frames = {"total_frames": self.schedule.frames_per_round * rounds}
-        return HTSDataModule(self.env, **(self._settings | frames | changes))
+        settings = {"collection": self.collection, **self._settings, **frames, **changes}
+        return HTSDataModule(self.env, **settings)
 
     @property
     def env_spec(self) -> EnvSpec:
@@ -206,7 +221,7 @@ class HTSDataModule(LightningDataModule):
         return self._env_spec
 
     @property
-    def collector(self) -> HTSCollector:
+    def collector(self) -> HTSCollector | TrajectoryCollector:
         """The collector of the running training.
 
         Raises:
@@ -235,6 +250,7 @@ class HTSDataModule(LightningDataModule):
             )
         if stage != "fit":
             return
+        self._refuse_collection()
         assert self.schedule.num_rounds is not None
         parts = self.schedule.num_rounds * self._parts_per_round
         limit = self.trainer.limit_train_batches
@@ -246,6 +262,17 @@ class HTSDataModule(LightningDataModule):
             interval = rounds * self._parts_per_round
             self.trainer.val_check_interval = max(1, min(interval, in_epoch))
 
+    def _refuse_collection(self) -> None:
+        """Refuse data of any age where the learner, or the Trainer, cannot use it."""
+        assert self.trainer is not None
+        if self.collection == "rounds":
+            return
+        setting = f"collection={self.collection}"
+        if not getattr(self.trainer.lightning_module, "corrects_any_lag", False):
+            raise ConfigurationError(f"{setting} needs a learner for data of any age: model=Impala")
+        if self.trainer.world_size > 1:
+            raise ConfigurationError(f"{setting} on {self.trainer.world_size} ranks; 1 is needed")
+
     @property
     def _parts_per_round(self) -> int:
         assert self.trainer is not None
@@ -255,15 +282,7 @@ class HTSDataModule(LightningDataModule):
         """Build the collector around the learner's policy and start its processes."""
         assert self.trainer is not None
         self._close()
-        device = self.trainer.strategy.root_device
-        self._collector = HTSCollector(
-            self.env,
-            self.trainer.lightning_module.policy,  # type: ignore[arg-type]
-            precision=self._precision,
-            policy_device=str(device),
-            first_env=self.trainer.global_rank * self.schedule.num_envs,
-            **self._settings,
-        )
+        self._collector = self._make_collector()
         # A learner that has trained before goes on counting its updates.
         learner = self.trainer.lightning_module
         updates = getattr(learner, "updates", 0)
@@ -274,6 +293,28 @@ class HTSDataModule(LightningDataModule):
         self._collector.start()
         before_round = getattr(learner, "before_round", lambda: None)
         return RoundLoader(self._collector, self._parts_per_round, before_round)
+
+    def _make_collector(self) -> HTSCollector | TrajectoryCollector:
+        assert self.trainer is not None
+        policy: Any = self.trainer.lightning_module.policy
+        if self.collection == "rounds":
+            return HTSCollector(
+                self.env,
+                policy,
+                precision=self._precision,
+                policy_device=str(self.trainer.strategy.root_device),
+                first_env=self.trainer.global_rank * self.schedule.num_envs,
+                **self._settings,
+            )
+        return TrajectoryCollector(
+            self.env,
+            as_policy(policy, self.env_spec),
+            form=self.collection,
+            schedule=self.schedule,
+            crew=self.crew,
+            seed=self.seed,
+            precision=self._precision,
+        )
 
     def val_dataloader(self) -> EvaluationLoader:
         """Return a loader of one evaluation; :meth:`Learner.validation_step` plays it."""

@@ -1,4 +1,4 @@
-"""Processes give the bits of the serial twin: actors, groups, start method.
+"""Processes give the bits of the serial twin: actors, groups, barriers, start method.
 
 With random delays in all workers: ``protocol/test_cells.py``.
 """
@@ -29,6 +29,13 @@ def test_two_actors_give_the_bits_of_the_serial_twin(name):
 @pytest.mark.parametrize("name", ["cartpole", "breakout"])
 def test_one_actor_and_groups_of_two_give_the_bits_of_the_serial_twin(name):
     assert run(name, num_actors=1, envs_per_executor=2) == run(name)
+
+
+@pytest.mark.parametrize("delay", [0, 1])
+def test_a_barrier_at_every_step_gives_the_bits_of_the_serial_twin(delay):
+    assert run("cartpole", delay=delay, num_actors=1, step_barrier=True) == run(
+        "cartpole", delay=delay
+    )
 
 
 def test_spawned_workers_give_the_bits_of_the_serial_twin():

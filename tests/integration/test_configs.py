@@ -7,13 +7,15 @@ import pytest
 import torch
 import yaml
 
+from hts_torchrl import Impala
 from hts_torchrl.cli import HTSCommandLine
 from tests.command_line import refused, run
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 BASES = {"atari/a2c.yaml", "atari/ppo.yaml", "football/ppo.yaml"}
+OVERLAYS = {f"baselines/{name}.yaml" for name in ("synchronous", "impala", "seed_rl")}
 NAMES = sorted(str(path.relative_to(CONFIGS)) for path in CONFIGS.rglob("*.yaml"))
-RUNS = [name for name in NAMES if name not in BASES]
+RUNS = [name for name in NAMES if name not in BASES | OVERLAYS]
 FOOTBALL = [name for name in RUNS if name.startswith("football/")]
 
 
@@ -23,7 +25,7 @@ def line(monkeypatch, tmp_path, request):
     lines = []
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(HTSCommandLine, "_run_subcommand", lambda line, _: lines.append(line))
-    run("fit", "--config", str(CONFIGS / request.param))
+    run("fit", *(f"--config={CONFIGS / name}" for name in request.param.split()))
     return lines[-1]
 
 
@@ -37,6 +39,36 @@ def test_a_config_makes_a_run_that_fits_its_environment(line):
     parts = getattr(learner, "minibatches", 1)
     assert schedule.frames_per_round % parts == 0
     assert data.evaluation_frames < schedule.frames_per_round * schedule.num_rounds
+
+
+@pytest.mark.parametrize(
+    "line",
+    [f"{task} baselines/synchronous.yaml" for task in ("football/corner.yaml", "pong.yaml")],
+    indirect=True,
+)
+def test_the_synchronous_baseline_differs_from_its_task_in_who_waits_alone(line):
+    crew, schedule = line.datamodule.crew, line.datamodule.schedule
+    assert (crew.step_barrier, schedule.delay) == (True, 0)
+    assert crew.batch_size == crew.num_envs == 16
+    overlay = yaml.safe_load((CONFIGS / "baselines" / "synchronous.yaml").read_text())
+    assert list(overlay) == ["data"]
+
+
+@pytest.mark.parametrize(
+    ("line", "collection", "learning_rate"),
+    [
+        ("football/corner.yaml baselines/impala.yaml", "actors", 3.43e-4),
+        ("atari/breakout_a2c.yaml baselines/seed_rl.yaml", "server", 7e-4),
+    ],
+    indirect=["line"],
+)
+def test_the_asynchronous_baselines_keep_the_settings_of_their_task(
+    line, collection, learning_rate
+):
+    learner, data = line.model, line.datamodule
+    assert (type(learner), data.collection) == (Impala, collection)
+    assert (data.schedule.num_envs, data.schedule.steps_per_round) == (16, 32)
+    assert (learner.network, learner.learning_rate) == ("nature", learning_rate)
 
 
 @pytest.mark.parametrize("name", RUNS)

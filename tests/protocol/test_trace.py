@@ -47,6 +47,16 @@ def test_every_step_and_every_pass_of_the_round_is_in_it():
         assert seen[0][0] < times[-1] < seen[2][0]
 
 
+def test_at_a_barrier_one_pass_a_step_answers_all_environments():
+    collector = make(step_barrier=True)
+    collector.trace_round(2)
+    batches = iter(collector)
+    for _ in range(3):
+        next(batches)
+    collector.shutdown()
+    assert len(collector.trace["actor 0"]) == STEPS
+
+
 def test_a_round_that_has_started_cannot_be_traced():
     collector = make()
     batches = iter(collector)

@@ -279,3 +279,16 @@ def test_rounds_reach_a_lightning_module_of_the_users_own():
     module = Module(make_actor_critic("mlp", cartpole().env_spec))
     quiet_trainer().fit(module, datamodule=cartpole(2))
     assert module.shapes == [(4, 8), (4, 8)]
+
+
+class TestCollection:
+    def test_another_name_is_refused(self):
+        with pytest.raises(ConfigurationError, match="collection='queue'; one of rounds, actors"):
+            cartpole(collection="queue")
+
+    @pytest.mark.parametrize("form", ["actors", "server"])
+    def test_a_learner_that_corrects_no_lag_is_refused_before_anything_starts(self, form):
+        data = cartpole(collection=form)
+        with pytest.raises(ConfigurationError, match=f"collection={form} needs .* model=Impala"):
+            watched_fit(A2C(), data)
+        assert multiprocessing.active_children() == []

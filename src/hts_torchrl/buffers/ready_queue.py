@@ -41,6 +41,19 @@ class ReadyQueue:
             if len(numbers):  # else another actor was faster
                 return numbers
 
+    def take_all(self, count: int, lifeline: Connection) -> Array:
+        """Take exactly ``count`` numbers; sleeps until the last of them is announced.
+
+        For one taker alone: two would each hold a part and wait for the other's.
+
+        Raises:
+            CrewStopped: if the parent closes the lifeline, or dies.
+        """
+        taken = self.take(count, lifeline)
+        while len(taken) < count:
+            taken = np.concatenate([taken, self.take(count - len(taken), lifeline)])
+        return taken
+
     def take_waiting(self, most: int) -> Array:
         """Take up to ``most`` numbers, none if none waits."""
         try:

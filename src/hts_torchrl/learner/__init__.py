@@ -2,6 +2,7 @@
 
 from hts_torchrl.learner.a2c import A2C
 from hts_torchrl.learner.base import Learner
+from hts_torchrl.learner.impala import Impala
 from hts_torchrl.learner.ppo import PPO
 
-__all__ = ["A2C", "PPO", "Learner"]
+__all__ = ["A2C", "PPO", "Impala", "Learner"]

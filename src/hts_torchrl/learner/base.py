@@ -47,6 +47,8 @@ class Learner(LightningModule):
     """
 
     parts_per_round = 1
+    corrects_any_lag = False
+    """Whether it can learn from data that is any number of updates old."""
 
     def __init__(  # noqa: PLR0913
         self,
@@ -165,7 +167,7 @@ class Learner(LightningModule):
         self._before_forward(part)
         result = evaluate(self.actor_critic, self._observations(samples), samples.shape[0])
         if result.value is None:
-            raise ConfigurationError(_NO_VALUE)
+            raise ConfigurationError(NO_VALUE)
         return self._loss(samples, result.distribution, result.value.float().squeeze(-1))
 
     def _taken(self, rows: Tensor | slice) -> TensorDictBase:
@@ -187,7 +189,7 @@ class Learner(LightningModule):
         self._delayed.begin_round()
         self._round_open = True
         if "state_value" not in batch.keys():  # noqa: SIM118 - a TensorDict is no dict
-            raise ConfigurationError(_NO_VALUE)
+            raise ConfigurationError(NO_VALUE)
         after = batch["next"]
         targets = gae_targets(
             reward=after["reward"],
@@ -292,13 +294,13 @@ class Learner(LightningModule):
     def _collector(self) -> Any:  # noqa: ANN401 - the learner's floor does not know the collector
         return getattr(getattr(self.trainer, "datamodule", None), "collector", None)
 
-    def log_losses(self, losses: dict[str, Tensor]) -> None:
-        """Log losses when the Trainer's loggers will take them."""
+    def log_losses(self, losses: dict[str, Tensor], group: str = "loss") -> None:
+        """Log losses, or another group of figures, when the Trainer's loggers will take them."""
         if self.trainer.fit_loop.epoch_loop._should_accumulate():
             return
         every = self.trainer.log_every_n_steps  # type: ignore[attr-defined]
         if (self.trainer.global_step + 1) % every == 0:
-            self.log_dict({f"loss/{name}": value.detach() for name, value in losses.items()})
+            self.log_dict({f"{group}/{name}": value.detach() for name, value in losses.items()})
 
     # Evaluation
 
@@ -347,7 +349,7 @@ class Learner(LightningModule):
         self.updates = checkpoint["updates"]
 
 
-_NO_VALUE = (
+NO_VALUE = (
     "the policy has no value ('state_value'): an actor-critic is needed, such as network='mlp', "
     "hts_torchrl.ActorCritic or torchrl's ActorValueOperator"
 )

@@ -40,7 +40,10 @@ class ActorTask:
         group = board.config.envs_per_executor
         watch.waits()
         while True:
-            envs = board.ready.take(actor.batch_size, lifeline)
+            if board.config.step_barrier:
+                envs = board.ready.take_all(board.config.num_envs, lifeline)
+            else:
+                envs = board.ready.take(actor.batch_size, lifeline)
             watch.works()
             actor.answer(envs)
             watch.waits()  # before the round can end

@@ -42,6 +42,20 @@ def test_a_take_brings_at_most_what_was_asked_for(queue, ends):
     assert taken == [[0, 1], [2]]
 
 
+def test_a_take_of_all_sleeps_until_the_last_is_announced(queue, ends):
+    queue.put(numbers(2, 0))
+    last = threading.Timer(0.05, queue.put, [numbers(1)])
+    last.start()
+    assert queue.take_all(3, ends[0]).tolist() == [2, 0, 1]
+    last.join()
+
+
+def test_a_take_of_all_leaves_what_is_more(queue, ends):
+    queue.put(numbers(0, 1, 2))
+    assert queue.take_all(2, ends[0]).tolist() == [0, 1]
+    assert queue.take_waiting(8).tolist() == [2]
+
+
 def test_a_take_that_does_not_wait_brings_nothing_from_an_empty_queue(queue):
     assert queue.take_waiting(8).tolist() == []
 

@@ -1,0 +1,162 @@
+"""Training steps a second of HTS-RL beside PPO with a barrier at every step, on one football task.
+
+Run: python benchmarks/synchronous.py [--quick]
+
+All rows are the same program with the settings of ``configs/football/ppo.yaml``, the same network
+and cores, and as many executors as cores. From the last row to the first one thing is added:
+
+- ``barrier``: at every step all environments wait for all, one pass answers them, and the update
+  is made between two rounds, as in a synchronous vector environment (PAAC);
+- ``lock step``: within a round nobody waits for a slower environment; the update is made between
+  two rounds;
+- ``HTS-RL``: a round is collected during the update.
+
+Each is measured with one torch thread for the learner and with as many as there are cores, which
+the synchronous rows have for themselves during an update. Each measurement is a fresh process, the
+rows take turns, and ratios to HTS-RL are taken within a turn, from the faster of the two threads.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import os
+import subprocess
+import sys
+from dataclasses import asdict, dataclass, fields
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+from lightning.pytorch import Callback, Trainer
+from stopwatch import Stopwatch, keep_freed_memory
+
+from hts_torchrl import PPO, FootballEnvs, HTSDataModule
+
+CORES = len(os.sched_getaffinity(0))
+CONFIG = Path(__file__).resolve().parents[1] / "configs" / "football" / "ppo.yaml"
+MODES: dict[str, dict[str, Any]] = {
+    "HTS-RL": {},
+    "lock step": {"delay": 0},
+    "barrier": {"delay": 0, "step_barrier": True},
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    mode: str
+    threads: int
+    scenario: str
+    num_envs: int
+    steps_per_round: int
+    precision: str
+    seconds: float
+
+
+class Watch(Callback):
+    def __init__(self, watch: Stopwatch) -> None:
+        self.watch = watch
+
+    def on_train_batch_end(self, trainer: Trainer, _: object, __: object, part, ___: int) -> None:
+        if part.is_last:
+            trainer.should_stop = self.watch.round_ended()
+
+
+def train(run: Run) -> float:
+    """Train in this process; returns steps a second."""
+    config, frames = yaml.safe_load(CONFIG.read_text()), run.num_envs * run.steps_per_round
+    settings = dict(MODES[run.mode])
+    if "step_barrier" in settings:
+        settings["inference_batch_size"] = run.num_envs
+    data = HTSDataModule(
+        FootballEnvs(run.scenario), frames_per_batch=frames, total_frames=frames * 10**6,
+        num_envs=run.num_envs, envs_per_executor=max(1, run.num_envs // CORES), seed=1, **settings,
+    )  # fmt: skip
+    watch = Stopwatch(frames, run.seconds)
+    trainer = Trainer(
+        accelerator="cpu", devices=1, max_epochs=1, limit_val_batches=0, precision=run.precision,
+        gradient_clip_val=config["trainer"]["gradient_clip_val"], callbacks=[Watch(watch)],
+        logger=False, enable_progress_bar=False, enable_model_summary=False,
+        enable_checkpointing=False,
+    )  # fmt: skip
+    trainer.fit(PPO(**config["model"]["init_args"], num_threads=run.threads), data)
+    return watch.steps_per_s
+
+
+def measure(run: Run) -> float:
+    """Return steps a second, measured in a fresh process."""
+    command = [sys.executable, __file__, "--child", json.dumps(asdict(run))]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
+    if result.returncode:
+        sys.exit(f"{run} failed\n{result.stderr[-3000:]}")
+    speed = float(result.stdout.splitlines()[-1])
+    setting = f"{run.num_envs} environments, {run.threads} threads"
+    print(f"{speed:8.0f}  {run.mode}, {setting}", flush=True)
+    return speed
+
+
+def report(speeds: dict[Run, list[float]], num_envs: int) -> str:
+    """Return a table with the median, smallest and largest of each row, and ratios."""
+    mine = {run: np.array(values) for run, values in speeds.items() if run.num_envs == num_envs}
+    lines = [f"| {num_envs} environments | steps/s of each learner's threads | HTS-RL beside it |",
+             "|---|---|---|"]  # fmt: skip
+    faster = {
+        mode: max((values for run, values in mine.items() if run.mode == mode), key=np.median)
+        for mode in dict.fromkeys(run.mode for run in mine)
+    }
+    for mode, best in faster.items():
+        cells = ", ".join(
+            f"{run.threads}: {np.median(v):.0f} ({v.min():.0f} to {v.max():.0f})"
+            for run, v in mine.items()
+            if run.mode == mode
+        )
+        ratio = faster["HTS-RL"] / best if "HTS-RL" in faster else np.array([np.nan])
+        spread = f"{np.median(ratio):.2f} ({ratio.min():.2f} to {ratio.max():.2f})"
+        lines.append(f"| {mode} | {cells} | {spread} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="HTS-RL beside synchronous PPO, steps a second")
+    parser.add_argument("--rows", nargs="+", choices=MODES, default=list(MODES))
+    parser.add_argument("--scenario", default="3_vs_1_with_keeper")
+    parser.add_argument("--num-envs", type=int, nargs="+", default=[8, 16])
+    parser.add_argument("--steps-per-round", type=int, default=128)
+    parser.add_argument("--precision", choices=["32-true", "bf16-mixed"], default="32-true")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=20, help="of a measurement, less warm-up")
+    parser.add_argument("--quick", action="store_true", help="one turn of rounds of 16 steps")
+    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results")
+    parser.add_argument("--child", type=json.loads, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.child:
+        keep_freed_memory()
+        print(train(Run(**args.child)), flush=True)
+        return
+    if args.quick:
+        args.repeats, args.seconds, args.steps_per_round = 1, 3.0, 16
+    threads = list(dict.fromkeys([1, CORES]))
+    task = (args.scenario, args.steps_per_round, args.precision, args.seconds)
+    runs = [
+        Run(mode, count, task[0], num_envs, *task[1:])
+        for num_envs, mode, count in product(args.num_envs, args.rows, threads)
+    ]
+    speeds: dict[Run, list[float]] = {run: [] for run in runs}
+    for _, run in product(range(args.repeats), runs):
+        speeds[run].append(measure(run))
+    text = "\n\n".join(report(speeds, num_envs) for num_envs in args.num_envs) + "\n"
+    print("\n" + text)
+    args.output.mkdir(parents=True, exist_ok=True)
+    (args.output / "synchronous.md").write_text(text)
+    with (args.output / "synchronous.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow([*(field.name for field in fields(Run)), "steps_per_s"])
+        for run, values in speeds.items():
+            writer.writerows([*asdict(run).values(), f"{value:.1f}"] for value in values)
+
+
+if __name__ == "__main__":
+    main()

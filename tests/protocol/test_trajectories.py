@@ -1,0 +1,111 @@
+"""TorchRL's asynchronous collectors as the baselines use them, with real processes.
+
+Nothing here depends on who is first: only on what must hold in every order.
+"""
+
+import time
+from collections import defaultdict
+from itertools import chain, pairwise
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from hts_torchrl import HTSCollector, Impala
+from hts_torchrl.config import CrewConfig
+from hts_torchrl.schedule import Schedule
+from hts_torchrl.trajectories import ActingPolicy, TrajectoryCollector
+from tests.fakes import CoordinateEnvs
+from tests.fits import cartpole, quiet_trainer
+from tests.policies import VERSION_UNIT, echo_policy
+
+ENVS, STEPS = 4, 6
+MOST_IN_FLIGHT = 8  # trajectories of two environments: both workers play one, and others wait
+
+
+def make(form: str, rounds: int = 2) -> TrajectoryCollector:
+    frames = ENVS * STEPS
+    return TrajectoryCollector(
+        CoordinateEnvs(), echo_policy(), form=form, seed=3, precision="32-true",
+        schedule=Schedule.from_frames(frames, total_frames=rounds * frames, num_envs=ENVS, delay=1),
+        crew=CrewConfig(num_envs=ENVS, envs_per_executor=2),
+    )  # fmt: skip
+
+
+def weights(version: float):
+    policy = echo_policy()
+    policy.load_state_dict({name: torch.tensor(version) for name in policy.state_dict()})
+    return policy
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("form", ["actors", "server"])
+class TestTrajectories:
+    def test_rows_are_consecutive_steps_acted_on_by_the_published_weights(self, form):
+        collector = make(form)
+        collector.start()
+        collector.update_policy_weights_(weights(3.0))
+        batch = next(iter(collector))
+        collector.shutdown()
+        assert batch.shape == (ENVS, STEPS)
+        assert (batch["collector", "policy_version"] == 1).all()
+        env, episode, step = batch["observation"][..., :3].unbind(-1)
+        assert (env == env[:, :1]).all()
+        place = env * 1024 + episode * 32 + step + 3 * VERSION_UNIT
+        assert torch.equal(batch["state_value"].squeeze(-1), place)
+        after, ends = batch["next"], batch["next", "done"].squeeze(-1)
+        assert torch.equal(after["observation"][..., 2], step + 1)
+        assert torch.equal(after["observation"][..., 3], batch["action"].float())
+        goes_on = torch.where(ends, 0.0, step + 1)
+        assert torch.equal(step[:, 1:], goes_on[:, :-1])
+
+    def test_nothing_is_lost_while_the_learner_takes_its_time(self, form):
+        collector = make(form, rounds=6)
+        places = defaultdict(list)
+        for batch in collector:
+            time.sleep(1.3)  # TorchRL's workers throw away what has found no place for a second
+            for row in batch["observation"]:
+                places[int(row[0, 0])] += row[:, 1:3].int().tolist()
+        assert sum(map(len, places.values())) == 6 * ENVS * STEPS
+        for (episode, step), (after, first) in chain(*map(pairwise, places.values())):
+            assert (after, first) in ((episode, step + 1), (episode + 1, 0))
+
+    def test_it_has_the_entries_of_a_round(self, form):
+        collector = make(form)
+        batch = next(iter(collector))
+        collector.shutdown()
+        rounds = HTSCollector(
+            CoordinateEnvs(), echo_policy(), num_envs=ENVS, frames_per_batch=ENVS * STEPS,
+            num_actors=0,
+        )  # fmt: skip
+        other = next(iter(rounds))
+        rounds.shutdown()
+        keys = batch.keys(include_nested=True, leaves_only=True)
+        assert set(keys) >= {"action", "action_log_prob", "observation", ("next", "episode_end")}
+        for key in keys:
+            assert (batch[key].shape, batch[key].dtype) == (other[key].shape, other[key].dtype), key
+
+    def test_newer_weights_act_on_all_but_what_was_in_flight(self, form):
+        collector = make(form, rounds=MOST_IN_FLIGHT + 2)
+        batches = iter(collector)
+        first = next(batches)["collector", "policy_version"].clone()
+        collector.update_policy_weights_(weights(1.0))
+        later = torch.cat([batch["collector", "policy_version"] for batch in batches])
+        assert first.max() == 0
+        assert len(later) == ENVS * (MOST_IN_FLIGHT + 1)
+        assert (later == 0).any(1).sum() <= 2 * MOST_IN_FLIGHT
+
+    def test_impala_learns_from_it(self, form):
+        trainer = quiet_trainer(log_every_n_steps=1)
+        learner = Impala()
+        trainer.fit(learner, cartpole(4, collection=form, envs_per_executor=2))
+        assert learner.updates == 4
+        assert 0 <= trainer.callback_metrics["staleness/max"] <= 3
+
+
+def test_an_acting_policy_says_the_log_probability_of_what_it_chose():
+    acting = ActingPolicy(echo_policy(), "32-true")
+    observation = torch.zeros(3, 2, 5)
+    answers = acting(TensorDict({"observation": observation}, [3, 2]))
+    assert answers["action"].shape == (3, 2)
+    torch.testing.assert_close(answers["action_log_prob"].exp(), torch.full((3, 2), 0.25))
