@@ -5,8 +5,9 @@ Shapes: G environments of the group; arrays lead with G.
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, TypeAlias, runtime_checkable
 
@@ -95,3 +96,30 @@ class EnvFactory(ABC):
     @abstractmethod
     def group(self, indices: Sequence[int], *, render: bool = False) -> EnvGroup:
         """Make the environments of the given global indices."""
+
+
+class named:
+    """Add the environment's index to whatever is raised inside."""
+
+    def __init__(self, index: int, call: str) -> None:
+        self.note = f"raised by {call}() of environment {index}"
+
+    def __enter__(self) -> None:
+        """Begin the call."""
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        """Name the environment in what was raised."""
+        if error is not None:
+            error.add_note(self.note)
+
+
+def close_each(envs: Mapping[int, Any]) -> None:
+    """Close environments by index, all of them also where one raises."""
+    with contextlib.ExitStack() as stack:
+        for index, env in envs.items():
+            stack.callback(_close, index, env)
+
+
+def _close(index: int, env: Any) -> None:  # noqa: ANN401
+    with named(index, "close"):
+        env.close()

@@ -12,7 +12,15 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from hts_torchrl.config import ActionSpec, EnvSpec
-from hts_torchrl.envs.group import Array, EnvFactory, EnvGroup, Observation, Transition
+from hts_torchrl.envs.group import (
+    Array,
+    EnvFactory,
+    EnvGroup,
+    Observation,
+    Transition,
+    close_each,
+    named,
+)
 from hts_torchrl.envs.spaces import env_spec
 from hts_torchrl.errors import ConfigurationError
 
@@ -40,7 +48,7 @@ class GymEnvs(EnvFactory):
         """
         kwargs = {**self.kwargs, **({"render_mode": "rgb_array"} if render else {})}
         try:
-            envs = [gymnasium.make(self.id, **kwargs) for _ in indices]
+            envs = [self._make(index, kwargs) for index in indices]
         except gymnasium.error.UnregisteredEnv as error:
             near = difflib.get_close_matches(self.id, gymnasium.registry, n=3)
             hint = f"; near to it: {', '.join(near)}" if near else ""
@@ -48,6 +56,10 @@ class GymEnvs(EnvFactory):
         except (gymnasium.error.Error, ModuleNotFoundError, TypeError) as error:
             raise ConfigurationError(f"environment {self.id!r}: {error}") from error
         return SerialGroup(envs, indices)
+
+    def _make(self, index: int, kwargs: dict[str, Any]) -> gymnasium.Env[Any, Any]:
+        with named(index, "make"):
+            return gymnasium.make(self.id, **kwargs)
 
 
 class SerialGroup:
@@ -83,7 +95,7 @@ class SerialGroup:
     def restart(self, rows: Sequence[int], seeds: Sequence[int]) -> Observation:
         """Seed and reset some environments."""
         for row, seed in zip(rows, seeds, strict=True):
-            with _named(self.indices[row], "reset"):
+            with named(self.indices[row], "reset"):
                 self._store(self.envs[row].reset(seed=int(seed))[0], self._next, row)
         return self._next
 
@@ -93,13 +105,13 @@ class SerialGroup:
         terminated = np.zeros(self.num_envs, bool)
         truncated = np.zeros(self.num_envs, bool)
         for row, env in enumerate(self.envs):
-            with _named(self.indices[row], "step"):
+            with named(self.indices[row], "step"):
                 action = env_action(self.spec.action, actions[row], self._action_start)
                 observation, reward, terminated[row], truncated[row], _ = env.step(action)
                 rewards[row] = float(reward)
             self._store(observation, self._after, row)
             if terminated[row] or truncated[row]:
-                with _named(self.indices[row], "reset"):
+                with named(self.indices[row], "reset"):
                     seed = None if self.next_seed is None else self.next_seed(row)
                     observation = env.reset(seed=seed)[0]
             self._store(observation, self._next, row)
@@ -113,8 +125,7 @@ class SerialGroup:
 
     def close(self) -> None:
         """Close every environment."""
-        for env in self.envs:
-            env.close()
+        close_each(dict(zip(self.indices, self.envs, strict=True)))
 
 
 class VectorGroup:
@@ -186,17 +197,3 @@ def env_action(spec: ActionSpec, action: Array, start: int) -> Any:  # noqa: ANN
     if spec.kind == "discrete":
         return action + start
     return action.copy()
-
-
-class _named:
-    """Add the environment's index to whatever is raised inside."""
-
-    def __init__(self, index: int, call: str) -> None:
-        self.note = f"raised by {call}() of environment {index}"
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        if error is not None:
-            error.add_note(self.note)

@@ -20,7 +20,7 @@ from torchrl.data import (
 from torchrl.envs import EnvBase
 
 from hts_torchrl.config import ActionSpec, ArraySpec, EnvSpec
-from hts_torchrl.envs.group import Array, Observation, Transition
+from hts_torchrl.envs.group import Array, Observation, Transition, close_each, named
 from hts_torchrl.errors import ConfigurationError
 
 
@@ -56,8 +56,9 @@ class EnvBaseGroup:
     def restart(self, rows: Sequence[int], seeds: Sequence[int]) -> Observation:
         """Seed and reset some environments."""
         for row, seed in zip(rows, seeds, strict=True):
-            self.envs[row].set_seed(int(seed))
-            self._act_on[row] = self.envs[row].reset()
+            with named(self.indices[row], "reset"):
+                self.envs[row].set_seed(int(seed))
+                self._act_on[row] = self.envs[row].reset()
         return self._arrays(self._act_on)
 
     def _arrays(self, tensordicts: Sequence[Any]) -> Observation:
@@ -69,9 +70,11 @@ class EnvBaseGroup:
     def step(self, actions: Array) -> Transition:
         """Step each environment, and reset those whose episode ended."""
         stepped, following = [], []
-        for env, tensordict, action in zip(self.envs, self._act_on, actions, strict=True):
-            tensordict.set(env.action_key, torch.tensor(action))  # a copy: the buffer is reused
-            done, after = env.step_and_maybe_reset(tensordict)
+        for row, env in enumerate(self.envs):
+            tensordict, action = self._act_on[row], torch.tensor(actions[row])
+            tensordict.set(env.action_key, action)  # a copy: the buffer is reused
+            with named(self.indices[row], "step_and_maybe_reset"):
+                done, after = env.step_and_maybe_reset(tensordict)
             stepped.append(done.get("next"))
             following.append(after)
         self._act_on = following
@@ -93,9 +96,8 @@ class EnvBaseGroup:
 
     def close(self) -> None:
         """Close every environment."""
-        for env in self.envs:
-            if not env.is_closed:
-                env.close()
+        envs = zip(self.indices, self.envs, strict=True)
+        close_each({index: env for index, env in envs if not env.is_closed})
 
 
 def _array_spec(spec: TensorSpec) -> ArraySpec:

@@ -176,3 +176,20 @@ def test_an_environment_may_keep_an_action_that_it_was_given():
     envs.step(shared)
     shared[:] = 0
     assert kept[0].tolist() == [2, 4]
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [("_reset", "reset"), ("_step", "step_and_maybe_reset"), ("close", "close")],
+)
+def test_an_exception_names_the_environment_and_the_call(monkeypatch, call, name):
+    def fail(*_, **__):
+        raise ArithmeticError
+
+    envs = make_group(CountingEnv, [3, 4])
+    monkeypatch.setattr(envs.envs[1], call, fail)
+    with pytest.raises(ArithmeticError) as raised:  # noqa: PT012 - one of them
+        envs.reset([0, 0])
+        envs.step(np.zeros(2, np.int64))
+        envs.close()
+    assert raised.value.__notes__ == [f"raised by {name}() of environment 4"]
