@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, TypeAlias, runtime_checkable
 
@@ -113,10 +113,10 @@ class named:
             error.add_note(self.note)
 
 
-def close_each(envs: Mapping[int, Any]) -> None:
+def close_each(envs: dict[int, Any]) -> None:
     """Close environments by index, all of them also where one raises."""
     with contextlib.ExitStack() as stack:
-        for index, env in envs.items():
+        for index, env in reversed(envs.items()):  # the last callback comes first
             stack.callback(_close, index, env)
 
 

@@ -49,7 +49,7 @@ class Executor:
         stretches: Sequence[Stretch],
     ) -> None:
         self._board = board
-        self._index = index
+        self.index = index
         self._schedule = board.schedule
         self._seed = seed
         envs = board.config.envs_of(index)
@@ -97,7 +97,7 @@ class Executor:
                 self._observation = transition.next_observation
                 self._count(transition)
                 # A sign of life: the wait for the round is given up without one.
-                self._board.logbook.steps[self._index] += 1
+                self._board.logbook.steps[self.index] += 1
 
     def begin_round(self, round_index: int) -> None:
         """Draw the round's random numbers and turn to its storage."""

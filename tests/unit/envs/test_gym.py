@@ -185,7 +185,7 @@ class TestErrors:
 
         with pytest.raises(Broken):
             make_group(Closing, [3, 4, 5]).close()
-        assert sorted(closed) == [3, 4, 5]
+        assert closed == [3, 4, 5]
 
     def test_an_exception_in_gymnasiums_maker_names_the_environment(self, monkeypatch):
         monkeypatch.setattr("gymnasium.make", FailingEnv("constructor", index="CartPole-v1"))

@@ -188,6 +188,7 @@ def test_an_exception_names_the_environment_and_the_call(monkeypatch, call, name
 
     envs = make_group(CountingEnv, [3, 4])
     monkeypatch.setattr(envs.envs[1], call, fail)
+    envs.envs[1].is_closed = False
     with pytest.raises(ArithmeticError) as raised:  # noqa: PT012 - one of them
         envs.reset([0, 0])
         envs.step(np.zeros(2, np.int64))
