@@ -5,6 +5,7 @@ Factories are frozen dataclasses called with the environment's index, so they tr
 
 from __future__ import annotations
 
+import ctypes
 import os
 import random
 import signal
@@ -127,14 +128,26 @@ def _hang() -> None:
     time.sleep(3600)
 
 
+def _hang_in_c() -> None:
+    """Wait for a lock that is held already, and keep every other thread from running Python."""
+    libc, mutex = ctypes.PyDLL(None), ctypes.create_string_buffer(256)
+    libc.pthread_mutex_lock(mutex)
+    libc.pthread_mutex_lock(mutex)
+
+
 class _BrokenReset(CoordinateEnv):
     def reset(self, *, seed=None, options=None):  # noqa: ARG002
         _break()
 
 
+class _BrokenClose(CoordinateEnv):
+    def close(self):
+        _break()
+
+
 @dataclass(frozen=True)
 class FailingEnv:
-    """Environment ``index`` raises in its ``constructor``, its ``reset``, or step ``at``."""
+    """Environment ``index`` raises in its ``constructor``, ``reset``, ``close``, or step ``at``."""
 
     where: str
     index: int = 1
@@ -145,7 +158,16 @@ class FailingEnv:
             return CoordinateEnv(index)
         if self.where == "constructor":
             _break()
-        return _BrokenReset(index) if self.where == "reset" else _Disturbed(index, self.at, _break)
+        if self.where == "step":
+            return _Disturbed(index, self.at, _break)
+        return _BrokenReset(index) if self.where == "reset" else _BrokenClose(index)
+
+
+class _HangingReset(CoordinateEnv):
+    def reset(self, *, seed=None, options=None):
+        if self.episode == 0:
+            _hang()
+        return super().reset(seed=seed, options=options)
 
 
 class _Undeclared(CoordinateEnv):
@@ -178,13 +200,18 @@ class UndeclaredEnv:
 
 @dataclass(frozen=True)
 class HangingEnv:
-    """Environment ``index`` never returns from step ``at``."""
+    """Environment ``index`` never returns from step ``at``, or from its second ``reset``."""
 
+    where: str = "step"
     index: int = 1
     at: int = 0
 
     def __call__(self, index: int) -> gymnasium.Env:
-        return _Disturbed(index, self.at, _hang) if index == self.index else CoordinateEnv(index)
+        if index != self.index:
+            return CoordinateEnv(index)
+        if self.where == "reset":
+            return _HangingReset(index)
+        return _Disturbed(index, self.at, _hang_in_c if self.where == "C code" else _hang)
 
 
 @dataclass(frozen=True)

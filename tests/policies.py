@@ -58,6 +58,21 @@ class KillSelfNet(EchoNet):
         return super().forward(observation)
 
 
+class HangingNet(EchoNet):
+    """Never returns from its pass ``at``, counted from 0, in another process than the first."""
+
+    def __init__(self, at: int) -> None:
+        super().__init__()
+        self.maker, self.passes, self.at = os.getpid(), 0, at
+
+    def forward(self, observation):
+        if os.getpid() != self.maker:
+            if self.passes == self.at:
+                time.sleep(3600)
+            self.passes += 1
+        return super().forward(observation)
+
+
 class RaisingNet(EchoNet):
     """Raises in each pass of another process than the one that made it."""
 

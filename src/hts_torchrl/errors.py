@@ -53,11 +53,11 @@ class WorkerPlace:
 
 
 class WorkerError(HTSError, RuntimeError):
-    """A worker process raised, died or did not answer in time.
+    """A worker process raised, died or hung.
 
     Attributes:
         place: which worker, and how far it had come.
-        cause: the signal, the exit status, or the worker's own traceback.
+        cause: the signal, the exit status, the worker's own traceback, or the stack where it hangs.
     """
 
     def __init__(self, place: WorkerPlace, cause: str) -> None:

@@ -1,6 +1,9 @@
 """A worker that raises, dies or goes silent: the caller learns which one, where and why."""
 
+import logging
 import multiprocessing
+import os
+import signal
 
 import numpy as np
 import pytest
@@ -8,8 +11,8 @@ import pytest
 from hts_torchrl import HTSCollector, WorkerError
 from hts_torchrl.errors import WorkerPlace
 from tests.fakes import CoordinateEnvs, FailingEnv, HangingEnv, KillSelfEnv, UndeclaredEnv
-from tests.policies import KillSelfNet, RaisingNet, echo_policy
-from tests.runs import play
+from tests.policies import HangingNet, KillSelfNet, RaisingNet, echo_policy
+from tests.runs import digest, play
 
 pytestmark = pytest.mark.processes
 
@@ -78,13 +81,64 @@ def test_an_exception_in_the_policy_names_the_actor_and_brings_its_traceback():
     assert "ArithmeticError: as asked" in error.cause
 
 
-def test_a_silent_executor_is_named_after_the_timeout_and_ended():
-    """The first round may take long, the workers are starting; the second may not."""
-    collector = collect(HangingEnv(at=STEPS + 2))
+def silence(collector, stop: str = "") -> WorkerError:
+    """What comes of a hang after the first round; that one may take long, workers are starting.
+
+    ``stop`` names a role whose first process is stopped then.
+    """
     iterator = iter(collector)
     next(iterator)
+    if stop:
+        (stopped,) = (p for p in multiprocessing.active_children() if p.name == f"hts-{stop}-0")
+        os.kill(stopped.pid, signal.SIGSTOP)
     object.__setattr__(collector.config, "timeout_s", 2.0)
-    with pytest.raises(WorkerError, match=r"for 2 s; not finished: executor 1 ") as raised:
-        next(iterator)
-    assert raised.value.place == WorkerPlace("executor", 1, (1,), 1, 2)
+    with pytest.raises(WorkerError, match="hangs: no environment has stepped for 2 s") as raised:
+        list(iterator)
     assert not multiprocessing.active_children()
+    return raised.value
+
+
+@pytest.mark.parametrize(
+    ("create", "step", "innermost"),
+    [
+        (HangingEnv("step", at=STEPS + 2), 2, "_hang"),
+        (HangingEnv("C code", at=STEPS + 2), 2, "_hang_in_c"),
+        (HangingEnv("reset"), 0, "_hang"),
+    ],
+    ids=["step", "C code", "reset"],
+)
+def test_a_hanging_executor_is_named_with_its_stack_and_ended(create, step, innermost):
+    error = silence(collect(create))
+    assert error.place == WorkerPlace("executor", 1, (1,), 1, step)
+    _, header, call, *_, outermost = error.cause.splitlines()
+    assert header == "Stack (most recent call first):"
+    assert call.endswith(f" in {innermost}")
+    assert outermost.endswith(" in <module>")
+
+
+def test_a_hanging_actor_is_named_and_not_those_who_wait_for_it():
+    passes_of_a_round = ENVS * STEPS
+    policy = echo_policy(HangingNet(at=passes_of_a_round + 3))
+    error = silence(collect(policy=policy, inference_batch_size=1))
+    assert error.place == WorkerPlace("actor", 0, (), 1, 0)
+    assert "policies.py" in error.cause.splitlines()[2]
+    assert "executor" not in error.cause.replace("executor.py", "")
+
+
+def test_a_stopped_worker_is_named_without_a_stack():
+    error = silence(collect(), stop="actor")
+    assert (error.place.role, error.place.index) == ("actor", 0)
+    assert "It gives no stack" in error.cause
+
+
+@pytest.mark.parametrize("num_actors", [0, 1])
+def test_an_exception_when_environments_are_closed_is_logged_and_costs_no_batch(num_actors, caplog):
+    settings = {"envs_per_executor": 1, "num_actors": num_actors}
+    with caplog.at_level(logging.WARNING):
+        batches = play(collect(FailingEnv("close"), **settings))
+    assert digest(batches) == digest(play(collect(num_actors=0)))
+    (record,) = caplog.records
+    text = caplog.text
+    assert record.getMessage().startswith("executor 1")
+    assert "raised when it was stopped" in text
+    assert "tests.fakes.Broken: as asked\nraised by close() of environment 1" in text

@@ -1,5 +1,6 @@
 """When published weights act, and how long a batch stays what it is."""
 
+import threading
 import time
 
 import pytest
@@ -53,6 +54,27 @@ def test_a_batch_stays_what_it_is_while_the_next_round_is_collected():
         time.sleep(0.001)
     assert digest([batch]) == before
     collector.shutdown()
+
+
+def test_a_batch_waits_for_the_slowest_executor(tmp_path):
+    """It may leave its last step only some time after the other one has finished."""
+    gate, opened = tmp_path / "gate", threading.Event()
+    collector = collect(GatedEnv(str(gate), at=STEPS - 1), rounds=1)
+    collector.start()
+    finished_s = collector._board.logbook.finished_s
+
+    def open_late():
+        while finished_s[0] == 0:
+            time.sleep(0.001)
+        time.sleep(0.5)
+        opened.set()
+        gate.touch()
+
+    threading.Thread(target=open_late, daemon=True).start()
+    next(iter(collector))
+    waited = opened.is_set()
+    collector.shutdown()
+    assert waited
 
 
 def test_executors_import_no_torch():

@@ -5,6 +5,7 @@ Shapes: G environments of the group; arrays lead with G.
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -95,3 +96,31 @@ class EnvFactory(ABC):
     @abstractmethod
     def group(self, indices: Sequence[int], *, render: bool = False) -> EnvGroup:
         """Make the environments of the given global indices."""
+
+
+class called:
+    """Name the call and the environments in whatever is raised inside, as a note."""
+
+    def __init__(self, call: str, envs: int | Sequence[int]) -> None:
+        some = f"environment{'s' * (not isinstance(envs, int))} {envs}"
+        self.place = f"{call}() of {some}"
+
+    def __enter__(self) -> None:
+        """Begin."""
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        """Name the environments in what was raised."""
+        if error is not None:
+            error.add_note(f"raised by {self.place}")
+
+
+def close_each(envs: dict[int, Any]) -> None:
+    """Close environments by index, all of them also where one raises."""
+    with contextlib.ExitStack() as stack:
+        for index, env in reversed(envs.items()):  # the last callback comes first
+            stack.callback(_close, index, env)
+
+
+def _close(index: int, env: Any) -> None:  # noqa: ANN401
+    with called("close", index):
+        env.close()

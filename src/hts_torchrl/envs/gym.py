@@ -12,8 +12,16 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from hts_torchrl.config import ActionSpec, EnvSpec
-from hts_torchrl.envs.group import Array, EnvFactory, EnvGroup, Observation, Transition
-from hts_torchrl.envs.observed import DeclaredSpace, called
+from hts_torchrl.envs.group import (
+    Array,
+    EnvFactory,
+    EnvGroup,
+    Observation,
+    Transition,
+    called,
+    close_each,
+)
+from hts_torchrl.envs.observed import DeclaredSpace, observing
 from hts_torchrl.envs.spaces import env_spec
 from hts_torchrl.errors import ConfigurationError
 
@@ -41,7 +49,7 @@ class GymEnvs(EnvFactory):
         """
         kwargs = {**self.kwargs, **({"render_mode": "rgb_array"} if render else {})}
         try:
-            envs = [gymnasium.make(self.id, **kwargs) for _ in indices]
+            envs = [self._make(index, kwargs) for index in indices]
         except gymnasium.error.UnregisteredEnv as error:
             near = difflib.get_close_matches(self.id, gymnasium.registry, n=3)
             hint = f"; near to it: {', '.join(near)}" if near else ""
@@ -49,6 +57,10 @@ class GymEnvs(EnvFactory):
         except (gymnasium.error.Error, ModuleNotFoundError, TypeError) as error:
             raise ConfigurationError(f"environment {self.id!r}: {error}") from error
         return SerialGroup(envs, indices)
+
+    def _make(self, index: int, kwargs: dict[str, Any]) -> gymnasium.Env[Any, Any]:
+        with called("make", index):
+            return gymnasium.make(self.id, **kwargs)
 
 
 class SerialGroup:
@@ -67,7 +79,7 @@ class SerialGroup:
         self._action_start = int(space.start) if isinstance(space, gymnasium.spaces.Discrete) else 0
         self._after = self._empty()
         self._next = self._empty()
-        self._stepping = [called("step", index) for index in self.indices]
+        self._stepping = [observing("step", index) for index in self.indices]
 
     def _empty(self) -> Observation:
         return {
@@ -76,7 +88,7 @@ class SerialGroup:
         }
 
     def _reset(self, row: int, seed: int | None) -> Observation:
-        with called("reset", self.indices[row]):
+        with observing("reset", self.indices[row]):
             return self._declared.entries(self.envs[row].reset(seed=seed)[0])
 
     def reset(self, seeds: Sequence[int]) -> Observation:
@@ -125,8 +137,7 @@ class SerialGroup:
 
     def close(self) -> None:
         """Close every environment."""
-        for env in self.envs:
-            env.close()
+        close_each(dict(zip(self.indices, self.envs, strict=True)))
 
 
 class VectorGroup:
@@ -171,7 +182,7 @@ class VectorGroup:
         if ends.any():
             after = {key: array.copy() for key, array in following.items()}
             for row in np.flatnonzero(ends).tolist():
-                with called("step", self.indices[row]):
+                with observing("step", self.indices[row]):
                     _store(self._declared.entries(info["final_obs"][row]), after, row)
         reward = reward.astype(np.float32)
         return Transition(after, following, reward, reward, terminated, truncated, ends)

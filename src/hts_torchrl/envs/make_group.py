@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
-from hts_torchrl.envs.group import CreateEnv, EnvFactory, EnvGroup
+from hts_torchrl.envs.group import CreateEnv, EnvFactory, EnvGroup, called
 from hts_torchrl.envs.gym import SerialGroup, VectorGroup
 from hts_torchrl.errors import ConfigurationError
 
@@ -40,11 +41,11 @@ def make_group(
             f"create_env_fn is a {type(create_env_fn).__name__}; a function of the environment's "
             "index, or a list of such functions, is needed"
         )
-    first = makers[0](indices[0])
+    first = _make(makers[0], indices[0])
     kinds = {base.__module__.split(".")[0] + "." + base.__name__ for base in type(first).__mro__}
     if "gymnasium.VectorEnv" in kinds:
         return VectorGroup(first, indices)
-    rest = [maker(index) for maker, index in zip(makers[1:], indices[1:], strict=True)]
+    rest = [_make(maker, index) for maker, index in zip(makers[1:], indices[1:], strict=True)]
     if "gymnasium.Env" in kinds:
         return SerialGroup([first, *rest], indices)
     if "torchrl.EnvBase" in kinds:
@@ -55,3 +56,8 @@ def make_group(
         f"create_env_fn returned a {type(first).__name__}; a gymnasium.Env, a gymnasium VectorEnv "
         "or a TorchRL EnvBase is needed"
     )
+
+
+def _make(maker: Callable[[int], Any], index: int) -> Any:  # noqa: ANN401
+    with called("create_env_fn", index):
+        return maker(index)

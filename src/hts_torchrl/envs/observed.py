@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 
 from hts_torchrl.config import ArraySpec, Key
-from hts_torchrl.envs.group import Array, Observation
+from hts_torchrl.envs.group import Array, Observation, called
 from hts_torchrl.errors import ConfigurationError
 
 
@@ -88,26 +86,12 @@ class DeclaredSpace:
         return entries
 
 
-class called:
-    """Name call and environments in whatever is raised inside: in our own words, or as a note."""
+class observing(called):
+    """The same, but an observation that is not as declared is refused in words of its own."""
 
-    def __init__(self, call: str, envs: int | Sequence[int]) -> None:
-        self._call, self._envs = call, envs
-
-    def __enter__(self) -> None:
-        """Begin."""
-
-    def __exit__(
-        self,
-        _: type[BaseException] | None,
-        error: BaseException | None,
-        __: TracebackType | None,
-    ) -> None:
-        """End."""
-        if error is None:
-            return
-        some = f"environment{'s' * (not isinstance(self._envs, int))} {self._envs}"
-        place = f"{self._call}() of {some}"
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Name the environments in what was raised."""
         if isinstance(error, ConfigurationError):
-            raise ConfigurationError(f"{place} returned what is not declared: {error}") from None
-        error.add_note(f"raised by {place}")
+            message = f"{self.place} returned what is not declared: {error}"
+            raise ConfigurationError(message) from None
+        super().__exit__(kind, error, trace)

@@ -20,8 +20,8 @@ from torchrl.data import (
 from torchrl.envs import EnvBase
 
 from hts_torchrl.config import ActionSpec, ArraySpec, EnvSpec
-from hts_torchrl.envs.group import Array, Observation, Transition
-from hts_torchrl.envs.observed import as_declared, called
+from hts_torchrl.envs.group import Array, Observation, Transition, called, close_each
+from hts_torchrl.envs.observed import as_declared, observing
 from hts_torchrl.errors import ConfigurationError
 
 
@@ -57,14 +57,15 @@ class EnvBaseGroup:
     def restart(self, rows: Sequence[int], seeds: Sequence[int]) -> Observation:
         """Seed and reset some environments."""
         for row, seed in zip(rows, seeds, strict=True):
-            self.envs[row].set_seed(int(seed))
-            self._act_on[row] = self.envs[row].reset()
+            with called("reset", self.indices[row]):
+                self.envs[row].set_seed(int(seed))
+                self._act_on[row] = self.envs[row].reset()
         return self._arrays(self._act_on, "reset")
 
     def _arrays(self, tensordicts: Sequence[Any], call: str) -> Observation:
         rows = []
         for index, tensordict in zip(self.indices, tensordicts, strict=True):
-            with called(call, index):
+            with observing(call, index):
                 rows.append(self._entries(tensordict))
         return {key: np.stack([row[key] for row in rows]) for key in self.spec.observations}
 
@@ -79,9 +80,11 @@ class EnvBaseGroup:
     def step(self, actions: Array) -> Transition:
         """Step each environment, and reset those whose episode ended."""
         stepped, following = [], []
-        for env, tensordict, action in zip(self.envs, self._act_on, actions, strict=True):
-            tensordict.set(env.action_key, torch.tensor(action))  # a copy: the buffer is reused
-            done, after = env.step_and_maybe_reset(tensordict)
+        for row, env in enumerate(self.envs):
+            tensordict, action = self._act_on[row], torch.tensor(actions[row])
+            tensordict.set(env.action_key, action)  # a copy: the buffer is reused
+            with called("step_and_maybe_reset", self.indices[row]):
+                done, after = env.step_and_maybe_reset(tensordict)
             stepped.append(done.get("next"))
             following.append(after)
         self._act_on = following
@@ -103,9 +106,8 @@ class EnvBaseGroup:
 
     def close(self) -> None:
         """Close every environment."""
-        for env in self.envs:
-            if not env.is_closed:
-                env.close()
+        envs = zip(self.indices, self.envs, strict=True)
+        close_each({index: env for index, env in envs if not env.is_closed})
 
 
 def _array_spec(spec: TensorSpec) -> ArraySpec:

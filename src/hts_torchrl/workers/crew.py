@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import multiprocessing
 import os
 import select
 import signal
 import sys
 import time
+import traceback
 import types
 from collections.abc import Iterator, Sequence
 from multiprocessing.process import BaseProcess
@@ -17,6 +19,7 @@ from typing import Protocol
 import numpy as np
 
 from hts_torchrl.buffers.board import Board
+from hts_torchrl.buffers.doorbell import sleep_until_readable
 from hts_torchrl.errors import (
     ConfigurationError,
     ProtocolError,
@@ -27,7 +30,9 @@ from hts_torchrl.errors import (
 from hts_torchrl.workers.actor import Actor
 from hts_torchrl.workers.executor import Executor
 from hts_torchrl.workers.process import WorkerTask, live
+from hts_torchrl.workers.stacks import StackPipe
 
+_log = logging.getLogger(__name__)
 _STOP_S = 3.0
 # On an overloaded machine it takes seconds until a killed process is gone.
 _KILLED_S = 30.0
@@ -81,10 +86,15 @@ class SerialCrew:
         """Do nothing: the round was finished when it was started."""
 
     def shutdown(self) -> None:
-        """Close the environments."""
-        for executor in self._executors:
-            executor.close()
-        self._executors = []
+        """Close the environments; an exception is logged, as in processes."""
+        executors, self._executors = self._executors, []
+        for executor in executors:
+            try:
+                executor.close()
+            except Exception:
+                # As text: the exception itself would keep the shared memory alive.
+                error = traceback.format_exc()
+                _log.warning("executor %d: raised when it was stopped\n%s", executor.index, error)
 
 
 class ProcessCrew:
@@ -105,7 +115,9 @@ class ProcessCrew:
                 f"{config.num_executors} executors; a fork server can start {_MOST_EXECUTORS}: "
                 "raise envs_per_executor, or set start_method='spawn'"
             )
+        self._failed = False
         self._lifeline, self._parent_end = multiprocessing.Pipe(duplex=False)
+        self._stacks = StackPipe()
         try:
             self._start(preload)
         except BaseException:
@@ -120,7 +132,7 @@ class ProcessCrew:
             for task in self._tasks:
                 name = f"hts-{type(task).__name__.removesuffix('Task').lower()}-{task.index}"
                 process = context.Process(  # type: ignore[attr-defined]
-                    target=live, args=(task, self._lifeline), name=name, daemon=True
+                    target=live, args=(task, self._lifeline, self._stacks), name=name, daemon=True
                 )
                 process.start()
                 self._processes.append(process)
@@ -184,6 +196,7 @@ class ProcessCrew:
         with_error = [worker for worker in dead if self._board.logbook.read_error(worker)]
         if not dead:
             return
+        self._failed = True
         worker = (with_error or dead)[0]
         killed = not with_error and (self._processes[worker].exitcode or 0) < 0
         error = WorkerKilled if killed else WorkerError
@@ -199,17 +212,21 @@ class ProcessCrew:
         return f"ended with status {code}"
 
     def _raise_silent_worker(self, round_index: int, missing: set[int]) -> None:
-        waiting = ", ".join(str(self._place(worker, round_index)) for worker in sorted(missing))
-        raise WorkerError(
-            self._place(min(missing), round_index),
-            f"no environment has stepped for {self._board.config.timeout_s:g} s; "
-            f"not finished: {waiting}",
-        )
+        """Raise for the workers that do not wait for others: each is asked where it is."""
+        self._failed = True
+        stacks = [self._stacks.ask(process) for process in self._processes]
+        waiting = f" in {sleep_until_readable.__name__}\n"
+        hanging = [worker for worker, stack in enumerate(stacks) if waiting not in stack]
+        silence = f"no environment has stepped for {self._board.config.timeout_s:g} s"
+        first, *others = hanging or sorted(missing)
+        more = "".join(f"\nand {self._place(worker, round_index)}" for worker in others)
+        where = stacks[first] or "It gives no stack: it is stopped, or blocked in the kernel."
+        what = "hangs" if hanging else "waits, as all workers do"
+        cause = f"{what}: {silence}\n{where.rstrip()}{more}"
+        raise WorkerError(self._place(first, round_index), cause)
 
     def shutdown(self) -> None:
         """Ask by closing the lifeline, wait, terminate, kill; 5 s where nothing else runs."""
-        if self._parent_end.closed:
-            return
         self._parent_end.close()
         deadline = time.monotonic() + _STOP_S
         for process in self._processes:
@@ -221,11 +238,21 @@ class ProcessCrew:
             deadline = time.monotonic() + patience_s
             for process in alive:
                 process.join(max(0.0, deadline - time.monotonic()))
-        for process in self._processes:
+        if not self._failed:
+            self._report_late_errors()
+        while self._processes:
+            process = self._processes.pop()
             if not process.is_alive():
                 process.close()
-        self._processes = []
         self._lifeline.close()
+        self._stacks.close()
+
+    def _report_late_errors(self) -> None:
+        """Log what workers raised when they were stopped: all rounds had been handed out."""
+        for worker in range(len(self._processes)):
+            if error := self._board.logbook.read_error(worker):
+                place = self._place(worker, self._started)
+                _log.warning("%s: raised when it was stopped\n%s", place, error)
 
 
 @contextlib.contextmanager

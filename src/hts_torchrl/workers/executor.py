@@ -17,7 +17,7 @@ from hts_torchrl.config import ArraySpec, Key
 from hts_torchrl.draws import env_seed, normal_draws, uniform_draws
 from hts_torchrl.envs.group import Observation, SeededGroup, Transition
 from hts_torchrl.envs.make_group import make_group
-from hts_torchrl.envs.observed import as_declared, called
+from hts_torchrl.envs.observed import as_declared, observing
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.workers.replay import Replay
 
@@ -54,7 +54,7 @@ class Executor:
         stretches: Sequence[Stretch],
     ) -> None:
         self._board = board
-        self._index = index
+        self.index = index
         self._schedule = board.schedule
         self._seed = seed
         envs = board.config.envs_of(index)
@@ -111,7 +111,7 @@ class Executor:
                 self._count(transition)
                 self._begin_episodes(transition)
                 # A sign of life: the wait for the round is given up without one.
-                self._board.logbook.steps[self._index] += 1
+                self._board.logbook.steps[self.index] += 1
 
     def begin_round(self, round_index: int) -> None:
         """Draw the round's random numbers and turn to its storage."""
@@ -152,7 +152,7 @@ class Executor:
 
     def _require_declared(self, observation: Observation, call: str) -> None:
         """Refuse arrays of another shape or type: a cell would broadcast or convert them."""
-        with called(call, self._global_envs):
+        with observing(call, self._global_envs):
             for key, spec in self._declared.items():
                 as_declared(key, observation.get(key), spec)
 

@@ -14,6 +14,7 @@ from typing import Protocol
 
 from hts_torchrl.buffers.board import Board
 from hts_torchrl.buffers.doorbell import CrewStopped
+from hts_torchrl.workers.stacks import StackPipe
 
 
 class WorkerTask(Protocol):
@@ -36,12 +37,14 @@ class WorkerTask(Protocol):
 _GRACE_S = 3.0
 
 
-def live(task: WorkerTask, lifeline: Connection) -> None:
+def live(task: WorkerTask, lifeline: Connection, stacks: StackPipe) -> None:
     """Run a task in a process of its own, which does not outlive its lifeline.
 
     A worker leaves by itself where it waits. If it is elsewhere (starting, in a step that never
-    returns) it is ended some seconds after the lifeline, also when the parent was killed.
+    returns) it is ended some seconds after the lifeline, also when the parent was killed. Wherever
+    it is, it tells when it is asked.
     """
+    stacks.answer()
     threading.Thread(target=follow, args=(lifeline,), daemon=True).start()
     work(task, lifeline)
 

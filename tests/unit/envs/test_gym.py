@@ -159,13 +159,19 @@ class TestActions:
 class TestErrors:
     @pytest.mark.parametrize(
         ("where", "note"),
-        [("reset", "reset() of environment 4"), ("step", "step() of environment 4")],
+        [
+            ("constructor", "create_env_fn() of environment 4"),
+            ("reset", "reset() of environment 4"),
+            ("step", "step() of environment 4"),
+            ("close", "close() of environment 4"),
+        ],
     )
     def test_an_exception_names_the_environment_and_the_call(self, where, note):
-        group = make_group(FailingEnv(where, index=4), [3, 4])
-        with pytest.raises(Broken) as raised:  # noqa: PT012 - either of the two
+        with pytest.raises(Broken) as raised:  # noqa: PT012 - one of them
+            group = make_group(FailingEnv(where, index=4), [3, 4])
             group.reset(SEEDS)
             group.step(np.array([0, 0]))
+            group.close()
         assert raised.value.__notes__ == [f"raised by {note}"]
 
     @pytest.mark.parametrize(("at", "call"), [(-1, "reset"), (0, "step")])
@@ -186,6 +192,26 @@ class TestErrors:
             group.step(np.array([0, 0]))
         with pytest.raises(ConfigurationError, match=r"step\(\) of environment 6 returned"):
             group.step(np.array([0, 0]))
+
+    @pytest.mark.parametrize("broken", [3, 4, 5])
+    def test_all_others_are_closed_where_one_raises(self, broken):
+        closed = []
+
+        class Closing(CoordinateEnv):
+            def close(self):
+                closed.append(self.index)
+                if self.index == broken:
+                    raise Broken
+
+        with pytest.raises(Broken):
+            make_group(Closing, [3, 4, 5]).close()
+        assert closed == [3, 4, 5]
+
+    def test_an_exception_in_gymnasiums_maker_names_the_environment(self, monkeypatch):
+        monkeypatch.setattr("gymnasium.make", FailingEnv("constructor", index="CartPole-v1"))
+        with pytest.raises(Broken) as raised:
+            GymEnvs("CartPole-v1").group([7])
+        assert raised.value.__notes__ == ["raised by make() of environment 7"]
 
     def test_a_vector_environment_of_another_size_is_refused(self):
         with pytest.raises(ConfigurationError, match="envs_per_executor=3"):

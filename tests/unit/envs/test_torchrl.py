@@ -195,3 +195,21 @@ def test_an_observation_of_another_shape_or_type_names_the_environment(call, wro
         ConfigurationError, match=rf"{call}\(\) of environment 1 .* is {found}, but"
     ):
         envs._arrays([envs._act_on[0], TensorDict(entries, [])], call)
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [("_reset", "reset"), ("_step", "step_and_maybe_reset"), ("close", "close")],
+)
+def test_an_exception_names_the_environment_and_the_call(monkeypatch, call, name):
+    def fail(*_, **__):
+        raise ArithmeticError
+
+    envs = make_group(CountingEnv, [3, 4])
+    monkeypatch.setattr(envs.envs[1], call, fail)
+    envs.envs[1].is_closed = False
+    with pytest.raises(ArithmeticError) as raised:  # noqa: PT012 - one of them
+        envs.reset([0, 0])
+        envs.step(np.zeros(2, np.int64))
+        envs.close()
+    assert raised.value.__notes__ == [f"raised by {name}() of environment 4"]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hts_torchrl.config import CrewConfig
-from hts_torchrl.errors import ConfigurationError
+from hts_torchrl.errors import ConfigurationError, WorkerError
 from hts_torchrl.schedule import Schedule
 from hts_torchrl.workers.crew import (
     ProcessCrew,
@@ -16,6 +16,9 @@ from hts_torchrl.workers.crew import (
     _single_threaded_children,
     _without_main_module,
 )
+
+WAITS = "Stack (most recent call first):\n  File x, line 1 in sleep_until_readable\n"
+HANGS = "Stack (most recent call first):\n  File x, line 1 in step\n  File x, line 9 in live\n"
 
 
 class Recorder:
@@ -75,6 +78,18 @@ def test_shutting_down_twice_closes_environments_once(crew, calls):
     assert calls == [("a", "close", None), ("b", "close", None)]
 
 
+def test_an_exception_when_it_is_closed_keeps_no_executor_from_being_closed(crew, calls, caplog):
+    def fail():
+        raise ArithmeticError("as asked")
+
+    first, _ = crew._executors
+    first.index, first.close = 0, fail
+    crew.shutdown()
+    assert calls == [("b", "close", None)]
+    assert "executor 0: raised when it was stopped" in caplog.text
+    assert "ArithmeticError: as asked" in caplog.text
+
+
 def test_children_start_with_one_thread(monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     with _single_threaded_children():
@@ -130,9 +145,71 @@ class Undying(BaseProcess):
 
 def test_a_worker_that_does_not_die_in_time_does_not_keep_the_rest_from_being_closed(monkeypatch):
     monkeypatch.setattr("hts_torchrl.workers.crew._STOP_S", 0.0)
-    crew, asked = ProcessCrew.__new__(ProcessCrew), []
-    crew._processes = [Undying(asked)]
-    crew._lifeline, crew._parent_end = multiprocessing.Pipe(duplex=False)
+    asked = []
+    crew = bare_crew([Undying(asked)])
     crew.shutdown()
     assert asked == ["terminate", "kill"]
     assert crew._lifeline.closed
+
+
+def test_a_shutdown_that_was_interrupted_is_finished_by_the_next(monkeypatch):
+    monkeypatch.setattr("hts_torchrl.workers.crew._STOP_S", 0.0)
+    asked = []
+    crew = bare_crew([Undying(asked)])
+    with monkeypatch.context() as patch:
+        patch.setattr(Undying, "join", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            crew.shutdown()
+    assert asked == []
+    crew.shutdown()
+    assert asked == ["terminate", "kill"]
+
+
+def interrupt(*_):
+    raise KeyboardInterrupt
+
+
+def bare_crew(processes, stacks=()) -> ProcessCrew:
+    """A crew of such processes, the last of which is the actor, that answer with such stacks."""
+    crew = ProcessCrew.__new__(ProcessCrew)
+    crew._processes, crew._started, crew._failed = list(processes), 5, False
+    crew._lifeline, crew._parent_end = multiprocessing.Pipe(duplex=False)
+    answers = dict(zip(crew._processes, stacks, strict=False))
+    crew._stacks = SimpleNamespace(ask=answers.get, close=lambda: None)
+    logbook = SimpleNamespace(rounds=[5, 5], steps=[3, 4], read_error=lambda _: "")
+    config = CrewConfig(num_envs=2, timeout_s=7.0)
+    crew._board = SimpleNamespace(logbook=logbook, config=config)
+    return crew
+
+
+@pytest.mark.parametrize(
+    ("stacks", "told"),
+    [
+        (
+            [WAITS, HANGS, WAITS],
+            "executor 1 (environments [1]), round 5, step 4: hangs: no environment has stepped "
+            "for 7 s\n" + HANGS.rstrip(),
+        ),
+        (
+            [WAITS, WAITS, ""],
+            "actor 0, round 5: hangs: no environment has stepped for 7 s\n"
+            "It gives no stack: it is stopped, or blocked in the kernel.",
+        ),
+        (
+            [HANGS, WAITS, HANGS],
+            "executor 0 (environments [0]), round 5, step 3: hangs: no environment has stepped "
+            f"for 7 s\n{HANGS}and actor 0, round 5",
+        ),
+        (
+            [WAITS, WAITS, WAITS],
+            "executor 1 (environments [1]), round 5, step 4: waits, as all workers do: no "
+            "environment has stepped for 7 s\n" + WAITS.rstrip(),
+        ),
+    ],
+    ids=["one", "no stack", "two", "all wait"],
+)
+def test_of_a_silent_crew_those_are_named_that_do_not_wait(stacks, told):
+    crew = bare_crew(["executor 0", "executor 1", "actor"], stacks)
+    with pytest.raises(WorkerError) as raised:
+        crew._raise_silent_worker(5, missing={1})
+    assert str(raised.value) == told

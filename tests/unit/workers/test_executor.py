@@ -1,16 +1,20 @@
+from multiprocessing import Pipe
+from types import SimpleNamespace
+
 import cloudpickle
 import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from hts_torchrl.buffers.board import Board
+from hts_torchrl.buffers.doorbell import CrewStopped
 from hts_torchrl.buffers.journal import Journal
 from hts_torchrl.config import ArraySpec, CrewConfig
 from hts_torchrl.draws import env_seed, uniform_draws
 from hts_torchrl.envs.make_group import make_group
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.schedule import Schedule
-from hts_torchrl.workers.executor import Executor
+from hts_torchrl.workers.executor import Executor, ExecutorTask
 from tests.fakes import SEED_RANGE, CoordinateEnv, CoordinateEnvs, UndeclaredEnv
 
 STEPS = 4
@@ -154,3 +158,49 @@ def test_what_a_group_observes_is_held_against_what_is_declared(board, observe, 
         f"'observation' is {found}, but float32 [2, 5] is declared"
     )
     executor.close()
+
+
+class TestAnnouncements:
+    """Actor and collector look in the very moment of the announcement: no other order is faster."""
+
+    @pytest.fixture
+    def seen(self, board, monkeypatch):
+        """What they see of one round of the second executor."""
+        lifeline, parent_end = Pipe(duplex=False)
+        seen = {"states": [], "draws": [], "storage": {}}
+
+        def answer(envs):
+            seen["states"].append(board.state.observations["observation"][envs])
+            seen["draws"].append(board.state.draws[envs])
+            board.actions.put(envs, {"action": np.full(2, 3)})
+            board.doorbells[1].ring(len(envs))
+
+        def finish(executors):
+            assert executors.tolist() == [1]
+            arrays = board.storages[0].arrays
+            seen["storage"] = {key: array[2:].copy() for key, array in arrays.items()}
+            seen["finished_s"] = board.logbook.finished_s[1]
+            parent_end.close()
+
+        monkeypatch.setattr(board, "ready", SimpleNamespace(put=answer))
+        monkeypatch.setattr(board, "finished", SimpleNamespace(put=finish))
+        stretches = Journal.blank(board.spec.action, 2, steps_per_seed=0).stretches
+        task = ExecutorTask(board, 1, cloudpickle.dumps(CoordinateEnvs()), 5, stretches, 0)
+        board.doorbells[1].ring()
+        with lifeline, pytest.raises(CrewStopped):
+            task.run(lifeline)
+        return seen
+
+    def test_a_state_is_whole_when_it_is_announced(self, seen):
+        assert np.array_equal(np.stack(seen["states"], 1), seen["storage"]["observation"])
+        drawn = [uniform_draws(5, env, 0, STEPS, 1) for env in (12, 13)]
+        assert np.array_equal(np.stack(seen["draws"], 1), drawn)
+
+    def test_a_round_is_whole_when_it_is_reported(self, seen, board):
+        arrays = board.storages[0].arrays
+        for key, array in seen["storage"].items():
+            assert np.array_equal(array, arrays[key][2:])
+        assert seen["storage"]["next", "step_count"].all()
+
+    def test_the_time_of_its_end_is_there_when_a_round_is_reported(self, seen):
+        assert seen["finished_s"] > 0

@@ -1,0 +1,64 @@
+"""A pipe on which a worker tells where in its code it is."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import signal
+import time
+from multiprocessing.connection import Pipe, wait
+from multiprocessing.process import BaseProcess
+
+# Any signal would do: it asks for the stack, also inside C code that never returns to Python.
+_SIGNAL = signal.SIGUSR1
+# Where multiprocessing begins a process, with `python -c`: nobody writes after that.
+_LAST_LINE = b'File "<string>", line 1 in <module>\n'
+# A worker answers within milliseconds of being given a core.
+_PATIENCE_S = 5.0
+
+
+class StackPipe:
+    """Python stacks of workers, asked for one worker after another.
+
+    **Writer**: the worker that was asked, in the handler of a signal. **Reader**: the crew.
+
+    Example:
+        >>> stacks.answer()                 # the worker, once      # doctest: +SKIP
+        >>> print(stacks.ask(process))      # the crew              # doctest: +SKIP
+    """
+
+    def __init__(self) -> None:
+        self._reader, self._writer = Pipe(duplex=False)
+        # Somebody else may send the signal too, and nobody reads: a full pipe must not hold it.
+        os.set_blocking(self._writer.fileno(), False)
+
+    def answer(self) -> None:
+        """Answer the signal in this process from now on; the pipe must be kept."""
+        faulthandler.register(_SIGNAL, self._writer.fileno(), all_threads=False)
+
+    def ask(self, process: BaseProcess) -> str:
+        """Return the stack of a worker's main thread, innermost call first.
+
+        It is empty if the worker is not running: stopped, blocked in the kernel, or dead.
+        """
+        assert process.pid is not None
+        while self._reader.poll():  # what nobody asked for
+            self._read()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, _SIGNAL)
+        stack, deadline = b"", time.monotonic() + _PATIENCE_S
+        while not stack.endswith(_LAST_LINE):
+            left_s = max(0.0, deadline - time.monotonic())
+            if self._reader not in wait([self._reader, process.sentinel], left_s):
+                break
+            stack += self._read()
+        return stack.decode(errors="replace")
+
+    def _read(self) -> bytes:
+        return os.read(self._reader.fileno(), 65_536)
+
+    def close(self) -> None:
+        """Close both ends here."""
+        self._reader.close()
+        self._writer.close()

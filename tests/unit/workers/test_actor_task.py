@@ -1,0 +1,67 @@
+from multiprocessing import Pipe
+from types import SimpleNamespace
+
+import cloudpickle
+import numpy as np
+import pytest
+
+from hts_torchrl.buffers.board import Board
+from hts_torchrl.buffers.doorbell import CrewStopped
+from hts_torchrl.config import ArraySpec, CrewConfig
+from hts_torchrl.envs.make_group import make_group
+from hts_torchrl.schedule import Schedule
+from hts_torchrl.workers.actor_task import ActorTask
+from tests.fakes import CoordinateEnvs
+
+
+class Doubler:
+    """An actor that answers each environment with twice its index."""
+
+    batch_size = 8
+
+    def __init__(self, board: Board) -> None:
+        self.actions = board.actions
+
+    def answer(self, envs):
+        self.actions.put(envs, {"action": 2 * envs})
+
+
+@pytest.fixture
+def board():
+    spec = make_group(CoordinateEnvs(), [0]).spec
+    schedule = Schedule.from_frames(6, total_frames=-1, num_envs=6, delay=1)
+    outputs = {"action": ArraySpec((), np.dtype(np.int64))}
+    board = Board(spec, outputs, CrewConfig(num_envs=6, envs_per_executor=2), schedule, {})
+    yield board
+    board.close()
+
+
+@pytest.fixture
+def rings(board, monkeypatch):
+    """Each ring (executor, number), with the actions that the executor then sees."""
+    lifeline, parent_end = Pipe(duplex=False)
+    rings = []
+
+    def ring(executor, answers):
+        actions = board.actions.answers["action"]
+        rings.append((executor, answers, actions[2 * executor : 2 * executor + 2].tolist()))
+        parent_end.close()
+
+    bells = {
+        index: SimpleNamespace(ring=lambda answers, index=index: ring(index, answers))
+        for index in board.doorbells
+    }
+    board.ready.put(np.array([5, 1, 4], np.int32))
+    with monkeypatch.context() as patch, lifeline:
+        patch.setattr(board, "doorbells", bells)
+        with pytest.raises(CrewStopped):
+            ActorTask(board, 0, cloudpickle.dumps(Doubler)).run(lifeline)
+    return rings
+
+
+def test_answers_are_whole_when_their_executor_is_rung(rings):
+    assert [actions for _, _, actions in rings] == [[0, 2], [8, 10]]
+
+
+def test_an_executor_is_rung_once_for_each_of_its_environments(rings):
+    assert [(executor, answers) for executor, answers, _ in rings] == [(0, 1), (2, 2)]

@@ -1,0 +1,78 @@
+"""Stacks of real processes: what a signal does cannot be had without one."""
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import time
+
+import pytest
+
+from hts_torchrl.workers.stacks import StackPipe
+
+pytestmark = pytest.mark.processes
+
+
+def outermost(stacks, ready):
+    stacks.answer()
+    innermost(ready)
+
+
+def innermost(ready):
+    ready.send("")
+    time.sleep(3600)
+
+
+@pytest.fixture
+def stacks():
+    stacks = StackPipe()
+    yield stacks
+    stacks.close()
+
+
+@pytest.fixture
+def process(stacks):
+    reader, writer = multiprocessing.Pipe(duplex=False)
+    context = multiprocessing.get_context("forkserver")
+    process = context.Process(target=outermost, args=(stacks, writer), daemon=True)
+    process.start()
+    reader.recv()
+    yield process
+    process.kill()
+    process.join()
+    reader.close()
+    writer.close()
+
+
+def test_the_stack_begins_with_the_innermost_call(stacks, process):
+    functions = [line.rpartition(" in ")[2] for line in stacks.ask(process).splitlines()]
+    assert functions.index("innermost") + 1 == functions.index("outermost")
+    assert functions[-1] == "<module>"
+
+
+def test_a_worker_answers_whenever_it_is_asked(stacks, process):
+    stacks_seen = [stacks.ask(process) for _ in range(20)]
+    assert all(stack.startswith("Stack (most recent call first):\n") for stack in stacks_seen)
+    assert all(stack.count(" in innermost\n") == 1 for stack in stacks_seen)
+
+
+def test_a_dead_worker_gives_no_stack(stacks, process):
+    process.kill()
+    process.join()
+    assert stacks.ask(process) == ""
+
+
+def test_a_stopped_worker_gives_no_stack(stacks, process, monkeypatch):
+    monkeypatch.setattr("hts_torchrl.workers.stacks._PATIENCE_S", 0.2)
+    os.kill(process.pid, signal.SIGSTOP)
+    assert stacks.ask(process) == ""
+
+
+def test_a_full_pipe_does_not_hold_a_worker_that_somebody_else_has_asked(stacks, process):
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(stacks._writer.fileno(), b"x" * 4096)
+    os.kill(process.pid, signal.SIGUSR1)
+    stack = stacks.ask(process)
+    assert " in innermost" in stack
+    assert "x" * 10 not in stack
