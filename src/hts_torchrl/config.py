@@ -96,6 +96,10 @@ class CrewConfig:
         """Refuse counts that cannot work together."""
         if self.num_actors < 0:
             raise ConfigurationError(f"num_actors={self.num_actors}; 0 or more is needed")
+        if self.num_actors > self.num_envs:
+            raise ConfigurationError(
+                f"num_actors={self.num_actors} is more than num_envs={self.num_envs}"
+            )
         if self.envs_per_executor < 1:
             raise ConfigurationError(
                 f"envs_per_executor={self.envs_per_executor}; at least 1 is needed"
@@ -119,7 +123,7 @@ class CrewConfig:
             )
         if self.recover not in ("fail", "replay"):
             raise ConfigurationError(f"recover={self.recover!r}; 'fail' or 'replay' is needed")
-        if self.timeout_s <= 0:
+        if not self.timeout_s > 0:  # which NaN is not either
             raise ConfigurationError(f"timeout_s={self.timeout_s}; a positive time is needed")
 
     @property
