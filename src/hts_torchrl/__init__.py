@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from hts_torchrl.allocator import keep_freed_memory
-    from hts_torchrl.callbacks import LearningCurve, RoundTrace, TrainingStatistics
+    from hts_torchrl.callbacks import LearningCurve, RoundTrace, StopTogether, TrainingStatistics
     from hts_torchrl.checkpoints import DurableCheckpointIO
     from hts_torchrl.collector import HTSCollector
     from hts_torchrl.data import HTSDataModule
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from hts_torchrl.envs.group import EnvFactory
     from hts_torchrl.envs.gym import GymEnvs
     from hts_torchrl.errors import (
+        CheckpointError,
         ConfigurationError,
         DifferenceError,
         NotFiniteError,
@@ -31,6 +32,7 @@ _HOMES = {
     "PPO": "learner",
     "ActorCritic": "models",
     "AtariEnvs": "envs.atari",
+    "CheckpointError": "errors",
     "ConfigurationError": "errors",
     "DifferenceError": "errors",
     "DurableCheckpointIO": "checkpoints",
@@ -44,6 +46,7 @@ _HOMES = {
     "ProtocolError": "errors",
     "ReplayError": "errors",
     "RoundTrace": "callbacks",
+    "StopTogether": "callbacks",
     "TrainingStatistics": "callbacks",
     "WorkerError": "errors",
     "keep_freed_memory": "allocator",
@@ -55,6 +58,7 @@ __all__ = [
     "PPO",
     "ActorCritic",
     "AtariEnvs",
+    "CheckpointError",
     "ConfigurationError",
     "DifferenceError",
     "DurableCheckpointIO",
@@ -68,6 +72,7 @@ __all__ = [
     "ProtocolError",
     "ReplayError",
     "RoundTrace",
+    "StopTogether",
     "TrainingStatistics",
     "WorkerError",
     "keep_freed_memory",
