@@ -16,14 +16,24 @@ import sys
 import time
 from collections.abc import Callable
 
+import configurations
+import finite
 import resuming
 import saving
+import shared_memory
+import signals
+import soak
 import workers
 
 ROWS: dict[str, tuple[int, Callable[[random.Random], bool]]] = {
     **workers.ROWS,
     **resuming.ROWS,
     **saving.ROWS,
+    **signals.ROWS,
+    **finite.ROWS,
+    **configurations.ROWS,
+    **shared_memory.ROWS,
+    **soak.ROWS,
 }
 
 
