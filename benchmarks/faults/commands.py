@@ -27,8 +27,8 @@ CARTPOLE = [
     "--model=A2C",
 ]
 LAST = Path("runs/run/version_0/checkpoints/last.ckpt")
-_ENDED_S = 60.0
-_GONE_S = 10.0
+_ENDED_S = 240.0
+_GONE_S = 20.0
 
 
 class Command:
@@ -46,7 +46,12 @@ class Command:
             self.process = subprocess.Popen(
                 command,
                 cwd=folder,
-                env={**os.environ, "TMPDIR": str(self._temporary)},
+                # Torch keeps a folder for what it compiles among the temporary files.
+                env={
+                    **os.environ,
+                    "TMPDIR": str(self._temporary),
+                    "TORCHINDUCTOR_CACHE_DIR": str(folder / "compiled"),
+                },
                 stdout=stdout,
                 stderr=stderr,
                 start_new_session=True,

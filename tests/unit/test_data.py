@@ -225,7 +225,6 @@ class TestSettings:
             ({"accumulate_grad_batches": 0}, "accumulate_grad_batches=0; 1 or more"),
             ({"check_val_every_n_epoch": 0}, "check_val_every_n_epoch=0; 1 or more"),
             ({"val_check_interval": 4}, "val_check_interval=4; 1 to 3 "),
-            ({"val_check_interval": -1}, "val_check_interval=-1; 1 to 3 "),
         ],
     )
     def test_a_trainer_that_would_fail_or_spoil_the_weights_is_refused(self, settings, message):
