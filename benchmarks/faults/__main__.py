@@ -20,10 +20,15 @@ import time
 from collections.abc import Callable
 
 import closing
+import configurations
 import failing
+import finite
 import planted
 import resuming
 import saving
+import shared_memory
+import signals
+import soak
 import workers
 
 ROWS: dict[str, tuple[int, Callable[[random.Random], bool]]] = {
@@ -33,6 +38,11 @@ ROWS: dict[str, tuple[int, Callable[[random.Random], bool]]] = {
     **failing.ROWS,
     **closing.ROWS,
     **planted.ROWS,
+    **signals.ROWS,
+    **finite.ROWS,
+    **configurations.ROWS,
+    **shared_memory.ROWS,
+    **soak.ROWS,
 }
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from hts_torchrl.allocator import keep_freed_memory
-    from hts_torchrl.callbacks import LearningCurve, RoundTrace, TrainingStatistics
+    from hts_torchrl.callbacks import LearningCurve, RoundTrace, StopTogether, TrainingStatistics
     from hts_torchrl.checkpoints import DurableCheckpointIO
     from hts_torchrl.collector import HTSCollector
     from hts_torchrl.data import HTSDataModule
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from hts_torchrl.envs.group import EnvFactory
     from hts_torchrl.envs.gym import GymEnvs
     from hts_torchrl.errors import (
+        CheckpointError,
         ConfigurationError,
         DifferenceError,
         NotFiniteError,
@@ -32,6 +33,7 @@ _HOMES = {
     "PPO": "learner",
     "ActorCritic": "models",
     "AtariEnvs": "envs.atari",
+    "CheckpointError": "errors",
     "ConfigurationError": "errors",
     "DifferenceError": "errors",
     "DurableCheckpointIO": "checkpoints",
@@ -46,6 +48,7 @@ _HOMES = {
     "ProtocolError": "errors",
     "ReplayError": "errors",
     "RoundTrace": "callbacks",
+    "StopTogether": "callbacks",
     "TrainingStatistics": "callbacks",
     "WorkerError": "errors",
     "keep_freed_memory": "allocator",
@@ -59,6 +62,7 @@ __all__ = [
     "PPO",
     "ActorCritic",
     "AtariEnvs",
+    "CheckpointError",
     "ConfigurationError",
     "DifferenceError",
     "DurableCheckpointIO",
@@ -73,6 +77,7 @@ __all__ = [
     "ProtocolError",
     "ReplayError",
     "RoundTrace",
+    "StopTogether",
     "TrainingStatistics",
     "WorkerError",
     "keep_freed_memory",

@@ -13,7 +13,7 @@ import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 
 from hts_torchrl.durable_file import replacing
-from hts_torchrl.errors import ConfigurationError
+from hts_torchrl.errors import CheckpointError, ConfigurationError
 
 
 class DurableCheckpointIO(TorchCheckpointIO):
@@ -41,14 +41,14 @@ class DurableCheckpointIO(TorchCheckpointIO):
         """Write a checkpoint.
 
         Raises:
-            OSError: if it cannot be written; what was at ``path`` is still there.
+            CheckpointError: if it cannot be written; what was at ``path`` is still there.
         """
         if "://" in str(path):
             super().save_checkpoint(checkpoint, path, storage_options)
             return
         place = Path(path)
-        place.parent.mkdir(parents=True, exist_ok=True)
         try:
+            place.parent.mkdir(parents=True, exist_ok=True)
             with replacing(place) as new:
                 torch.save(checkpoint, new)
                 _keep_previous(place)
@@ -57,7 +57,7 @@ class DurableCheckpointIO(TorchCheckpointIO):
                     written = [f"{_digest(f)}  {n}\n" for f, n in files.items() if f.is_file()]
                     lines.write_text("".join(written))
         except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError
-            raise OSError(f"cannot write the checkpoint {place}: {error}") from error
+            raise CheckpointError(f"cannot write the checkpoint {place}: {error}") from error
 
     def load_checkpoint(
         self,
@@ -87,6 +87,8 @@ def whole_checkpoint(path: Path) -> Path:
     Raises:
         ConfigurationError: if there is no file, or no undamaged one.
     """
+    if not path.name:  # a folder: this one, or the root
+        raise ConfigurationError(f"{path}: there is no such file")
     previous = _previous(path)
     if path.is_file() and _is_whole(path):
         return path

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import sys
 import warnings
-import zipfile
 from collections.abc import Sequence
 from dataclasses import asdict, is_dataclass, replace
 from pathlib import Path
+from types import FrameType
 from typing import Any, NoReturn
 
 import gymnasium
@@ -25,7 +26,8 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from omegaconf.errors import OmegaConfBaseException
 
 from hts_torchrl.advisor import Advisor
-from hts_torchrl.callbacks import LearningCurve, RoundTrace, TrainingStatistics
+from hts_torchrl.callbacks import LearningCurve, RoundTrace, StopTogether, TrainingStatistics
+from hts_torchrl.callbacks.stop_together import end_at_once
 from hts_torchrl.checkpoints import DurableCheckpointIO, whole_checkpoint
 from hts_torchrl.config_files import expand_configs
 from hts_torchrl.data import HTSDataModule
@@ -34,6 +36,7 @@ from hts_torchrl.envs.atari import AtariEnvs  # noqa: F401 - makes --data.env=At
 from hts_torchrl.envs.football import FootballEnvs  # noqa: F401
 from hts_torchrl.envs.gym import GymEnvs  # noqa: F401
 from hts_torchrl.errors import (
+    CheckpointError,
     ConfigurationError,
     DifferenceError,
     NotFiniteError,
@@ -74,14 +77,20 @@ class HTSTrainer(Trainer):
             raise ConfigurationError("play needs --ckpt_path")
         if Path(video).suffix not in (".mp4", ".gif"):
             raise ConfigurationError(f"--video={video}: a name that ends in .mp4 or .gif is needed")
+        if frames_per_second < 1:
+            raise ConfigurationError(
+                f"--frames_per_second={frames_per_second}; 1 or more is needed"
+            )
         _load_weights(model, datamodule, ckpt_path, weights_only=weights_only)
         evaluation = replace(datamodule.evaluation(precision="32-true"), greedy=greedy)
         frames: list[Any] = list(evaluation.frames(model.actor_critic))
-        Path(video).absolute().parent.mkdir(parents=True, exist_ok=True)
-        if video.endswith(".gif"):
-            imageio.mimsave(video, frames, duration=1000 / frames_per_second, loop=0)
-        else:
-            imageio.mimsave(video, frames, fps=frames_per_second, macro_block_size=2)
+        gif = {"duration": 1000 / frames_per_second, "loop": 0}
+        mp4 = {"fps": frames_per_second, "macro_block_size": 2}
+        try:
+            Path(video).absolute().parent.mkdir(parents=True, exist_ok=True)
+            imageio.mimsave(video, frames, **(gif if video.endswith(".gif") else mp4))
+        except OSError as error:
+            raise ConfigurationError(f"--video={video}: {error.strerror or error}") from error
         print(f"video of {len(frames)} steps: {video}")  # noqa: T201
 
     def export(
@@ -133,7 +142,7 @@ class HTSTrainer(Trainer):
             datamodule: environments and crew.
             seconds: half of them for steps of the environment, half for the check.
         """
-        if seconds <= 0:
+        if not 0 < seconds < math.inf:
             raise ConfigurationError(f"--seconds={seconds:g}; more than 0 is needed")
         for line in Advisor(model, datamodule, self).report(seconds):
             print(line, flush=True)  # noqa: T201
@@ -249,13 +258,8 @@ class HTSCommandLine(LightningCLI):
         trace = self._get(self.config_init, "trace")
         if trace is not None:
             callbacks.append(RoundTrace(trace))
-        if settings["enable_checkpointing"] is not False:
-            # Apart, because save_last writes no evaluation that is not the best so far.
-            last = ModelCheckpoint(filename="last", enable_version_counter=False)
-            best = ModelCheckpoint(
-                monitor="eval/score", mode="max", filename="best", enable_version_counter=False
-            )
-            callbacks += [last, best]
+        checkpoints = [] if settings["enable_checkpointing"] is False else _last_and_best()
+        callbacks += [StopTogether(*checkpoints[:1]), *checkpoints]
         if settings["enable_progress_bar"] is not False:
             callbacks.append(TQDMProgressBar(refresh_rate=20))
         if settings["logger"] in (None, True):  # made here, so that --name decides to the last
@@ -265,10 +269,15 @@ class HTSCommandLine(LightningCLI):
         plugins = plugins if isinstance(plugins, list) else [plugins]
         if not any(isinstance(plugin, CheckpointIO) for plugin in plugins):
             plugins = [*plugins, DurableCheckpointIO()]
-        trainer = super().instantiate_trainer(callbacks=callbacks, plugins=plugins, **kwargs)
-        # A rank that fails alone would wait for the others to save with it.
-        if trainer.world_size == 1 and settings["enable_checkpointing"] is not False:
-            last.save_on_exception = True
+        try:
+            trainer = super().instantiate_trainer(callbacks=callbacks, plugins=plugins, **kwargs)
+        except TypeError as error:  # which is how Lightning refuses a number of devices
+            raise ConfigurationError(str(error)) from error
+        if trainer.world_size > 1:
+            end_at_once()
+        elif checkpoints:
+            # Of several ranks, one that failed alone would wait for the others to save with it.
+            checkpoints[0].save_on_exception = True
         # Each logger looks for a free version, so all must look before the first makes its folder.
         for logger in trainer.loggers:
             _ = logger.version
@@ -290,11 +299,18 @@ class HTSCommandLine(LightningCLI):
                 arguments["ckpt_path"] = str(whole_checkpoint(Path(path)))
             except ConfigurationError as error:
                 raise ConfigurationError(f"--ckpt_path={error}") from error
-            if not zipfile.is_zipfile(arguments["ckpt_path"]):  # which is how torch saves
+            if not _is_checkpoint(arguments["ckpt_path"]):
                 raise ConfigurationError(
                     f"--ckpt_path={path}: this is no checkpoint, or half of one"
                 )
         super()._parse_ckpt_path()
+
+    def _set_seed(self) -> None:
+        """Report a seed that is out of bounds in one line."""
+        try:
+            super()._set_seed()
+        except ValueError as error:
+            raise ConfigurationError(f"--seed_everything: {error}") from error
 
     def instantiate_classes(self) -> None:
         """Report a setting that a class refuses by the class's own words."""
@@ -303,6 +319,18 @@ class HTSCommandLine(LightningCLI):
         except (ValueError, ImportError) as error:
             refused = error.__cause__ if isinstance(error.__cause__, ConfigurationError) else error
             raise ConfigurationError(str(refused)) from error
+
+    def before_fit(self) -> None:
+        """Refuse a folder that cannot be made before anything else is."""
+        if self.trainer.world_size > 1:  # the next rank would take it for another run's
+            return
+        directory = Path(self.trainer.log_dir or ".")
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigurationError(f"the run's folder {directory}: {error.strerror}") from error
+
+    before_validate = before_fit
 
     def after_fit(self) -> None:
         """Tell the final score, and where everything lies."""
@@ -331,6 +359,25 @@ class HTSCommandLine(LightningCLI):
         print("\n".join(lines))  # noqa: T201
 
 
+def _last_and_best() -> list[ModelCheckpoint]:
+    """Make two callbacks, because save_last writes no evaluation that is not the best so far."""
+    return [
+        ModelCheckpoint(filename="last", enable_version_counter=False),
+        ModelCheckpoint(
+            monitor="eval/score", mode="max", filename="best", enable_version_counter=False
+        ),
+    ]
+
+
+def _is_checkpoint(path: str) -> bool:
+    """Return whether a learner's checkpoint can be read; never runs code."""
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception:  # whatever a file that is something else may lead to
+        return False
+    return isinstance(content, dict) and {"state_dict", "updates"} <= content.keys()
+
+
 _TRAINER_DEFAULTS = {"max_epochs": 1, "num_sanity_val_steps": 0, "enable_model_summary": False}
 
 
@@ -341,41 +388,59 @@ def main(arguments: Sequence[str] | None = None) -> None:
     warnings.filterwarnings("ignore", ".*exists and is not empty")
     warnings.filterwarnings("ignore", "The dirpath has changed")
     warnings.filterwarnings("ignore", ".*isinstance.treespec, LeafSpec. is deprecated")
-    arguments = sys.argv[1:] if arguments is None else arguments
-    if list(arguments) == ["doctor"]:  # which needs neither environment nor learner
-        _examine()
+    signal.signal(signal.SIGTERM, _terminate)
     try:
-        # ${data.num_envs} in a file means the value that counts in the end, of this subcommand.
-        set_parsing_settings(omegaconf_absolute_to_relative_paths=True)
-        # Lightning reads the arguments from sys.argv, and warns where they are given otherwise.
-        sys.argv[1:] = expand_configs(arguments)
-        HTSCommandLine(
-            Learner,
-            HTSDataModule,
-            subclass_mode_model=True,
-            trainer_class=HTSTrainer,
-            trainer_defaults=_TRAINER_DEFAULTS,
-            seed_everything_default=0,
-            save_config_kwargs={"overwrite": True},
-            parser_kwargs={"parser_mode": "omegaconf+", "exit_on_error": True},
-        )
+        _run(sys.argv[1:] if arguments is None else arguments)
     except (ConfigurationError, MisconfigurationException, gymnasium.error.Error) as error:
         _leave(error, status=2)
     except WorkerKilled as error:
         hint = "--data.recover=replay goes on after that, --ckpt_path from a checkpoint"
         _leave(WorkerKilled(error.place, f"{error.cause}; {hint}"), status=1)
-    except (WorkerError, NotFiniteError, ReplayError, DifferenceError) as error:
+    except (CheckpointError, WorkerError, NotFiniteError, ReplayError, DifferenceError) as error:
         _leave(error, status=1)
-    except SIGTERMException:
-        raise SystemExit(128 + signal.SIGTERM) from None
+    except SIGTERMException as stopped:
+        status = 128 + signal.SIGTERM if stopped.code is None else stopped.code
+        raise SystemExit(status) from None
+    except KeyboardInterrupt:  # before or after Lightning answers it
+        raise SystemExit(128 + signal.SIGINT) from None
     except SystemExit as leaving:  # Lightning's answer to Ctrl-C, with status 1
         if isinstance(leaving.__context__, KeyboardInterrupt):
             raise SystemExit(128 + signal.SIGINT) from None
         raise
+    finally:  # another signal would end the process before it has cleared away its files
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
 
 
-def _examine() -> NoReturn:
+def _terminate(number: int, _: FrameType | None) -> None:
+    """End the process in good order, unless Lightning has put a handler before this one."""
+    if signal.getsignal(number) is _terminate:
+        raise SystemExit(128 + number)
+
+
+def _run(arguments: Sequence[str]) -> None:
+    if list(arguments[:1]) == ["doctor"]:  # which needs neither environment nor learner
+        _examine(arguments[1:])
+    # ${data.num_envs} in a file means the value that counts in the end, of this subcommand.
+    set_parsing_settings(omegaconf_absolute_to_relative_paths=True)
+    # Lightning reads the arguments from sys.argv, and warns where they are given otherwise.
+    sys.argv[1:] = expand_configs(arguments)
+    HTSCommandLine(
+        Learner,
+        HTSDataModule,
+        subclass_mode_model=True,
+        trainer_class=HTSTrainer,
+        trainer_defaults=_TRAINER_DEFAULTS,
+        seed_everything_default=0,
+        save_config_kwargs={"overwrite": True},
+        parser_kwargs={"parser_mode": "omegaconf+", "exit_on_error": True},
+    )
+
+
+def _examine(arguments: Sequence[str]) -> NoReturn:
     """Print what the doctor finds; the exit status is 1 if something is wrong."""
+    if arguments:
+        raise ConfigurationError(f"doctor takes no arguments: {' '.join(arguments)}")
     findings = []
     for finding in examine():
         print(finding, flush=True)  # noqa: T201

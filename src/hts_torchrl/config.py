@@ -98,9 +98,24 @@ class CrewConfig:
     """Poison storages, and check that every cell of a round is written once."""
 
     def __post_init__(self) -> None:
-        """Refuse counts that cannot work together."""
+        """Refuse what cannot work."""
+        self._refuse_counts()
+        if self.start_method not in ("forkserver", "spawn"):
+            raise ConfigurationError(
+                f"start_method={self.start_method!r}; 'forkserver' or 'spawn' is needed"
+            )
+        if self.recover not in ("fail", "replay"):
+            raise ConfigurationError(f"recover={self.recover!r}; 'fail' or 'replay' is needed")
+        if not self.timeout_s > 0:  # which NaN is not either
+            raise ConfigurationError(f"timeout_s={self.timeout_s}; a positive time is needed")
+
+    def _refuse_counts(self) -> None:
         if self.num_actors < 0:
             raise ConfigurationError(f"num_actors={self.num_actors}; 0 or more is needed")
+        if self.num_actors > self.num_envs:
+            raise ConfigurationError(
+                f"num_actors={self.num_actors} is more than num_envs={self.num_envs}"
+            )
         if self.envs_per_executor < 1:
             raise ConfigurationError(
                 f"envs_per_executor={self.envs_per_executor}; at least 1 is needed"
@@ -123,14 +138,6 @@ class CrewConfig:
                 f"step_barrier with num_actors={self.num_actors}; at a barrier one actor answers "
                 "all environments: 1 is needed"
             )
-        if self.start_method not in ("forkserver", "spawn"):
-            raise ConfigurationError(
-                f"start_method={self.start_method!r}; 'forkserver' or 'spawn' is needed"
-            )
-        if self.recover not in ("fail", "replay"):
-            raise ConfigurationError(f"recover={self.recover!r}; 'fail' or 'replay' is needed")
-        if self.timeout_s <= 0:
-            raise ConfigurationError(f"timeout_s={self.timeout_s}; a positive time is needed")
 
     @property
     def num_executors(self) -> int:

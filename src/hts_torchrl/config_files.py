@@ -24,6 +24,10 @@ def expand_configs(arguments: Sequence[str]) -> list[str]:
     waiting = list(arguments)
     while waiting:
         flag, separator, value = waiting.pop(0).partition("=")
+        if flag == "--base" and value != "null":  # which another rank's arguments have
+            raise ConfigurationError(
+                "--base: it belongs into a config file; --config takes several"
+            )
         if flag not in ("-c", "--config"):
             expanded.append(flag + separator + value)
             continue
@@ -49,6 +53,8 @@ def _with_bases(path: Path, above: tuple[Path, ...] = ()) -> list[Path]:
         raise ConfigurationError(f"--config={path}: {' '.join(str(error).split())}") from error
     bases = (content.get("base") or []) if isinstance(content, dict) else []
     named = [bases] if isinstance(bases, str) else bases
+    if not isinstance(named, list) or not all(isinstance(base, str) for base in named):
+        raise ConfigurationError(f"--config={path}: base={bases}; one file or a list is needed")
     above = (*above, path.resolve())
     return [file for base in named for file in _with_bases(path.parent / base, above)] + [path]
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, get_args
 
 import torch
-from lightning.pytorch import LightningDataModule
+from lightning.pytorch import LightningDataModule, Trainer
 
 from hts_torchrl.collector import HTSCollector
 from hts_torchrl.config import Collection, CrewConfig, EnvSpec, Precision, Recover, StartMethod
@@ -87,6 +88,23 @@ class EvaluationLoader:
     def __iter__(self) -> Iterator[Evaluation]:
         """Yield the evaluation."""
         yield self._evaluation
+
+
+def _require_sound(trainer: Trainer) -> None:
+    """Refuse settings with which Lightning would fail, or spoil the weights, in the first step.
+
+    Raises:
+        ConfigurationError: naming the setting.
+    """
+    for name in ("log_every_n_steps", "accumulate_grad_batches", "check_val_every_n_epoch"):
+        count = getattr(trainer, name)
+        if count is not None and count < 1:
+            raise ConfigurationError(f"{name}={count}; 1 or more is needed")
+    clip = trainer.gradient_clip_val
+    if clip is not None and not 0 <= clip < math.inf:
+        raise ConfigurationError(
+            f"gradient_clip_val={clip}; a finite number of 0 or more is needed"
+        )
 
 
 class HTSDataModule(LightningDataModule):
@@ -250,14 +268,23 @@ class HTSDataModule(LightningDataModule):
             )
         if stage != "fit":
             return
+        _require_sound(self.trainer)
         self._refuse_collection()
         assert self.schedule.num_rounds is not None
         parts = self.schedule.num_rounds * self._parts_per_round
         limit = self.trainer.limit_train_batches
         in_epoch = min(parts, limit) if isinstance(limit, int) else int(parts * limit)
+        if in_epoch < 1:
+            raise ConfigurationError(f"limit_train_batches={limit}: no part of the run is left")
         if (self.trainer.max_epochs or 0) * in_epoch > parts:
             raise ConfigurationError(f"max_epochs={self.trainer.max_epochs}: {_ONE_EPOCH}")
-        if self.evaluation_frames is not None:
+        interval = self.trainer.val_check_interval
+        if self.evaluation_frames is None:
+            if isinstance(interval, int) and not 1 <= interval <= in_epoch:
+                raise ConfigurationError(
+                    f"val_check_interval={interval}; 1 to {in_epoch} (parts of the run) is needed"
+                )
+        else:
             rounds = max(1, round(self.evaluation_frames / self.schedule.frames_per_round))
             interval = rounds * self._parts_per_round
             self.trainer.val_check_interval = max(1, min(interval, in_epoch))

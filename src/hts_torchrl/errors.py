@@ -13,6 +13,10 @@ class ConfigurationError(HTSError, ValueError):
     """The user's settings cannot work; the message says which and what would."""
 
 
+class CheckpointError(HTSError, OSError):
+    """A checkpoint cannot be written; what was in its place is still there."""
+
+
 class ProtocolError(HTSError, RuntimeError):
     """A mistake of this package: a call came out of order."""
 

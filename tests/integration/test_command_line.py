@@ -243,10 +243,16 @@ def has_ended(group: int) -> bool:
     return False
 
 
+TWO_RANKS = ["--trainer.devices=2", "--trainer.strategy=ddp"]
+
+
 @pytest.mark.processes
+@pytest.mark.parametrize("ranks", [[], pytest.param(TWO_RANKS, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_ends_training_with_a_checkpoint_and_no_process_left(tmp_path, number, status):
-    arguments = [*CARTPOLE, *A2C, "--data.num_actors=1", "--data.envs_per_executor=2"]
+def test_a_signal_ends_training_with_a_checkpoint_and_no_process_left(
+    tmp_path, number, status, ranks
+):
+    arguments = [*CARTPOLE, *A2C, "--data.num_actors=1", "--data.envs_per_executor=2", *ranks]
     endless = ["--data.total_frames=100000000", "--trainer.enable_progress_bar=true"]
     with (tmp_path / "errors").open("w") as errors:
         process = subprocess.Popen(

@@ -1,6 +1,8 @@
 """What a run tells about itself."""
 
 import csv
+import signal
+from types import SimpleNamespace
 
 import matplotlib.image
 import numpy as np
@@ -8,10 +10,13 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from hts_torchrl import A2C, PPO, AtariEnvs, HTSDataModule
-from hts_torchrl.callbacks import LearningCurve, TrainingStatistics, statistics
-from hts_torchrl.errors import ConfigurationError
+from hts_torchrl.callbacks import LearningCurve, StopTogether, TrainingStatistics, statistics
+from hts_torchrl.callbacks.stop_together import Stopped
+from hts_torchrl.errors import ConfigurationError, NotFiniteError, WorkerError
+from hts_torchrl.round_part import RoundPart
 from tests.fakes import CoordinateEnvs
 from tests.fits import cartpole, quiet_trainer, watched_fit
 from tests.policies import echo_policy
@@ -193,6 +198,72 @@ class TestLearningCurve:
         other.load_state_dict(one.state_dict())
         assert other.state_dict() == one.state_dict()
         assert other.state_dict()["evaluation"]["scores"] == [5.0]
+
+
+class Ranks:
+    """Stands for the Trainer of one of several ranks; the others have noted ``others``."""
+
+    def __init__(self, others=0, rank=0, world_size=2):
+        self.world_size, self.is_global_zero = world_size, rank == 0
+        self.root_device, self.others = torch.device("cpu"), others
+        self.strategy = self
+        self._signal_connector = SimpleNamespace()
+
+    def reduce(self, tensor, reduce_op):
+        assert reduce_op == "max"
+        return torch.maximum(tensor, torch.tensor(self.others))
+
+
+PARTS = [RoundPart(None, index, 2) for index in range(2)]
+
+
+@pytest.fixture
+def stop(request):
+    """The callback, set up for a rank, and its Trainer."""
+    callback, trainer = StopTogether(ModelCheckpoint()), Ranks(**getattr(request, "param", {}))
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    callback.setup(trainer, None, "fit")
+    yield callback, trainer
+    callback.teardown(trainer, None, "fit")
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+class TestStopTogether:
+    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+    def test_a_signal_is_answered_at_the_start_of_the_next_round(self, stop, number):
+        callback, trainer = stop
+        callback.on_train_batch_start(trainer, None, PARTS[0], 0)
+        signal.raise_signal(number)
+        callback.on_train_batch_start(trainer, None, PARTS[1], 1)
+        with pytest.raises(SIGTERMException) as stopped:
+            callback.on_train_batch_start(trainer, None, PARTS[0], 2)
+        assert stopped.value.code == 128 + number
+
+    @pytest.mark.parametrize("stop", [{"others": signal.SIGINT, "rank": 1}], indirect=True)
+    def test_a_signal_to_another_rank_ends_this_one_too_and_without_an_error(self, stop):
+        callback, trainer = stop
+        with pytest.raises(SIGTERMException) as stopped:
+            callback.on_train_batch_start(trainer, None, PARTS[0], 0)
+        assert stopped.value.code == 0
+
+    def test_lightning_is_kept_from_broadcasting_within_a_signal(self, stop):
+        callback, trainer = stop
+        assert trainer._signal_connector._sigterm_notifier_fn == callback._note
+
+    @pytest.mark.parametrize(
+        ("error", "saves"),
+        [(Stopped(143), True), (NotFiniteError(), True), (WorkerError(None, ""), False)],
+    )
+    def test_ranks_save_only_what_ends_all_of_them(self, stop, error, saves):
+        callback, trainer = stop
+        callback.on_exception(trainer, None, error)
+        assert callback._last.save_on_exception == saves
+
+    @pytest.mark.parametrize("stop", [{"world_size": 1}], indirect=True)
+    def test_a_single_rank_is_left_to_lightning(self, stop):
+        callback, trainer = stop
+        assert signal.getsignal(signal.SIGTERM) != callback._note
+        assert vars(trainer._signal_connector) == {}
 
 
 def resumable(directory):

@@ -14,7 +14,7 @@ import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.demos.boring_classes import BoringModel
 
-from hts_torchrl import ConfigurationError, DurableCheckpointIO
+from hts_torchrl import CheckpointError, ConfigurationError, DurableCheckpointIO
 from hts_torchrl.checkpoints import whole_checkpoint
 
 IO = DurableCheckpointIO()
@@ -82,7 +82,7 @@ class TestSaving:
         save(place, 1)
         original = torch.save
         monkeypatch.setattr(torch, "save", lambda obj, _: original(obj, "/dev/full"))
-        with pytest.raises(OSError, match=r"cannot write the checkpoint .*last\.ckpt"):
+        with pytest.raises(CheckpointError, match=r"cannot write the checkpoint .*last\.ckpt"):
             save(place, 2)
         assert saved(place) == 1
 

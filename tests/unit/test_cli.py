@@ -170,6 +170,40 @@ WRONG = {
         "the network 'nature' cannot read observations of shape (4,)",
     ),
     "a number out of range": (["--model.gamma=2"], "gamma=2.0; 0 to 1 is needed"),
+    "a bonus that is none": (
+        ["--model.entropy_coef=.nan"],
+        "entropy_coef=nan; a finite number of 0",
+    ),
+    "a penalty for being right": (
+        ["--model.value_coef=-1"],
+        "value_coef=-1.0; a finite number of 0",
+    ),
+    "an endless rate": (["--model.learning_rate=.inf"], "learning_rate=inf; a finite number of 0"),
+    "a clip that clips nothing": (
+        ["--model=PPO", "--model.clip=.inf"],
+        "clip=inf; a finite number of",
+    ),
+    "an emulator that stands still": (
+        ["--data.env=AtariEnvs", "--data.env.game=pong", "--data.env.frame_skip=0"],
+        "frame_skip=0; 1 or more is needed",
+    ),
+    "a probability over 1": (
+        ["--data.env=AtariEnvs", "--data.env.game=pong", "--data.env.sticky_actions=2"],
+        "sticky_actions=2.0; 0 to 1 is needed",
+    ),
+    "arguments without names": (["--data.env.kwargs=[1]"], 'Parser key "data.env"'),
+    "a game's setting of a wrong type": (
+        ["--data.env=AtariEnvs", "--data.env.game=pong", "--data.env.life_loss=2"],
+        'Parser key "data.env"',
+    ),
+    "a base outside of a file": (["--base=foo"], "--base: it belongs into a config file"),
+    "a run of nothing": (["--trainer.limit_train_batches=0"], "limit_train_batches=0: no part of"),
+    "a seed out of bounds": (["--seed_everything=-1"], "--seed_everything: "),
+    "a folder that cannot be made": (["--name=/proc/none"], "the run's folder /proc/none/version_"),
+    "games without a step": (
+        ['--data.env.kwargs={"max_episode_steps": 0}'],
+        "environment 'CartPole-v1': Expect the `max_episode_steps` to be positive",
+    ),
     "two epochs": (["--trainer.max_epochs=2"], "max_epochs=2: an epoch is the whole run"),
     "a precision": (["--trainer.precision=64-true"], "precision=64-true; 32-true or bf16-mixed"),
     "a strategy": (["--trainer.strategy=none"], "You selected an invalid strategy name"),
@@ -188,6 +222,7 @@ WRONG = {
         "Interpolation key 'data.none' not found",
     ),
     "a missing config": (["--config=none.yaml"], "--config=none.yaml: No such file"),
+    "a checkpoint without a name": (["--ckpt_path="], "--ckpt_path=.: there is no such file"),
     "a missing checkpoint": (["--ckpt_path=none.ckpt"], "--ckpt_path=none.ckpt: there is no such"),
 }
 
@@ -208,6 +243,8 @@ def test_wrong_input_ends_with_one_line_and_status_2(what, capsys):
         (["play", *CARTPOLE, *A2C], "play needs --ckpt_path"),
         (["export", *CARTPOLE, *A2C], "export needs --ckpt_path"),
         (["validate", *CARTPOLE, *A2C, "--ckpt_path=x"], "--ckpt_path=x: there is no such file"),
+        (["advise", *CARTPOLE, *A2C, "--seconds=.nan"], "--seconds=nan; more than 0 is needed"),
+        (["doctor", "--fast"], "doctor takes no arguments: --fast"),
     ],
 )
 def test_a_wrong_command_ends_with_one_line_and_status_2(arguments, message, capsys):
@@ -221,8 +258,12 @@ def test_a_wrong_choice_is_told_without_the_whole_configuration(capsys):
 
 
 @pytest.mark.parametrize("subcommand", ["fit", "validate", "play", "export"])
-def test_a_file_that_is_no_checkpoint_is_refused(subcommand, tmp_path, capsys):
-    (tmp_path / "half.ckpt").write_bytes(b"PK\x03\x04 and no more")
+@pytest.mark.parametrize("content", [b"PK\x03\x04 and no more", b"", [1, 2], {"state_dict": {}}])
+def test_a_file_that_is_no_checkpoint_is_refused(subcommand, content, tmp_path, capsys):
+    if isinstance(content, bytes):
+        (tmp_path / "half.ckpt").write_bytes(content)
+    else:
+        torch.save(content, tmp_path / "half.ckpt")
     message = refused(capsys, subcommand, *CARTPOLE, *A2C, "--ckpt_path=half.ckpt")
     assert message == "--ckpt_path=half.ckpt: this is no checkpoint, or half of one"
 
@@ -232,6 +273,9 @@ def test_a_file_that_is_no_checkpoint_is_refused(subcommand, tmp_path, capsys):
     [
         ("a: [1,\n", "--config=bad.yaml: while parsing"),
         ("- 1\n", "Unexpected config"),
+        ("base: 3\n", "--config=bad.yaml: base=3; one file or a list is needed"),
+        ("base: {a: 1}\n", "--config=bad.yaml: base={'a': 1}; one file or a list"),
+        ("base: [[a]]\n", "--config=bad.yaml: base=[['a']]; one file or a list"),
         ("data: {nums: 3}\n", "Subcommand 'fit' does not accept option 'data.nums'"),
         (b"\xff\xfe\x00\x01", "--config=bad.yaml: "),
     ],

@@ -24,6 +24,8 @@ def continuous(low: float) -> ActionSpec:
         ({"step_barrier": True, "num_actors": 2}, "step_barrier with num_actors=2"),
         ({"start_method": "fork"}, "start_method='fork'"),
         ({"timeout_s": 0.0}, "timeout_s=0"),
+        ({"timeout_s": float("nan")}, "timeout_s=nan"),
+        ({"num_envs": 4, "num_actors": 5}, "num_actors=5 is more than num_envs=4"),
     ],
 )
 def test_counts_that_cannot_work_are_refused_by_name(settings, named):

@@ -213,6 +213,24 @@ class TestSettings:
         with pytest.raises(ConfigurationError, match=f"precision={precision}; 32-true or bf16"):
             watched_fit(A2C(), cartpole(), precision=precision)
 
+    @pytest.mark.parametrize(
+        ("settings", "message"),
+        [
+            ({"log_every_n_steps": 0}, "log_every_n_steps=0; 1 or more"),
+            (
+                {"gradient_clip_val": float("nan")},
+                "gradient_clip_val=nan; a finite number of 0 or more",
+            ),
+            ({"gradient_clip_val": -1.0}, "gradient_clip_val=-1.0; a finite number of 0 or more"),
+            ({"accumulate_grad_batches": 0}, "accumulate_grad_batches=0; 1 or more"),
+            ({"check_val_every_n_epoch": 0}, "check_val_every_n_epoch=0; 1 or more"),
+            ({"val_check_interval": 4}, "val_check_interval=4; 1 to 3 "),
+        ],
+    )
+    def test_a_trainer_that_would_fail_or_spoil_the_weights_is_refused(self, settings, message):
+        with pytest.raises(ConfigurationError, match=message):
+            watched_fit(A2C(), cartpole(3), **settings)
+
     def test_environments_are_described_without_training(self):
         spec = cartpole().env_spec
         assert spec.observations["observation"].shape == (4,)

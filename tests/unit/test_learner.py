@@ -396,12 +396,21 @@ def test_the_learner_keeps_its_gradient_when_newest_weights_return():
     assert torch.equal(flat_gradient(policy), gradient)
 
 
+NAN = float("nan")
+
+
 @pytest.mark.parametrize(
     ("learner_class", "settings", "message"),
     [
         (A2C, {"optimizer": "sgd"}, "optimizer='sgd'; adam or rmsprop is needed"),
-        (A2C, {"learning_rate": -0.5}, "learning_rate=-0.5; 0 or more is needed"),
-        (A2C, {"epsilon": -1.0}, "epsilon=-1.0; 0 or more is needed"),
+        (
+            A2C,
+            {"learning_rate": -0.5},
+            "learning_rate=-0.5; a finite number of 0 or more is needed",
+        ),
+        (A2C, {"epsilon": -1.0}, "epsilon=-1.0; a finite number of 0 or more is needed"),
+        (A2C, {"entropy_coef": NAN}, "entropy_coef=nan; a finite number of 0 or more is needed"),
+        (A2C, {"value_coef": -0.5}, "value_coef=-0.5; a finite number of 0 or more is needed"),
         (A2C, {"gamma": 1.5}, "gamma=1.5; 0 to 1 is needed"),
         (A2C, {"gae_lambda": -0.5}, "gae_lambda=-0.5; 0 to 1 is needed"),
         (A2C, {"unroll": 0}, "unroll=0; None, or 1 or more, is needed"),
@@ -409,7 +418,7 @@ def test_the_learner_keeps_its_gradient_when_newest_weights_return():
         (PPO, {"gamma": -1.0}, "gamma=-1.0; 0 to 1 is needed"),
         (PPO, {"epochs": 0}, "epochs=0; 1 or more is needed"),
         (PPO, {"minibatches": 0}, "minibatches=0; 1 or more is needed"),
-        (PPO, {"clip": 0.0}, "clip=0.0; more than 0 is needed"),
+        (PPO, {"clip": 0.0}, "clip=0.0; a finite number of more than 0 is needed"),
         (PPO, {"delayed_step": "late"}, "delayed_step='late'; ratio or displacement is needed"),
     ],
 )

@@ -17,6 +17,9 @@ from hts_torchrl.config import ActionSpec, EnvSpec, Key
 class Rows:
     """An array that grows at its end, in no time; who holds a shorter one still sees that.
 
+    Rows lie one behind the other in memory that is taken ahead: an array for each of them would
+    be ten times what it holds.
+
     Example:
         >>> short = Rows(np.array([1, 2]))
         >>> long = short.plus(np.array([3]))
@@ -25,29 +28,48 @@ class Rows:
     """
 
     def __init__(self, first: Array) -> None:
-        self._parts, self._count, self._length = [first], 1, len(first)
+        self._memory = _Memory(first, len(first))
+        self._length = len(first)
 
     def __len__(self) -> int:
         """Return the number of rows."""
         return self._length
 
-    def plus(self, rows: Array) -> Rows:
-        """Return these rows and further ones of their type."""
-        longer = Rows.__new__(Rows)
+    def plus(self, rows: Array, *, reserve: int = 0) -> Rows:
+        """Return these rows and further ones of their type.
+
+        Args:
+            rows: to be added.
+            reserve: rows in all for which memory is taken, where it has to be taken anew.
+        """
+        end = self._length + len(rows)
+        memory = self._memory
         # Another one may have grown from here already.
-        ends_here = len(self._parts) == self._count
-        longer._parts = self._parts if ends_here else self._parts[: self._count]
-        longer._parts.append(rows.astype(self._parts[0].dtype))
-        longer._count, longer._length = self._count + 1, self._length + len(rows)
+        if memory.used != self._length or end > len(memory.array):
+            array = np.empty((max(2 * end, reserve), *rows.shape[1:]), memory.array.dtype)
+            array.fill(0)  # all of it now: a run that needs ever more memory looks leaky
+            array[: self._length] = memory.array[: self._length]
+            memory = _Memory(array, end)
+        memory.array[self._length : end] = rows
+        memory.used = end
+        longer = Rows.__new__(Rows)
+        longer._memory, longer._length = memory, end
         return longer
 
     def array(self) -> Array:
-        """Return all rows as one array."""
-        return np.concatenate(self._parts[: self._count])
+        """Return a copy of all rows."""
+        return self._memory.array[: self._length].copy()
 
     def __reduce__(self) -> tuple[type[Rows], tuple[Array]]:
         """Pickle no more than these rows."""
         return Rows, (self.array(),)
+
+
+@dataclass
+class _Memory:
+    array: Array
+    used: int
+    """Rows that somebody has."""
 
 
 @dataclass(frozen=True)
@@ -65,13 +87,26 @@ class Stretch:
     checksum: int = 0
     """The last of ``checks``."""
 
-    def after(self, actions: Array, rewards: Array, seen: Iterable[Array]) -> Stretch:
-        """Return the stretch after further steps; ``seen`` is what the last of them led to."""
+    def after(
+        self,
+        actions: Array,
+        rewards: Array,
+        seen: Iterable[Array],
+        reserve: tuple[int, int] = (0, 0),
+    ) -> Stretch:
+        """Return the stretch after further steps.
+
+        Args:
+            actions: ``[S, ...]`` of these steps.
+            rewards: ``[S, 1]`` of these steps.
+            seen: what the last of them led to.
+            reserve: steps and rounds in all for which memory is taken ahead.
+        """
         if not len(actions):
             return self
         checksum = checksum_of_observation(checksum_of_rewards(self.checksum, rewards), seen)
-        longer = self.actions.plus(actions)
-        checks = self.checks.plus(np.array([[len(longer), checksum]]))
+        longer = self.actions.plus(actions, reserve=reserve[0])
+        checks = self.checks.plus(np.array([[len(longer), checksum]]), reserve=reserve[1])
         return replace(self, actions=longer, checks=checks, checksum=checksum)
 
 
@@ -126,7 +161,9 @@ class Journal:
 
     def _stretch_after(self, env: int, spec: EnvSpec, arrays: Mapping[Key, Array]) -> Stretch:
         stretch, first = self.stretches[env], 0
-        for last in np.flatnonzero(arrays["next", "episode_end"][env]).tolist():
+        ends = arrays["next", "episode_end"][env]
+        steps = (self.steps_per_seed or 0) * 9 // 8  # the last game of a seed goes on past it
+        for last in np.flatnonzero(ends).tolist():
             if self._seeds_after(len(stretch.actions) + last + 1 - first):
                 trajectory = arrays["collector", "traj_ids"][env, last] // len(self.stretches)
                 none = Rows(stretch.actions.array()[:0])
@@ -136,6 +173,7 @@ class Journal:
             arrays["action"][env, first:],
             arrays["next", "reward"][env, first:],
             (arrays[next_key(key)][env, -1] for key in spec.observations),
+            reserve=(steps, steps // len(ends)),
         )
 
     def _seeds_after(self, steps: int) -> bool:

@@ -48,6 +48,14 @@ class AtariEnvs(EnvFactory):
     max_frames: int = 108_000
     """Emulator frames after which an episode is truncated (30 minutes of play)."""
 
+    def __post_init__(self) -> None:
+        """Refuse numbers that no emulator has."""
+        if not 0 <= self.sticky_actions <= 1:
+            raise ConfigurationError(f"sticky_actions={self.sticky_actions}; 0 to 1 is needed")
+        for name in ("frame_skip", "frame_stack", "max_frames"):
+            if getattr(self, name) < 1:
+                raise ConfigurationError(f"{name}={getattr(self, name)}; 1 or more is needed")
+
     def _rom(self) -> str:
         names = roms.get_all_rom_ids()
         by_letters = {name.replace("_", ""): name for name in names}

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
-from typing import ClassVar, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -60,7 +60,7 @@ class FootballEnvs(EnvFactory):
     frame_stack: int = 4
     """Minimaps in one observation."""
 
-    preload: ClassVar[tuple[str, ...]] = ("hts_torchrl.envs.football_engine",)
+    preload = ("hts_torchrl.envs.football_engine",)
 
     def __post_init__(self) -> None:
         """Refuse settings of which there is nothing."""

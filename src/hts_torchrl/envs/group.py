@@ -9,7 +9,7 @@ import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
@@ -90,7 +90,9 @@ class SeededGroup(EnvGroup, Protocol):
 class EnvFactory(ABC):
     """A picklable maker of groups: what ``create_env_fn`` may be instead of a plain function."""
 
-    preload: ClassVar[tuple[str, ...]] = ()
+    # Not a ClassVar: jsonargparse looks for that name where a subclass is, and if it is not there
+    # it accepts anything for all settings of the subclass.
+    preload: tuple[str, ...] = ()
     """Modules that are slow to import and that every executor needs."""
 
     @abstractmethod

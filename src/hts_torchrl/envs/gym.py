@@ -54,7 +54,7 @@ class GymEnvs(EnvFactory):
             near = difflib.get_close_matches(self.id, gymnasium.registry, n=3)
             hint = f"; near to it: {', '.join(near)}" if near else ""
             raise ConfigurationError(f"Gymnasium knows no environment {self.id!r}{hint}") from error
-        except (gymnasium.error.Error, ModuleNotFoundError, TypeError) as error:
+        except (gymnasium.error.Error, ImportError, TypeError, ValueError, AssertionError) as error:
             raise ConfigurationError(f"environment {self.id!r}: {error}") from error
         return SerialGroup(envs, indices)
 

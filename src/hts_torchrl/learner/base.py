@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from dataclasses import replace
 from typing import Any, Literal
@@ -69,8 +70,13 @@ class Learner(LightningModule):
     ) -> None:
         super().__init__()
         require(optimizer in ("adam", "rmsprop"), f"optimizer={optimizer!r}", "adam or rmsprop")
-        require(learning_rate >= 0, f"learning_rate={learning_rate}", "0 or more")
-        require(epsilon >= 0, f"epsilon={epsilon}", "0 or more")
+        for name, number in (
+            ("learning_rate", learning_rate),
+            ("epsilon", epsilon),
+            ("value_coef", value_coef),
+            ("entropy_coef", entropy_coef),
+        ):
+            require(0 <= number < math.inf, f"{name}={number}", "a finite number of 0 or more")
         require(0 <= gamma <= 1, f"gamma={gamma}", "0 to 1")
         require(0 <= gae_lambda <= 1, f"gae_lambda={gae_lambda}", "0 to 1")
         require(unroll is None or unroll > 0, f"unroll={unroll}", "None, or 1 or more,")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import numpy as np
@@ -85,7 +86,7 @@ class PPO(Learner):
         )
         require(epochs > 0, f"epochs={epochs}", "1 or more")
         require(minibatches > 0, f"minibatches={minibatches}", "1 or more")
-        require(clip > 0, f"clip={clip}", "more than 0")
+        require(0 < clip < math.inf, f"clip={clip}", "a finite number of more than 0")
         forms = ("ratio", "displacement")
         require(delayed_step in forms, f"delayed_step={delayed_step!r}", "ratio or displacement")
         self.save_hyperparameters(ignore=["policy"])

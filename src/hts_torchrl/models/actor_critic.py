@@ -174,6 +174,8 @@ def make_actor_critic(network: str, spec: EnvSpec, *, squash: bool = False) -> A
         raise ConfigurationError(
             f"the network {network!r} cannot read observations of shape {array.shape}: {error}"
         ) from error
+    if not hasattr(trunk, "out_features"):
+        raise ConfigurationError(f"the network {network!r} has no out_features, its trunk's width")
     return ActorCritic(trunk, spec, critic_trunk=critic_trunk, observation=key, squash=squash)
 
 

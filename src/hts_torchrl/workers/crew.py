@@ -128,7 +128,7 @@ class ProcessCrew:
         context = multiprocessing.get_context(self._board.config.start_method)
         if self._board.config.start_method == "forkserver":
             context.set_forkserver_preload(["hts_torchrl.workers.process", *preload])
-        with _single_threaded_children(), _without_main_module():
+        with _single_threaded_children(), _without_main_module(), _deaf_children():
             for task in self._tasks:
                 name = f"hts-{type(task).__name__.removesuffix('Task').lower()}-{task.index}"
                 process = context.Process(  # type: ignore[attr-defined]
@@ -269,6 +269,16 @@ def _single_threaded_children() -> Iterator[None]:
     finally:
         for name in names:
             del os.environ[name]
+
+
+@contextlib.contextmanager
+def _deaf_children() -> Iterator[None]:
+    """Hold back Ctrl-C, also from children, which reach their own answer to it seconds later."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from hts_torchrl.buffers.arena import SharedArena
+from hts_torchrl.errors import ConfigurationError
 from tests.conftest import shared_memories
 
 LAYOUT = {"flags": ((3,), "bool"), "pixels": ((2, 5), "uint8"), "numbers": ((4,), "float64")}
@@ -102,6 +103,11 @@ def test_arrays_can_be_larger_than_the_small_dev_shm_of_a_container():
     arena["large"][-1] = 1
     assert np.count_nonzero(arena["large"][-10:]) == 1
     arena.close()
+
+
+def test_more_than_the_machine_can_hold_is_refused():
+    with pytest.raises(ConfigurationError, match=r"take 100000\.0 GB, and the machine has"):
+        SharedArena({"much": ((10**14,), "uint8")})
 
 
 def test_an_arena_that_is_dropped_leaves_no_descriptor():

@@ -89,6 +89,13 @@ def test_the_checksum_tells_rewards_and_the_last_observation_apart(key, cell):
     assert journal(changed).stretches[0].checksum != journal(storage()).stretches[0].checksum
 
 
+def test_a_seed_that_lasts_reserves_its_memory_with_the_first_round():
+    """Else a run of days looks as if it lost memory, a little in each round."""
+    first = journal(storage(), steps_per_seed=800).stretches[0]
+    assert len(first.actions._memory.array) == 900
+    assert len(first.checks._memory.array) == 900 // STEPS
+
+
 def test_actions_take_the_smallest_type_that_holds_them():
     wide = ActionSpec("discrete", ArraySpec((), np.dtype(np.int64)), (300,))
     real = ActionSpec("continuous", ArraySpec((2,), np.dtype(np.float32)))
@@ -115,6 +122,12 @@ class TestRows:
 
     def test_the_type_stays(self):
         assert Rows(np.array([1], np.uint8)).plus(np.array([2])).array().dtype == np.uint8
+
+    def test_rows_that_follow_lie_in_memory_that_was_reserved(self):
+        rows = Rows(np.empty(0, np.uint8)).plus(np.array([1]), reserve=1000)
+        longer = rows.plus(np.arange(999), reserve=1000)
+        assert np.shares_memory(longer._memory.array, rows._memory.array)
+        assert not np.shares_memory(longer.plus(np.array([1]))._memory.array, rows._memory.array)
 
     def test_a_copy_for_another_process_holds_no_more_than_the_rows(self):
         short = Rows(np.zeros(1, np.uint8))

@@ -189,6 +189,21 @@ class TestSpec:
             AtariEnvs("xyzzyxyzzy").group([0])
 
 
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"sticky_actions": 1.5}, "sticky_actions=1.5; 0 to 1"),
+        ({"sticky_actions": float("nan")}, "sticky_actions=nan; 0 to 1"),
+        ({"frame_skip": 0}, "frame_skip=0; 1 or more"),
+        ({"frame_stack": -1}, "frame_stack=-1; 1 or more"),
+        ({"max_frames": 0}, "max_frames=0; 1 or more"),
+    ],
+)
+def test_numbers_that_no_emulator_has_are_refused(settings, message):
+    with pytest.raises(ConfigurationError, match=message):
+        AtariEnvs("pong", **settings)
+
+
 class TestPictures:
     def test_a_picture_is_the_screen_in_colour(self):
         group = AtariEnvs("breakout").group([0], render=True)

@@ -145,6 +145,10 @@ class TestMakeActorCritic:
         with pytest.raises(ConfigurationError, match="nature, nips, impala, seed, mlp"):
             make_actor_critic(network, spec())
 
+    def test_a_network_that_does_not_say_how_wide_it_is_is_refused(self):
+        with pytest.raises(ConfigurationError, match=r"'torch\.nn\.Identity' has no out_"):
+            make_actor_critic("torch.nn.Identity", spec())
+
     def test_a_network_that_cannot_read_the_observation_is_refused(self):
         with pytest.raises(ConfigurationError, match=r"'nature' cannot read .* \(6,\)"):
             make_actor_critic("nature", spec())

@@ -1,5 +1,7 @@
 import multiprocessing
 import os
+import signal
+import subprocess
 import sys
 from multiprocessing.process import BaseProcess
 from types import SimpleNamespace
@@ -13,6 +15,7 @@ from hts_torchrl.schedule import Schedule
 from hts_torchrl.workers.crew import (
     ProcessCrew,
     SerialCrew,
+    _deaf_children,
     _single_threaded_children,
     _without_main_module,
 )
@@ -102,6 +105,25 @@ def test_a_number_of_threads_that_the_user_chose_is_kept(monkeypatch):
     with _single_threaded_children():
         assert os.environ["OMP_NUM_THREADS"] == "3"
     assert os.environ["OMP_NUM_THREADS"] == "3"
+
+
+def test_children_do_not_die_of_ctrl_c_while_they_start():
+    """It reaches the whole group; theirs is to wait for what the parent makes of it."""
+    with _deaf_children():
+        child = subprocess.run(["sh", "-c", "kill -INT $$; echo alive"], stdout=subprocess.PIPE)
+    assert child.stdout == b"alive\n"
+
+
+def test_ctrl_c_comes_through_when_the_children_have_started():
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    started = False
+    try:
+        with pytest.raises(KeyboardInterrupt), _deaf_children():  # noqa: PT012
+            signal.raise_signal(signal.SIGINT)
+            started = True
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert started
 
 
 def test_the_main_module_is_back_even_after_an_exception():

@@ -1,0 +1,121 @@
+"""The command line as a process of its own, as a user starts it, and what it leaves behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+
+from processes import alive
+
+FIT = [sys.executable, "-u", "-m", "hts_torchrl.cli", "fit"]
+# Two executors and an actor; each of its 32 frames is an update.
+CARTPOLE = [
+    "--data.env=GymEnvs",
+    "--data.env.id=CartPole-v1",
+    "--data.num_envs=4",
+    "--data.envs_per_executor=2",
+    "--data.frames_per_batch=32",
+    "--data.evaluation_episodes=2",
+    "--trainer.accelerator=cpu",
+    "--trainer.log_every_n_steps=1",
+    "--model=A2C",
+]
+LAST = Path("runs/run/version_0/checkpoints/last.ckpt")
+_ENDED_S = 240.0
+_GONE_S = 20.0
+
+
+class Command:
+    """A process in a folder and a session of its own; kills what is left of it when closed.
+
+    Temporary files go to the folder ``tmp`` in ``folder``, so that any that stays is seen.
+    """
+
+    def __init__(self, command: list[str], folder: Path) -> None:
+        self.folder = folder
+        self._temporary = folder / "tmp"
+        self._temporary.mkdir(exist_ok=True)
+        self._stdout, self._stderr = folder / "stdout", folder / "stderr"
+        with self._stdout.open("w") as stdout, self._stderr.open("w") as stderr:
+            self.process = subprocess.Popen(
+                command,
+                cwd=folder,
+                # Torch keeps a folder for what it compiles among the temporary files.
+                env={
+                    **os.environ,
+                    "TMPDIR": str(self._temporary),
+                    "TORCHINDUCTOR_CACHE_DIR": str(folder / "compiled"),
+                },
+                stdout=stdout,
+                stderr=stderr,
+                start_new_session=True,
+                # A shell starts its background commands with Ctrl-C ignored.
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+            )
+
+    def __enter__(self) -> Command:
+        return self
+
+    def __exit__(
+        self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None
+    ) -> None:
+        for pid in self.processes():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.process.wait()
+
+    @property
+    def trains(self) -> bool:
+        """Whether the progress bar has told of training."""
+        return "steps_per_second" in self._stdout.read_text()
+
+    @property
+    def errors(self) -> str:
+        return self._stderr.read_text()
+
+    def wait_until_it_trains(self) -> None:
+        """Return when training has begun, or the process has ended."""
+        while not self.trains and self.process.poll() is None:
+            time.sleep(0.05)
+
+    def send(self, number: int) -> None:
+        """Send Ctrl-C as a terminal does, to the whole group; else to the process alone."""
+        with contextlib.suppress(ProcessLookupError):
+            (os.killpg if number == signal.SIGINT else os.kill)(self.process.pid, number)
+
+    def status(self) -> int | None:
+        """Return the status that a shell would give once it has ended; None if it does not end."""
+        try:
+            status = self.process.wait(_ENDED_S)
+        except subprocess.TimeoutExpired:
+            return None
+        return 128 - status if status < 0 else status
+
+    def processes(self) -> list[int]:
+        """Return the processes of its session that run."""
+        sessions = {pid: _session(pid) for pid in map(int, _numbers(Path("/proc")))}
+        return [pid for pid, of in sessions.items() if of == self.process.pid and alive(pid)]
+
+    def leaves_nothing(self) -> bool:
+        """Return whether all processes of its session end in time, without temporary files."""
+        deadline = time.monotonic() + _GONE_S
+        while self.processes() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return not self.processes() and not list(self._temporary.iterdir())
+
+
+def _numbers(folder: Path) -> list[str]:
+    return [path.name for path in folder.iterdir() if path.name.isdigit()]
+
+
+def _session(pid: int) -> int | None:
+    try:
+        return os.getsid(pid)
+    except ProcessLookupError:
+        return None
