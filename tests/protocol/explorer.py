@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import random
 from array import array
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -83,9 +82,10 @@ class Graph:
     states: list[State] = field(default_factory=list)
     came_from: array[int] = field(default_factory=lambda: array("l"))
     """State from which each was reached first."""
-    tails: array[int] = field(default_factory=lambda: array("l"))
     heads: array[int] = field(default_factory=lambda: array("l"))
-    """Transitions, in the order of their tails."""
+    """To where every transition leads, in the order of the states from which they go."""
+    offsets: array[int] = field(default_factory=lambda: array("l"))
+    """Where those of each state begin in ``heads``."""
     first: dict[Step, tuple[int, int]] = field(default_factory=dict)
     """The first transition of each kind."""
     wrong: str = ""
@@ -109,23 +109,15 @@ class Graph:
             path.append((step, state))
         return path
 
-    def ends(self) -> Counter[str]:
-        """How often a run can end in which way."""
-        return Counter(state.parent.at for state in self.states if state.is_final)
-
     def is_acyclic(self) -> bool:
         """Whether no run goes on for ever: states can be put in an order that all steps follow."""
         incoming = [0] * len(self.states)
         for head in self.heads:
             incoming[head] += 1
-        first = array("l", [0]) * (len(self.states) + 1)
-        for tail in self.tails:
-            first[tail + 1] += 1
-        for number in range(len(self.states)):
-            first[number + 1] += first[number]
+        ends = [*self.offsets[1:], len(self.heads)]
         order = [number for number, count in enumerate(incoming) if not count]
         for number in order:
-            for head in self.heads[first[number] : first[number + 1]]:
+            for head in self.heads[self.offsets[number] : ends[number]]:
                 incoming[head] -= 1
                 if not incoming[head]:
                     order.append(head)
@@ -141,13 +133,13 @@ def explore(protocol: Protocol) -> Graph:
     graph.came_from.append(0)
     for number, state in enumerate(graph.states):  # which grows meanwhile
         can_go_on = False
+        graph.offsets.append(len(graph.heads))
         for step, after in protocol.steps(state):
             after = after.representative()
             head = numbers.setdefault(after, len(numbers))
             if head == len(graph.states):
                 graph.states.append(after)
                 graph.came_from.append(number)
-            graph.tails.append(number)
             graph.heads.append(head)
             graph.first.setdefault(step, (number, head))
             can_go_on = can_go_on or step.what != "crash"

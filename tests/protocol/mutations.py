@@ -114,3 +114,14 @@ class DeathUnnoticed(Protocol):
 
     def wait(self, state):
         return (each for each in super().wait(state) if each[0] == "poll")
+
+
+class WokenForNothing(Protocol):
+    """An actor wakes up although nothing waits: no invariant is broken, but nobody need go on."""
+
+    def actor(self, state, index):
+        yield from super().actor(state, index)
+        if state.actors[index].at == "wake" and not state.ready:
+            actors = list(state.actors)
+            actors[index] = Actor("take")
+            yield "wake", state._replace(actors=tuple(actors))
