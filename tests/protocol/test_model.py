@@ -3,6 +3,7 @@
 import functools
 import gc
 import random
+from pathlib import Path
 
 import pytest
 
@@ -46,6 +47,11 @@ def check(graph):
 
 def test_no_order_of_steps_and_crashes_breaks_an_invariant_or_goes_on_for_ever(graph):
     check(graph)
+
+
+def test_the_documents_say_how_much_was_explored(graph):
+    text = (Path(__file__).parents[2] / "docs" / "how_it_works.md").read_text()
+    assert f"| {len(graph.states):,} | {len(graph.heads):,} |" in text
 
 
 def test_every_process_may_crash_wherever_it_can_be(once, twice):
