@@ -24,24 +24,15 @@ import time
 from functools import partial
 from pathlib import Path
 
-import gymnasium
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv
 from matplotlib.figure import Figure
+from timed_cartpole import SHAPES, timed_cartpole
 
 from hts_torchrl import GymEnvs, HTSCollector, make_actor_critic
-from hts_torchrl.envs.timed import TimedEnv, step_times
 from hts_torchrl.theory import claimed_round_s, expected_round_s
 
-SHAPES = {"exponential": 1.0, "gamma": 0.25, "constant": 1e6, "slow": 1.0, "pareto": 1.5}
 COLUMNS = ("envs", "alpha", "measured", "min", "max", "expected", "claim 1", "limit", "barrier")
-
-
-def timed_cartpole(index: int, case: str, mean_s: float, seed: int) -> TimedEnv:
-    distribution = "exponential" if case == "slow" else case
-    mean_s *= 10 if case == "slow" and index == 0 else 1
-    times_s = step_times(distribution, mean_s, shape=SHAPES[case], seed=1000 * seed + index)
-    return TimedEnv(gymnasium.make("CartPole-v1"), times_s)
 
 
 def measure_collector(make_env, num_envs: int, alpha: int, seconds: float) -> float:
@@ -64,7 +55,8 @@ def measure_collector(make_env, num_envs: int, alpha: int, seconds: float) -> fl
 
 
 def measure_barrier(make_env, num_envs: int, seconds: float) -> float:
-    envs = AsyncVectorEnv([partial(make_env, index) for index in range(num_envs)])
+    makers = [partial(make_env, index) for index in range(num_envs)]
+    envs = AsyncVectorEnv(makers, context="fork")  # torchrl's default would import torch in each
     envs.reset(seed=0)
     steps, began_s = 0, time.perf_counter()
     while time.perf_counter() - began_s < seconds:
