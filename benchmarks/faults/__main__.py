@@ -51,6 +51,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="a tenth of the trials")
     parser.add_argument("--only", default="", help="rows that have this in their names")
     arguments = parser.parse_args()
+    logging.getLogger("lightning.pytorch").setLevel(logging.CRITICAL)
     logger = logging.getLogger("hts_torchrl")
     logger.propagate = False  # a trial that asks what is logged listens there
     logger.addHandler(logging.NullHandler())
