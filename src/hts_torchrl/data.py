@@ -275,7 +275,7 @@ class HTSDataModule(LightningDataModule):
         limit = self.trainer.limit_train_batches
         in_epoch = min(parts, limit) if isinstance(limit, int) else int(parts * limit)
         if in_epoch < 1:
-            raise ConfigurationError(f"limit_train_batches={limit}: no part of the run is left")
+            raise ConfigurationError(f"limit_train_batches={limit:g}: no part of the run is left")
         if (self.trainer.max_epochs or 0) * in_epoch > parts:
             raise ConfigurationError(f"max_epochs={self.trainer.max_epochs}: {_ONE_EPOCH}")
         interval = self.trainer.val_check_interval
