@@ -53,9 +53,10 @@ def test_another_seed_gives_other_bits():
 @pytest.mark.parametrize("name", ["cartpole", "pendulum", "squashed", "choices", "breakout"])
 @pytest.mark.parametrize("delay", [0, 1])
 def test_no_setting_of_the_workers_changes_a_bit(name, delay):
+    most = min(3, TASKS[name].num_envs)
     digests = {
         run(name, delay=delay, num_actors=actors, envs_per_executor=group, start_method=method)
-        for actors, group in itertools.product((1, 3), (1, 2))
+        for actors, group in itertools.product((1, most), (1, 2))
         for method in (["forkserver", "spawn"] if group == 1 else ["forkserver"])
     }
     assert digests == {run(name, delay=delay)}
