@@ -84,7 +84,7 @@ class HTSCollector(BaseCollector):
         precision: of the actors, in Lightning's words; give the learner the same.
         policy_device: where actors compute.
         start_method: ``forkserver`` or ``spawn``.
-        timeout_s: seconds without any environment step after which the run is given up.
+        timeout_s: seconds without a sign of life from an executor after which the run is given up.
         recover: ``fail`` raises when a worker was killed by a signal; ``replay`` starts the crew
             anew, plays the running games again and repeats the round: the bits are the same.
         first_env: global index of environment 0; ranks of a distributed run differ in it.

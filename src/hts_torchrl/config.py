@@ -89,7 +89,7 @@ class CrewConfig:
     start_method: StartMethod = "forkserver"
     """How worker processes start."""
     timeout_s: float = 120.0
-    """Seconds without a single environment step after which a round is given up."""
+    """Seconds without a sign of life from an executor after which a round is given up."""
     recover: Recover = "fail"
     """What a worker killed by a signal means: the end, or another crew and the round again."""
     first_env: int = 0

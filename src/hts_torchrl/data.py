@@ -128,7 +128,7 @@ class HTSDataModule(LightningDataModule):
             CPU and one rank; ``num_actors``, ``delay`` and ``step_barrier`` say nothing to them.
         step_barrier: hold every environment at every step until all are there: a baseline.
         start_method: how processes start.
-        timeout_s: seconds without any environment step after which the run is given up.
+        timeout_s: seconds without a sign of life from an executor after which the run is given up.
         recover: ``fail`` ends the run when a worker was killed by a signal; ``replay`` starts the
             workers anew and repeats the round, with the same bits.
         debug: check that every cell of a round is written once; no bit changes by it.

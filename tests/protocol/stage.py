@@ -172,7 +172,7 @@ class Stage:
             raise Differs(f"{step.who} is at {player.at!r}")
         player.take(step.what)
         if parent.at == "crashed":
-            self._crew._parent_end.close()  # as the kernel does
+            self._crew._close_lifeline()  # as the kernel does
         if parent.at == "join" and not any(each.is_alive() for each in self._crew._processes):
             parent.take("join")
 

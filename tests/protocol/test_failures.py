@@ -92,7 +92,7 @@ def silence(collector, stop: str = "") -> WorkerError:
         (stopped,) = (p for p in multiprocessing.active_children() if p.name == f"hts-{stop}-0")
         os.kill(stopped.pid, signal.SIGSTOP)
     object.__setattr__(collector.config, "timeout_s", 2.0)
-    with pytest.raises(WorkerError, match="hangs: no environment has stepped for 2 s") as raised:
+    with pytest.raises(WorkerError, match="hangs: no sign of life for 2 s") as raised:
         list(iterator)
     assert not multiprocessing.active_children()
     return raised.value

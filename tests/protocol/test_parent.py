@@ -148,3 +148,43 @@ def test_ctrl_c_ends_the_program_once_and_its_workers_quietly(tmp_path):
     assert process.returncode == -signal.SIGINT
     assert errors.count("Traceback") == 1
     assert wait_until_gone(pids) == []
+
+
+# A program with an answer of its own to SIGTERM: ten more rounds.
+LASTING = f"""
+import signal
+told = []
+signal.signal(signal.SIGTERM, lambda *_: told.append(number))
+{PROGRAM}
+    if told and number == told[0] + 10:
+        break
+collector.shutdown()
+"""
+
+
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+def test_a_sigterm_to_the_whole_group_is_left_to_the_program(tmp_path, method):
+    text = LASTING.replace("frames_per_batch=8", f"frames_per_batch=8, start_method={method!r}")
+    process = start(tmp_path, text)
+    worker_pids(process)
+    os.killpg(process.pid, signal.SIGTERM)
+    _, errors = process.communicate()
+    assert (process.returncode, errors) == (0, "")
+
+
+# Ends without a shutdown, in a process that multiprocessing started.
+IN_A_CHILD = f"""
+import multiprocessing
+program = {PROGRAM + "    if number == 2: break"!r}
+child = multiprocessing.get_context("fork").Process(target=exec, args=(program, globals()))
+child.start()
+child.join()
+"""
+
+
+def test_workers_do_not_keep_a_child_process_from_ending(tmp_path):
+    process = start(tmp_path, IN_A_CHILD)
+    pids = worker_pids(process)
+    _, errors = process.communicate()
+    assert (process.returncode, errors) == (0, "")
+    assert wait_until_gone(pids) == []

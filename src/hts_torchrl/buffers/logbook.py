@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 
-from hts_torchrl.buffers.arena import Layout, SharedArena
+import numpy as np
+
+from hts_torchrl.buffers.arena import Array, Layout, SharedArena
 
 _ERROR_BYTES = 16_384
 
@@ -47,6 +49,13 @@ class Logbook:
             "log_spans_s": ((num_workers, most_spans, 2), "float64"),
             "log_error": ((num_workers, _ERROR_BYTES), "uint8"),
         }
+
+    def signs(self) -> Array:
+        """Return what changes whenever a worker begins or ends a piece of work, float64 ``[W, 4]``.
+
+        Round, step, and seconds at work and waiting, one row for each worker.
+        """
+        return np.column_stack((self.rounds, self.steps, self.busy_s, self.waiting_s))
 
     def clear(self) -> None:
         """Forget what workers have told that are gone; their seconds stay."""

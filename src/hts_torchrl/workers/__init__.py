@@ -8,5 +8,5 @@
 | collector                | the running round               | each executor's report |
 
 Everybody's sleep ends as well when the parent closes the lifeline or dies; the collector's also
-when a worker dies or no environment steps for ``timeout_s``.
+when a worker dies, or an executor shows no sign of life for ``timeout_s``.
 """

@@ -14,10 +14,13 @@ import traceback
 import types
 from collections.abc import Iterator, Sequence
 from multiprocessing.process import BaseProcess
+from multiprocessing.resource_tracker import ensure_running
+from multiprocessing.util import Finalize
 from typing import Protocol
 
 import numpy as np
 
+from hts_torchrl.buffers.arena import Array
 from hts_torchrl.buffers.board import Board
 from hts_torchrl.buffers.doorbell import sleep_until_readable
 from hts_torchrl.errors import (
@@ -29,7 +32,8 @@ from hts_torchrl.errors import (
 )
 from hts_torchrl.workers.actor import Actor
 from hts_torchrl.workers.executor import Executor
-from hts_torchrl.workers.process import WorkerTask, live
+from hts_torchrl.workers.process import LEFT_TO_THE_PARENT, WorkerTask, live
+from hts_torchrl.workers.silence import Silence
 from hts_torchrl.workers.stacks import StackPipe
 
 _log = logging.getLogger(__name__)
@@ -116,8 +120,10 @@ class ProcessCrew:
                 "raise envs_per_executor, or set start_method='spawn'"
             )
         self._failed = False
-        self._lifeline, self._parent_end = multiprocessing.Pipe(duplex=False)
+        self._lifeline, parent_end = multiprocessing.Pipe(duplex=False)
         self._stacks = StackPipe()
+        # Where a process ends without a shutdown, multiprocessing waits for its children.
+        self._close_lifeline = Finalize(None, parent_end.close, exitpriority=0)
         try:
             self._start(preload)
         except BaseException:
@@ -127,7 +133,7 @@ class ProcessCrew:
     def _start(self, preload: Sequence[str]) -> None:
         context = multiprocessing.get_context(self._board.config.start_method)
         if self._board.config.start_method == "forkserver":
-            context.set_forkserver_preload(["hts_torchrl.workers.process", *preload])
+            context.set_forkserver_preload(["hts_torchrl.workers.fork_server", *preload])
         with _single_threaded_children(), _without_main_module(), _deaf_children():
             for task in self._tasks:
                 name = f"hts-{type(task).__name__.removesuffix('Task').lower()}-{task.index}"
@@ -154,30 +160,25 @@ class ProcessCrew:
 
         Raises:
             WorkerKilled: if a worker was ended by a signal.
-            WorkerError: if a worker has ended otherwise or raised, or no environment has stepped
-                for ``timeout_s``.
+            WorkerError: if a worker has ended otherwise or raised, or an executor has shown no
+                sign of life for ``timeout_s``.
         """
         if self._started != round_index:
             raise ProtocolError(f"waiting for round {round_index}, but {self._started} runs")
-        num_executors, timeout_s = self._board.config.num_executors, self._board.config.timeout_s
+        num_executors = self._board.config.num_executors
         missing = set(range(num_executors))
-        progress, last_progress_s = self._progress(), time.monotonic()
+        silence = Silence(self._board.logbook)
         while missing:
             ready = self._poll.poll(_SILENCE_CHECK_S * 1000)
             missing -= set(self._board.finished.take_waiting(num_executors).tolist())
             if any(fd != self._board.finished.fileno() for fd, _ in ready):
                 self._raise_dead_worker(round_index)
-            now = self._progress()
-            if now != progress:
-                progress, last_progress_s = now, time.monotonic()
-            elif time.monotonic() - last_progress_s > timeout_s:
-                self._raise_silent_worker(round_index, missing)
+            silence_s = silence.lasts_s()
+            if self._waited < 0:  # they start one after another: a sign of any of them will do
+                silence_s[:] = silence_s.min()
+            if any(silence_s[worker] > self._board.config.timeout_s for worker in missing):
+                self._raise_silent_worker(round_index, self._silent(missing, silence_s))
         self._waited = round_index
-
-    def _progress(self) -> tuple[int, int]:
-        executors = slice(0, self._board.config.num_executors)
-        logbook = self._board.logbook
-        return int(logbook.rounds[executors].sum()), int(logbook.steps[executors].sum())
 
     def _place(self, worker: int, round_index: int) -> WorkerPlace:
         config, logbook = self._board.config, self._board.logbook
@@ -211,33 +212,39 @@ class ProcessCrew:
             return f"was killed by {signal.Signals(-code).name}"
         return f"ended with status {code}"
 
-    def _raise_silent_worker(self, round_index: int, missing: set[int]) -> None:
-        """Raise for the workers that do not wait for others: each is asked where it is."""
+    def _silent(self, missing: set[int], silence_s: Array) -> list[int]:
+        """Return who may hold up the round, or wait for who does."""
+        actors = range(self._board.config.num_executors, len(self._processes))
+        # Whoever made an executor wait was heard of after it, within a pass of the policy.
+        enough_s = self._board.config.timeout_s / 2
+        return [worker for worker in (*sorted(missing), *actors) if silence_s[worker] > enough_s]
+
+    def _raise_silent_worker(self, round_index: int, silent: list[int]) -> None:
+        """Raise for those of the workers that do not wait for others: each is asked where it is."""
         self._failed = True
-        stacks = [self._stacks.ask(process) for process in self._processes]
+        stacks = {worker: self._stacks.ask(self._processes[worker]) for worker in silent}
         waiting = f" in {sleep_until_readable.__name__}\n"
-        hanging = [worker for worker, stack in enumerate(stacks) if waiting not in stack]
-        silence = f"no environment has stepped for {self._board.config.timeout_s:g} s"
-        first, *others = hanging or sorted(missing)
+        hanging = [worker for worker in silent if waiting not in stacks[worker]]
+        first, *others = hanging or silent
         more = "".join(f"\nand {self._place(worker, round_index)}" for worker in others)
         where = stacks[first] or "It gives no stack: it is stopped, or blocked in the kernel."
-        what = "hangs" if hanging else "waits, as all workers do"
+        what = "hangs" if hanging else "waits, as others do"
+        silence = f"no sign of life for {self._board.config.timeout_s:g} s"
         cause = f"{what}: {silence}\n{where.rstrip()}{more}"
         raise WorkerError(self._place(first, round_index), cause)
 
     def shutdown(self) -> None:
-        """Ask by closing the lifeline, wait, terminate, kill; 5 s where nothing else runs."""
-        self._parent_end.close()
+        """Ask by closing the lifeline, wait, and kill who is left; 5 s where nothing else runs."""
+        self._close_lifeline()
         deadline = time.monotonic() + _STOP_S
         for process in self._processes:
             process.join(max(0.0, deadline - time.monotonic()))
-        for stop, patience_s in ((BaseProcess.terminate, 1.0), (BaseProcess.kill, _KILLED_S)):
-            alive = [process for process in self._processes if process.is_alive()]
-            for process in alive:
-                stop(process)
-            deadline = time.monotonic() + patience_s
-            for process in alive:
-                process.join(max(0.0, deadline - time.monotonic()))
+        alive = [process for process in self._processes if process.is_alive()]
+        for process in alive:
+            process.kill()
+        deadline = time.monotonic() + _KILLED_S
+        for process in alive:
+            process.join(max(0.0, deadline - time.monotonic()))
         if not self._failed:
             self._report_late_errors()
         while self._processes:
@@ -273,8 +280,9 @@ def _single_threaded_children() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _deaf_children() -> Iterator[None]:
-    """Hold back Ctrl-C, also from children, which reach their own answer to it seconds later."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    """Hold back signals, also from children, which reach their own answer to them seconds later."""
+    ensure_running()  # of its own accord multiprocessing does so later, and lets signals through
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, LEFT_TO_THE_PARENT)
     try:
         yield
     finally:

@@ -33,7 +33,9 @@ class WorkerTask(Protocol):
         ...
 
 
-# As long as the parent waits before it terminates whoever is left.
+# They reach the whole process group: the parent alone answers them.
+LEFT_TO_THE_PARENT = (signal.SIGINT, signal.SIGTERM)
+# As long as the parent waits before it kills whoever is left.
 _GRACE_S = 3.0
 
 
@@ -59,11 +61,10 @@ def follow(lifeline: Connection) -> None:
 
 
 def work(task: WorkerTask, lifeline: Connection) -> None:
-    """Run a task; leave its traceback in the logbook if it raises.
-
-    Ctrl-C reaches the whole process group: the parent alone answers it.
-    """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """Run a task; leave its traceback in the logbook if it raises."""
+    for number in LEFT_TO_THE_PARENT:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, LEFT_TO_THE_PARENT)
     try:
         task.run(lifeline)
     except (CrewStopped, BrokenPipeError):

@@ -36,6 +36,13 @@ def test_a_letter_cut_in_two_does_not_hide_the_rest(logbook):
     assert logbook.read_error(0).endswith("€end")
 
 
+@pytest.mark.parametrize("name", ["rounds", "steps", "busy_s", "waiting_s"])
+def test_a_sign_is_in_the_row_of_its_worker(logbook, name):
+    before = logbook.signs()
+    getattr(logbook, name)[1] += 1
+    assert (logbook.signs() != before).any(axis=1).tolist() == [False, True, False]
+
+
 def test_the_stopwatch_splits_time_into_work_and_waiting(logbook, monkeypatch):
     times = iter([10.0, 13.0, 20.0, 21.0])
     monkeypatch.setattr(logbook_module.time, "perf_counter", lambda: next(times))

@@ -107,10 +107,11 @@ def test_a_number_of_threads_that_the_user_chose_is_kept(monkeypatch):
     assert os.environ["OMP_NUM_THREADS"] == "3"
 
 
-def test_children_do_not_die_of_ctrl_c_while_they_start():
-    """It reaches the whole group; theirs is to wait for what the parent makes of it."""
+@pytest.mark.parametrize("name", ["INT", "TERM"])
+def test_children_do_not_die_of_a_signal_to_the_whole_group_while_they_start(name):
+    """Theirs is to wait for what the parent makes of it."""
     with _deaf_children():
-        child = subprocess.run(["sh", "-c", "kill -INT $$; echo alive"], stdout=subprocess.PIPE)
+        child = subprocess.run(["sh", "-c", f"kill -{name} $$; echo alive"], stdout=subprocess.PIPE)
     assert child.stdout == b"alive\n"
 
 
@@ -145,9 +146,7 @@ class Undying(BaseProcess):
 
     def __init__(self, asked: list) -> None:
         self._closed, self.asked = False, asked
-        self._popen = SimpleNamespace(
-            terminate=lambda: asked.append("terminate"), kill=lambda: asked.append("kill")
-        )
+        self._popen = SimpleNamespace(kill=lambda: asked.append("kill"))
 
     def __del__(self) -> None:
         pass
@@ -170,7 +169,7 @@ def test_a_worker_that_does_not_die_in_time_does_not_keep_the_rest_from_being_cl
     asked = []
     crew = bare_crew([Undying(asked)])
     crew.shutdown()
-    assert asked == ["terminate", "kill"]
+    assert asked == ["kill"]
     assert crew._lifeline.closed
 
 
@@ -184,7 +183,7 @@ def test_a_shutdown_that_was_interrupted_is_finished_by_the_next(monkeypatch):
             crew.shutdown()
     assert asked == []
     crew.shutdown()
-    assert asked == ["terminate", "kill"]
+    assert asked == ["kill"]
 
 
 def interrupt(*_):
@@ -195,7 +194,8 @@ def bare_crew(processes, stacks=()) -> ProcessCrew:
     """A crew of such processes, the last of which is the actor, that answer with such stacks."""
     crew = ProcessCrew.__new__(ProcessCrew)
     crew._processes, crew._started, crew._failed = list(processes), 5, False
-    crew._lifeline, crew._parent_end = multiprocessing.Pipe(duplex=False)
+    crew._lifeline, parent_end = multiprocessing.Pipe(duplex=False)
+    crew._close_lifeline = parent_end.close
     answers = dict(zip(crew._processes, stacks, strict=False))
     crew._stacks = SimpleNamespace(ask=answers.get, close=lambda: None)
     logbook = SimpleNamespace(rounds=[5, 5], steps=[3, 4], read_error=lambda _: "")
@@ -209,23 +209,25 @@ def bare_crew(processes, stacks=()) -> ProcessCrew:
     [
         (
             [WAITS, HANGS, WAITS],
-            "executor 1 (environments [1]), round 5, step 4: hangs: no environment has stepped "
+            "executor 1 (environments [1]), round 5, step 4: hangs: no sign of life "
             "for 7 s\n" + HANGS.rstrip(),
         ),
         (
             [WAITS, WAITS, ""],
-            "actor 0, round 5: hangs: no environment has stepped for 7 s\n"
+            "actor 0, round 5: hangs: no sign of life for 7 s\n"
             "It gives no stack: it is stopped, or blocked in the kernel.",
         ),
         (
             [HANGS, WAITS, HANGS],
-            "executor 0 (environments [0]), round 5, step 3: hangs: no environment has stepped "
+            "executor 0 (environments [0]), round 5, step 3: hangs: no sign of life "
             f"for 7 s\n{HANGS}and actor 0, round 5",
         ),
         (
             [WAITS, WAITS, WAITS],
-            "executor 1 (environments [1]), round 5, step 4: waits, as all workers do: no "
-            "environment has stepped for 7 s\n" + WAITS.rstrip(),
+            "executor 0 (environments [0]), round 5, step 3: waits, as others do: no "
+            "sign of life for 7 s\n"
+            + WAITS
+            + "and executor 1 (environments [1]), round 5, step 4\nand actor 0, round 5",
         ),
     ],
     ids=["one", "no stack", "two", "all wait"],
@@ -233,5 +235,16 @@ def bare_crew(processes, stacks=()) -> ProcessCrew:
 def test_of_a_silent_crew_those_are_named_that_do_not_wait(stacks, told):
     crew = bare_crew(["executor 0", "executor 1", "actor"], stacks)
     with pytest.raises(WorkerError) as raised:
-        crew._raise_silent_worker(5, missing={1})
+        crew._raise_silent_worker(5, silent=[0, 1, 2])
     assert str(raised.value) == told
+
+
+def test_whoever_works_or_has_finished_the_round_does_not_hold_it_up():
+    crew = bare_crew(["executor 0", "executor 1", "actor"])
+    assert crew._silent({1}, np.array([9.0, 9.0, 9.0])) == [1, 2]
+    assert crew._silent({0, 1}, np.array([1.0, 9.0, 1.0])) == [1]
+
+
+def test_an_actor_that_fell_silent_after_the_executor_it_made_wait_is_suspected():
+    crew = bare_crew(["executor 0", "executor 1", "actor"])
+    assert crew._silent({0}, np.array([7.1, 0.0, 6.9])) == [0, 2]

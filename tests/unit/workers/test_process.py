@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from hts_torchrl.buffers.doorbell import CrewStopped
-from hts_torchrl.workers.process import work
+from hts_torchrl.workers.process import LEFT_TO_THE_PARENT, work
 
 
 @dataclass
@@ -23,22 +23,23 @@ class Task:
         return SimpleNamespace(logbook=logbook)
 
     def run(self, lifeline):  # noqa: ARG002
-        self.handler = signal.getsignal(signal.SIGINT)
+        self.handlers = [signal.getsignal(number) for number in LEFT_TO_THE_PARENT]
         if self.error is not None:
             raise self.error
 
 
 @pytest.fixture(autouse=True)
-def _keep_ctrl_c():
-    handler = signal.getsignal(signal.SIGINT)
+def _keep_handlers():
+    handlers = [(number, signal.getsignal(number)) for number in LEFT_TO_THE_PARENT]
     yield
-    signal.signal(signal.SIGINT, handler)
+    for number, handler in handlers:
+        signal.signal(number, handler)
 
 
-def test_a_worker_ignores_ctrl_c():
+def test_a_worker_leaves_ctrl_c_and_sigterm_to_the_parent():
     task = Task()
     work(task, None)
-    assert task.handler == signal.SIG_IGN
+    assert task.handlers == [signal.SIG_IGN, signal.SIG_IGN]
 
 
 @pytest.mark.parametrize("error", [CrewStopped("lifeline"), BrokenPipeError()])

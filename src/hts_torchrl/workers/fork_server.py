@@ -1,0 +1,16 @@
+"""Imported by the fork server before anything else, so that its children can be terminated.
+
+The crew starts the server with these signals held back: a SIGTERM that a service manager, a cluster
+scheduler or ``timeout`` sends to all processes of a run must not end it, or workers would look dead
+to the parent. Children inherit what is held back, and others start children from it, too.
+"""
+
+import os
+import signal
+from functools import partial
+
+from hts_torchrl.workers.process import LEFT_TO_THE_PARENT
+
+os.register_at_fork(
+    after_in_child=partial(signal.pthread_sigmask, signal.SIG_UNBLOCK, LEFT_TO_THE_PARENT)
+)
