@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextvars
-import signal
 import sys
 from pathlib import Path
 
@@ -33,15 +32,12 @@ A2C = ["--model=A2C"]
 def run(*arguments: str) -> None:
     """Call the command line, and put back what it changes for the process."""
     before, threads = sys.argv[:], torch.get_num_threads()
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         # In a context of its own, because in the test's one the parser would live on.
         contextvars.copy_context().run(main, arguments)
     finally:
         sys.argv[:] = before
         torch.set_num_threads(threads)
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
 
 
 def refused(capsys, *arguments: str) -> str:

@@ -274,7 +274,7 @@ class HTSCommandLine(LightningCLI):
         except TypeError as error:  # which is how Lightning refuses a number of devices
             raise ConfigurationError(str(error)) from error
         if trainer.world_size > 1:
-            end_at_once()
+            end_at_once(trainer.local_rank)
         elif checkpoints:
             # Of several ranks, one that failed alone would wait for the others to save with it.
             checkpoints[0].save_on_exception = True
@@ -372,7 +372,7 @@ def _last_and_best() -> list[ModelCheckpoint]:
 def _is_checkpoint(path: str) -> bool:
     """Return whether a learner's checkpoint can be read; never runs code."""
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception:  # whatever a file that is something else may lead to
         return False
     return isinstance(content, dict) and {"state_dict", "updates"} <= content.keys()
@@ -388,7 +388,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     warnings.filterwarnings("ignore", ".*exists and is not empty")
     warnings.filterwarnings("ignore", "The dirpath has changed")
     warnings.filterwarnings("ignore", ".*isinstance.treespec, LeafSpec. is deprecated")
-    signal.signal(signal.SIGTERM, _terminate)
     try:
         _run(sys.argv[1:] if arguments is None else arguments)
     except (ConfigurationError, MisconfigurationException, gymnasium.error.Error) as error:
@@ -407,6 +406,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if isinstance(leaving.__context__, KeyboardInterrupt):
             raise SystemExit(128 + signal.SIGINT) from None
         raise
+
+
+def program() -> None:
+    """Run the command line as a process of its own, which signals end in good order."""
+    signal.signal(signal.SIGTERM, _terminate)
+    try:
+        main()
     finally:  # another signal would end the process before it has cleared away its files
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
@@ -455,4 +461,4 @@ def _leave(error: Exception, *, status: int) -> NoReturn:
 
 
 if __name__ == "__main__":
-    main()
+    program()

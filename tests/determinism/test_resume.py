@@ -333,6 +333,11 @@ MAKERS = {
         "nips",
         {"num_envs": 2, "envs_per_executor": 2},
     ),
+    "gfootball": (
+        FootballEnvs("3_vs_1_with_keeper", engine="gfootball", num_players=3),
+        "nips",
+        {"num_envs": 2, "envs_per_executor": 2},
+    ),
 }
 
 
@@ -345,6 +350,8 @@ def cartpole_policy() -> nn.Module:
 @pytest.mark.parametrize("delay", [0, 1])
 @pytest.mark.parametrize("stop", [1, 6])
 def test_a_collector_goes_on_with_the_same_batches(name, delay, stop, monkeypatch):
+    if name == "gfootball":
+        pytest.importorskip("gfootball_engine", reason="scripts/install_gfootball.sh")
     create, network, settings = MAKERS[name]
     if name == "Pong, seeded often":
         monkeypatch.setattr(AtariGroup, "steps_per_seed", 20)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from functools import partial
+from pathlib import Path
 
 import imageio.v2 as imageio
 import numpy as np
@@ -246,18 +247,15 @@ def has_ended(group: int) -> bool:
 TWO_RANKS = ["--trainer.devices=2", "--trainer.strategy=ddp"]
 
 
-@pytest.mark.processes
-@pytest.mark.parametrize("ranks", [[], pytest.param(TWO_RANKS, marks=pytest.mark.slow)])
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_ends_training_with_a_checkpoint_and_no_process_left(
-    tmp_path, number, status, ranks
-):
-    arguments = [*CARTPOLE, *A2C, "--data.num_actors=1", "--data.envs_per_executor=2", *ranks]
+@contextlib.contextmanager
+def endless_fit(folder, *arguments):
+    """A run as a program of its own; yields it, and kills what it leaves."""
+    flags = [*CARTPOLE, *A2C, "--data.num_actors=1", "--data.envs_per_executor=2", *arguments]
     endless = ["--data.total_frames=100000000", "--trainer.enable_progress_bar=true"]
-    with (tmp_path / "errors").open("w") as errors:
+    with (folder / "errors").open("w") as errors:
         process = subprocess.Popen(
-            [sys.executable, "-u", "-m", "hts_torchrl.cli", "fit", *arguments, *endless],
-            cwd=tmp_path,
+            [sys.executable, "-u", "-m", "hts_torchrl.cli", "fit", *flags, *endless],
+            cwd=folder,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
             stdout=subprocess.PIPE,
             stderr=errors,
@@ -268,21 +266,66 @@ def test_a_signal_ends_training_with_a_checkpoint_and_no_process_left(
         )
     with process:
         try:
-            told = ""
-            while "steps_per_second" not in told:  # in the progress bar: training runs
-                assert process.poll() is None
-                told += process.stdout.read(32)
-            # A terminal sends Ctrl-C to the whole group, an init system SIGTERM to the process.
-            (os.killpg if number == signal.SIGINT else os.kill)(process.pid, number)
-            process.communicate(timeout=60)
-            deadline = time.monotonic() + 10  # the fork server notices by itself
-            while not has_ended(process.pid) and time.monotonic() < deadline:
-                time.sleep(0.1)
-            assert has_ended(process.pid)
+            yield process
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
+
+
+def wait_until_it_trains(process):
+    told = ""
+    while "steps_per_second" not in told:  # in the progress bar
+        assert process.poll() is None
+        told += process.stdout.read(32)
+
+
+def wait_until_it_has_started_a_rank(process):
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    while not any(
+        b"fit" in Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")
+        for child in children.read_text().split()
+    ):
+        assert process.poll() is None
+        time.sleep(0.01)
+
+
+def ends_with_all_it_started(process):
+    process.communicate(timeout=60)
+    deadline = time.monotonic() + 10  # the fork server notices by itself
+    while not has_ended(process.pid) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return has_ended(process.pid)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("ranks", [[], pytest.param(TWO_RANKS, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("send", "number", "status"),
+    [  # a terminal sends to the whole group, an init system, or a scheduler, to one or to all
+        (os.killpg, signal.SIGINT, 130),
+        (os.kill, signal.SIGTERM, 143),
+        (os.killpg, signal.SIGTERM, 143),
+    ],
+    ids=["Ctrl-C", "SIGTERM", "SIGTERM to all"],
+)
+def test_a_signal_ends_training_with_a_checkpoint_and_no_process_left(
+    tmp_path, send, number, status, ranks
+):
+    with endless_fit(tmp_path, *ranks) as process:
+        wait_until_it_trains(process)
+        send(process.pid, number)
+        assert ends_with_all_it_started(process)
     assert process.returncode == status
     assert "Traceback" not in (tmp_path / "errors").read_text()
     (last,) = tmp_path.glob("runs/run/version_0/checkpoints/last.ckpt")
     assert torch.load(last, weights_only=True)["updates"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_a_rank_does_not_outlive_the_process_that_started_it(tmp_path):
+    with endless_fit(tmp_path, *TWO_RANKS) as process:
+        # Before they have met: from then on a lost connection would end it, too.
+        wait_until_it_has_started_a_rank(process)
+        process.kill()
+        assert ends_with_all_it_started(process)

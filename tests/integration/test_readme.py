@@ -59,6 +59,8 @@ def test_the_commands_of_the_readme_work_one_after_another(clone, capsys):
 
 @pytest.mark.parametrize("words", commands("docs/start.md"), ids=" ".join)
 def test_a_command_of_the_start_page_works(words, clone, capsys):  # noqa: ARG001
+    if "--data.env.engine=gfootball" in words:
+        pytest.importorskip("gfootball_engine", reason="scripts/install_gfootball.sh")
     if "--help" in words or words == ["doctor"]:
         with pytest.raises(SystemExit) as left:
             run(*words)

@@ -84,15 +84,19 @@ class Stopped(SIGTERMException):
     """All ranks end with this round, each with its exit status."""
 
 
-def end_at_once() -> None:
+def end_at_once(local_rank: int) -> None:
     """Let a signal end a rank that has yet to meet the others, and a rank end with its launcher.
 
     Ranks wait for each other in C++, where no handler of Python's runs, for half an hour.
+
+    Args:
+        local_rank: of this process; Lightning starts the others of a machine from rank 0.
     """
     for number in _SIGNALS:
         signal.signal(number, signal.SIG_DFL)
-    launcher = int(os.environ.setdefault(_LAUNCHER, str(os.getpid())))
-    if launcher != os.getpid():
+    if local_rank == 0:
+        os.environ[_LAUNCHER] = str(os.getpid())  # for the ranks that it starts
+    elif _LAUNCHER in os.environ:  # else torchrun or a cluster started it, and ends it
         ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, signal.SIGTERM)
-        if os.getppid() != launcher:  # it has ended already
+        if os.getppid() != int(os.environ[_LAUNCHER]):  # it has ended already
             os.kill(os.getpid(), signal.SIGTERM)
