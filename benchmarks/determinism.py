@@ -3,7 +3,8 @@
 Run: python benchmarks/determinism.py [--quick] [--updates 20]
 
 Tasks: CartPole and Pendulum (MLP), Pong and football's 3 against 1 (Nature CNN), each with A2C, PPO
-in both delayed forms.
+in both delayed forms. Where gfootball is installed: the same football on its engine, and with three
+players.
 Crews: the serial twin; 1, 2, 4 actors; 1, 2, 4 environments an executor; random delays in executors
 and actors; forkserver and spawn. A digest covers every collected batch, the weights and the
 optimiser's state. The exit status is 1 if a crew differs, or if another seed does not.
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import importlib.util
 import logging
 import random
 import sys
@@ -88,6 +90,10 @@ ENVS = {
     "Pong": (AtariEnvs("pong"), "nature"),
     "Football": (FootballEnvs("3_vs_1_with_keeper"), "nature"),
 }
+if importlib.util.find_spec("gfootball_engine"):  # scripts/install_gfootball.sh
+    ENVS["gfootball"] = (FootballEnvs("3_vs_1_with_keeper", engine="gfootball"), "nature")
+    team = FootballEnvs("3_vs_1_with_keeper", engine="gfootball", num_players=3)
+    ENVS["3 players"] = (team, "nature")
 ALGORITHMS: dict[str, tuple[type[Learner], dict[str, Any]]] = {
     "A2C": (A2C, {}),
     "PPO ratio": (PPO, {"epochs": 2, "minibatches": 2}),

@@ -42,7 +42,8 @@ class Finding:
 
 def examine() -> Iterator[Finding]:
     """Yield one finding after another."""
-    for check in (_cores, _memory, _descriptors, _threads, _bfloat16, _atari, _football, _gpu):
+    games = (_atari, _football, _gfootball)
+    for check in (_cores, _memory, _descriptors, _threads, _bfloat16, *games, _gpu):
         yield check()
     for network in ("nips", "nature", "impala"):
         yield _rows(network)
@@ -105,15 +106,21 @@ def _atari() -> Finding:
 
 
 def _football() -> Finding:
+    mend = "pip install --force-reinstall 'hts-torchrl[football]'"
+    return _extra("football", mend, FootballEnvs("empty_goal"))
+
+
+def _gfootball() -> Finding:
+    mend = "bash scripts/install_gfootball.sh"
+    return _extra("gfootball", mend, FootballEnvs("empty_goal", engine="gfootball"))
+
+
+def _extra(what: str, mend: str, envs: FootballEnvs) -> Finding:
+    """Look at an engine that nobody has to have."""
     try:
-        found = _engine(
-            "football",
-            "pip install --force-reinstall 'hts-torchrl[football]'",
-            lambda: FootballEnvs("empty_goal").group([0]).reset([0]),
-        )
-    except ConfigurationError as error:  # an extra, which nobody has to have
-        return Finding("football", f"not installed: {str(error).rpartition(': ')[2]}")
-    return found
+        return _engine(what, mend, lambda: envs.group([0]).reset([0]))
+    except ConfigurationError as error:
+        return Finding(what, f"not installed: {str(error).rpartition(': ')[2]}")
 
 
 def _engine(what: str, mend: str, reset: Callable[[], object]) -> Finding:

@@ -4,6 +4,7 @@ A part of ``benchmarks/determinism.py``, which is the whole matrix.
 """
 
 import functools
+from importlib.util import find_spec
 
 import pytest
 from benchmarks import determinism
@@ -20,6 +21,11 @@ ENVS = {
     "Pendulum": (GymEnvs("Pendulum-v1", {"max_episode_steps": 50}), "mlp"),
     "Breakout": (AtariEnvs("breakout", max_frames=48), "nature"),
     "Football": (FootballEnvs("3_vs_1_with_keeper"), "nature"),
+    "gfootball": (FootballEnvs("3_vs_1_with_keeper", engine="gfootball"), "nature"),
+    "gfootball team": (
+        FootballEnvs("3_vs_1_with_keeper", engine="gfootball", num_players=3),
+        "nature",
+    ),
 }
 UPDATES = {
     ("CartPole", "A2C"): 20,
@@ -27,8 +33,16 @@ UPDATES = {
     ("Pendulum", "PPO displacement"): 20,
     ("Breakout", "A2C"): 4,
     ("Football", "PPO ratio"): 4,
+    ("gfootball", "PPO ratio"): 4,
+    ("gfootball team", "PPO ratio"): 4,
 }
-RUNS = [pytest.param(*run, id=" ".join(run)) for run in UPDATES]
+needs_gfootball = pytest.mark.skipif(
+    find_spec("gfootball_engine") is None, reason="scripts/install_gfootball.sh"
+)
+RUNS = [
+    pytest.param(*run, id=" ".join(run), marks=needs_gfootball if "gfootball" in run[0] else ())
+    for run in UPDATES
+]
 
 
 @pytest.fixture(autouse=True)
@@ -46,6 +60,13 @@ def digest(env: str, algorithm: str, crew: Crew = SERIAL, seed: int = 1) -> str:
 @pytest.mark.parametrize("crew", [Crew(1, 2), Crew(2, 2)], ids=str)
 def test_processes_train_to_the_bits_of_the_serial_twin(env, algorithm, crew):
     assert digest(env, algorithm, crew) == digest(env, algorithm)
+
+
+@needs_gfootball
+@pytest.mark.timeout(300)
+def test_both_engines_of_football_train_to_the_same_bits():
+    assert digest("gfootball", "PPO ratio") == digest("Football", "PPO ratio")
+    assert digest("gfootball team", "PPO ratio") != digest("Football", "PPO ratio")
 
 
 @pytest.mark.timeout(300)

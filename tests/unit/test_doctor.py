@@ -20,8 +20,8 @@ def findings():
 
 def test_every_part_of_the_machine_is_looked_at(findings):
     assert list(findings) == [
-        "cores", "memory", "file descriptors", "torch", "bfloat16", "Atari", "football", "GPU",
-        "network nips", "network nature", "network impala",
+        "cores", "memory", "file descriptors", "torch", "bfloat16", "Atari", "football",
+        "gfootball", "GPU", "network nips", "network nature", "network impala",
     ]  # fmt: skip
     assert findings["cores"].found.split(",")[0] == str(len(os.sched_getaffinity(0)))
     assert findings["Atari"] == Finding("Atari", "plays")
@@ -71,13 +71,29 @@ def test_an_engine_that_fails_is_told(monkeypatch):
     assert (finding.found, finding.mend) == ("OSError: no cartridge", "pip install ale-py")
 
 
-def test_football_is_no_duty(monkeypatch):
-    monkeypatch.delitem(sys.modules, "hts_torchrl.envs.football_engine", raising=False)
-    monkeypatch.delattr("hts_torchrl.envs.football_engine", raising=False)
-    monkeypatch.setitem(sys.modules, "envpool", None)
-    finding = doctor._football()
-    assert finding.found == "not installed: pip install 'hts-torchrl[football]'"
-    assert not finding.mend
+@pytest.mark.parametrize(
+    ("check", "module", "needed", "install"),
+    [
+        ("_football", "football_engine", "envpool", "pip install 'hts-torchrl[football]'"),
+        (
+            "_gfootball",
+            "football_gfootball",
+            "gfootball_engine",
+            "bash scripts/install_gfootball.sh",
+        ),
+    ],
+)
+def test_football_is_no_duty(monkeypatch, check, module, needed, install):
+    monkeypatch.delitem(sys.modules, f"hts_torchrl.envs.{module}", raising=False)
+    monkeypatch.delattr(f"hts_torchrl.envs.{module}", raising=False)
+    monkeypatch.setitem(sys.modules, needed, None)
+    finding = getattr(doctor, check)()
+    assert finding == Finding(check.removeprefix("_"), f"not installed: {install}")
+
+
+def test_gfootball_plays_where_it_is_installed(findings):
+    pytest.importorskip("gfootball_engine", reason="scripts/install_gfootball.sh")
+    assert findings["gfootball"] == Finding("gfootball", "plays")
 
 
 def test_rows_that_depend_on_their_place_are_told(monkeypatch):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Literal, get_args
 
 import numpy as np
@@ -17,6 +16,7 @@ from hts_torchrl.envs.football_game import (
     PLANES,
     WIDTH,
     Checkpoints,
+    Engine,
     Game,
     draw_minimap,
 )
@@ -24,6 +24,7 @@ from hts_torchrl.envs.group import Array, EnvFactory, EnvGroup, Observation, Tra
 from hts_torchrl.errors import ConfigurationError
 
 Rewards = Literal["scoring", "scoring,checkpoints"]
+EngineName = Literal["envpool", "gfootball"]
 
 # Other names of scenarios: the paper's, where "academy_" before it does not do.
 _ALIASES = {
@@ -38,14 +39,19 @@ _ALIASES = {
 
 @dataclass(frozen=True)
 class FootballEnvs(EnvFactory):
-    """Environments of one football scenario, on EnvPool's engine: one controlled player.
+    """Environments of one football scenario.
 
     Observations are uint8 ``[4 * frame_stack, 72, 96]``, channels first: gfootball's minimap with
     the planes of our team, theirs, the ball and the controlled player, the oldest frame first.
     There are 19 actions. ``terminated`` tells a goal, the ball out of play or lost; ``truncated``
     the end of time. The score is ours less theirs in goals, whatever the reward.
 
-    Needs ``pip install 'hts-torchrl[football]'``.
+    With k > 1 players observations are ``[k, 4 * frame_stack, 72, 96]``, which differ in the active
+    player, and an action is k of the 19. Each player is rewarded as in gfootball, for goals and for
+    the checkpoints that it reached itself; ``reward`` is the mean over the players.
+
+    The engine ``envpool`` needs ``pip install 'hts-torchrl[football]'``; ``gfootball``, the
+    original, needs ``scripts/install_gfootball.sh``. Both play the same games, to the bit.
 
     Example:
         >>> from hts_torchrl import FootballEnvs
@@ -59,8 +65,10 @@ class FootballEnvs(EnvFactory):
     """Learn from goals, or also from the ten checkpoints on the way to one."""
     frame_stack: int = 4
     """Minimaps in one observation."""
-
-    preload = ("hts_torchrl.envs.football_engine",)
+    engine: EngineName = "envpool"
+    """What plays: EnvPool's engine, or the original, which controls several players if wanted."""
+    num_players: int = 1
+    """Controlled players."""
 
     def __post_init__(self) -> None:
         """Refuse settings of which there is nothing."""
@@ -69,25 +77,50 @@ class FootballEnvs(EnvFactory):
             raise ConfigurationError(f"rewards={self.rewards!r}; {known} is needed")
         if self.frame_stack < 1:
             raise ConfigurationError(f"frame_stack={self.frame_stack}; 1 or more is needed")
+        if self.engine not in get_args(EngineName):
+            known = " or ".join(get_args(EngineName))
+            raise ConfigurationError(f"engine={self.engine!r}; {known} is needed")
+        if self.num_players < 1:
+            raise ConfigurationError(f"num_players={self.num_players}; 1 or more is needed")
+
+    @property
+    def preload(self) -> tuple[str, ...]:
+        """The module of the engine."""
+        name = "football_engine" if self.engine == "envpool" else "football_gfootball"
+        return (f"hts_torchrl.envs.{name}",)
 
     def group(self, indices: Sequence[int], *, render: bool = False) -> EnvGroup:  # noqa: ARG002
         """Make the environments of the given indices (:class:`EnvFactory`).
 
         Raises:
-            ConfigurationError: if there is no such scenario, or EnvPool is not installed.
+            ConfigurationError: if there is no such scenario, its team has fewer players, or the
+                engine is not installed.
         """
-        known = _engine().scenarios()
-        return FootballGroup(self, _scenario(self.scenario, known), len(indices))
+        engine = _engine(self.engine)
+        scenario = _scenario(self.scenario, engine.scenarios())
+        most = engine.most_players(scenario)
+        if self.num_players > most:
+            raise ConfigurationError(
+                f"num_players={self.num_players}; engine={self.engine!r} controls at most {most} "
+                f"in {scenario}"
+            )
+        return FootballGroup(self, scenario, len(indices))
 
 
-def _engine() -> ModuleType:
+def _engine(name: EngineName) -> type[Engine]:
     try:
-        from hts_torchrl.envs import football_engine  # noqa: PLC0415 - an extra; it takes a second
+        if name == "gfootball":
+            from hts_torchrl.envs.football_gfootball import GFootballEngine  # noqa: PLC0415
+
+            return GFootballEngine
+        from hts_torchrl.envs.football_engine import EnvPoolEngine  # noqa: PLC0415 - takes a second
     except ImportError as error:
-        raise ConfigurationError(
-            f"football needs EnvPool ({error}): pip install 'hts-torchrl[football]'"
-        ) from error
-    return football_engine
+        what, install = {
+            "envpool": ("EnvPool", "pip install 'hts-torchrl[football]'"),
+            "gfootball": ("gfootball", "bash scripts/install_gfootball.sh"),
+        }[name]
+        raise ConfigurationError(f"football needs {what} ({error}): {install}") from error
+    return EnvPoolEngine
 
 
 def _scenario(name: str, known: Sequence[str]) -> str:
@@ -99,6 +132,16 @@ def _scenario(name: str, known: Sequence[str]) -> str:
         hint = f"near to it: {', '.join(near)}" if near else f"there are: {', '.join(known)}"
         raise ConfigurationError(f"football has no scenario {name!r}; {hint}")
     return names[wanted]
+
+
+def _spec(stack: int, players: int) -> EnvSpec:
+    choices, one_player = len(ENGINE_ACTIONS), (PLANES * stack, HEIGHT, WIDTH)
+    pixels, integers = np.dtype(np.uint8), np.dtype(np.int64)
+    if players == 1:
+        action = ActionSpec("discrete", ArraySpec((), integers), (choices,))
+        return EnvSpec({"observation": ArraySpec(one_player, pixels)}, action)
+    action = ActionSpec("multi_discrete", ArraySpec((players,), integers), (choices,) * players)
+    return EnvSpec({"observation": ArraySpec((players, *one_player), pixels)}, action)
 
 
 class FootballGroup:
@@ -114,18 +157,26 @@ class FootballGroup:
         self.num_envs = num_envs
         self._scenario = scenario
         self._with_checkpoints = factory.rewards != "scoring"
-        self._stack = factory.frame_stack
-        pixels = ArraySpec((PLANES * self._stack, HEIGHT, WIDTH), np.dtype(np.uint8))
-        action = ActionSpec("discrete", ArraySpec((), np.dtype(np.int64)), (len(ENGINE_ACTIONS),))
-        self.spec = EnvSpec({"observation": pixels}, action)
-        self._next = np.zeros((num_envs, *pixels.shape), pixels.dtype)
+        self._stack, self._players = factory.frame_stack, factory.num_players
+        self._engine = _engine(factory.engine)
+        self.spec = _spec(self._stack, self._players)
+        minimaps = (num_envs, self._players, PLANES * self._stack, HEIGHT, WIDTH)
+        self._next = np.zeros(minimaps, np.uint8)
         self._games: list[Game] = []
-        self._checkpoints = [Checkpoints() for _ in range(num_envs)]
+        self._checkpoints = [[Checkpoints(p) for p in self._each_player] for _ in range(num_envs)]
+
+    @property
+    def _each_player(self) -> range:
+        return range(self._players)
+
+    @property
+    def _observation(self) -> Observation:
+        return {"observation": self._next[:, 0] if self._players == 1 else self._next}
 
     def reset(self, seeds: Sequence[int]) -> Observation:
         """Seed and reset every environment."""
-        engine = _engine().EnvPoolEngine
-        self._games = [Game(engine(self._scenario), self._scenario) for _ in seeds]
+        engines = [self._engine(self._scenario, self._players) for _ in seeds]
+        self._games = [Game(engine, self._scenario) for engine in engines]
         self._random = [np.random.default_rng(0)] * self.num_envs  # replaced at once
         return self.restart(range(self.num_envs), seeds)
 
@@ -134,33 +185,38 @@ class FootballGroup:
         for row, seed in zip(rows, seeds, strict=True):
             self._random[row] = np.random.default_rng(int(seed))
             self._begin(row)
-        return {"observation": self._next}
+        return self._observation
 
     def _begin(self, row: int) -> None:
         # With one seed for all of them, the episodes of an academy scenario would all be the same.
         seed, kick_off = self._random[row].integers([2_000_000_001, 2])
         self._games[row].reset(episode=int(kick_off), seed=int(seed))
-        self._checkpoints[row].reset()
-        minimap = np.empty((PLANES, HEIGHT, WIDTH), np.uint8)
-        draw_minimap(self._games[row].pitch, minimap)
-        self._next[row] = np.tile(minimap, (self._stack, 1, 1))
+        for player, checkpoints in enumerate(self._checkpoints[row]):
+            checkpoints.reset()
+            minimap = self._next[row, player, -PLANES:]
+            draw_minimap(self._games[row].pitch, minimap, player)
+            self._next[row, player] = np.tile(minimap, (self._stack, 1, 1))
 
     def step(self, actions: Array) -> Transition:
         """Play a step of each game, and begin a new one where it ended."""
         score = np.zeros(self.num_envs, np.float32)
         reward = np.zeros(self.num_envs, np.float32)
+        chosen = actions.reshape(self.num_envs, self._players).tolist()
         for row, game in enumerate(self._games):
-            goals = game.step(int(actions[row]))
+            goals = game.step(*chosen[row])
             score[row] = reward[row] = goals
             if self._with_checkpoints:
-                reward[row] = self._checkpoints[row].reward(goals, game.pitch)
-            self._next[row, :-PLANES] = self._next[row, PLANES:]
-            draw_minimap(game.pitch, self._next[row, -PLANES:])
+                rewards = [each.reward(goals, game.pitch) for each in self._checkpoints[row]]
+                reward[row] = sum(rewards) / self._players
+            self._next[row, :, :-PLANES] = self._next[row, :, PLANES:]
+            for player in self._each_player:
+                draw_minimap(game.pitch, self._next[row, player, -PLANES:], player)
         terminated = np.array([game.terminated for game in self._games])
         truncated = np.array([game.truncated for game in self._games])
         ends = terminated | truncated
-        following: Observation = {"observation": self._next}
-        after: Observation = {"observation": self._next.copy()} if ends.any() else following
+        following, after = self._observation, self._observation
+        if ends.any():
+            after = {"observation": after["observation"].copy()}
         for row in np.flatnonzero(ends).tolist():
             seed = None if self.next_seed is None else self.next_seed(row)
             if seed is None:
@@ -174,7 +230,8 @@ class FootballGroup:
         if not self._games:
             raise ConfigurationError("reset the group before its picture is asked for")
         picture = np.full((HEIGHT, WIDTH, 3), (40, 110, 40), np.uint8)
-        ours, theirs, ball, active = self._next[0, -PLANES:] > 0
+        ours, theirs, ball, _ = self._next[0, 0, -PLANES:] > 0
+        active = self._next[0, :, -1].any(0)
         for plane, colour in (
             (ours, (90, 160, 255)),
             (theirs, (230, 60, 60)),

@@ -25,12 +25,6 @@ _PHYSICS_STEPS = 10
 _spare: list[Any] = []
 
 
-def scenarios() -> list[str]:
-    """Return the names of all scenarios."""
-    tasks = [task for task in envpool.list_all_envs() if task.startswith(_PREFIX)]
-    return sorted(task.removeprefix(_PREFIX).removesuffix(_SUFFIX) for task in tasks)
-
-
 class EnvPoolEngine:
     """The engine below EnvPool's football environments (an ``Engine``), without a thread pool.
 
@@ -39,7 +33,7 @@ class EnvPoolEngine:
     them; it tells everything, and is private: the tests compare it with the public environments.
     """
 
-    def __init__(self, scenario: str) -> None:
+    def __init__(self, scenario: str, num_players: int = 1) -> None:  # noqa: ARG002 - it is 1
         config = envpool.make_spec(f"{_PREFIX}{scenario}{_SUFFIX}").config
         self._scenario = scenario
         self.max_steps = int(config.max_episode_steps)
@@ -47,13 +41,24 @@ class EnvPoolEngine:
             _spare.pop() if _spare else _GfootballOracleEngine(config.base_path, _PHYSICS_STEPS)
         )
 
+    @staticmethod
+    def scenarios() -> list[str]:
+        """Return the names of all scenarios."""
+        tasks = [task for task in envpool.list_all_envs() if task.startswith(_PREFIX)]
+        return sorted(task.removeprefix(_PREFIX).removesuffix(_SUFFIX) for task in tasks)
+
+    @staticmethod
+    def most_players(scenario: str) -> int:  # noqa: ARG004 - it is the same in all
+        """Return how many players of our team can be controlled."""
+        return 1
+
     def reset(self, *, episode: int, seed: int) -> None:
         """Set the scenario up."""
         self._engine.reset(self._scenario, episode, seed, self.max_steps)
 
-    def act(self, action: int) -> None:
+    def act(self, action: int, player: int = 0) -> None:
         """Press a button of the one controlled player."""
-        self._engine.action(action, True, 0)
+        self._engine.action(action, True, player)
 
     def step(self) -> None:
         """Go on by one step, which is ten of the physics."""
@@ -67,7 +72,7 @@ class EnvPoolEngine:
             left=[player["position"] for player in info["left_team"]],
             right=[player["position"] for player in info["right_team"]],
             ball=info["ball_position"][:2],
-            active=controlled[0] if controlled else -1,
+            active=controlled[:1] or [-1],
             owner_team=info["ball_owned_team"],
             owner=info["ball_owned_player"],
             goals=(info["left_goals"], info["right_goals"]),

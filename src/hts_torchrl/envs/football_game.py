@@ -34,8 +34,8 @@ class Pitch:
     right: Sequence[Point]
     """Where their players are."""
     ball: Point
-    active: int
-    """The player that the agent controls, an index of ``left``."""
+    active: Sequence[int]
+    """The players that are controlled, indices of ``left``; -1 is none."""
     owner_team: int
     """Who has the ball: 0 we, 1 they, -1 nobody."""
     owner: int
@@ -49,10 +49,9 @@ class Pitch:
     clock: int
     """Steps since the episode began."""
 
-    @property
-    def active_has_ball(self) -> bool:
-        """Whether the controlled player has the ball."""
-        return self.owner_team == _US and self.owner == self.active
+    def has_ball(self, player: int) -> bool:
+        """Whether a controlled player, of ``active`` the given one, has the ball."""
+        return self.owner_team == _US and self.owner == self.active[player]
 
 
 class Engine(Protocol):
@@ -61,12 +60,26 @@ class Engine(Protocol):
     max_steps: int
     """Steps after which the clock ends an episode."""
 
+    def __init__(self, scenario: str, num_players: int = 1) -> None:
+        """Take an engine for a scenario, of which so many players are controlled."""
+        ...
+
+    @staticmethod
+    def scenarios() -> list[str]:
+        """Return the names of all scenarios."""
+        ...
+
+    @staticmethod
+    def most_players(scenario: str) -> int:
+        """Return how many players of our team can be controlled."""
+        ...
+
     def reset(self, *, episode: int, seed: int) -> None:
         """Set the scenario up; where both teams may kick off, they do by turns of ``episode``."""
         ...
 
-    def act(self, action: int) -> None:
-        """Press a button, one of ``ENGINE_ACTIONS``."""
+    def act(self, action: int, player: int) -> None:
+        """Press a button of a controlled player, one of ``ENGINE_ACTIONS``."""
         ...
 
     def step(self) -> None:
@@ -113,10 +126,11 @@ class Game:
             self._engine.step()
             self.pitch = self._engine.pitch()
 
-    def step(self, action: int) -> float:
-        """Play one of the 19 actions; return by how many goals our lead has grown."""
-        forced = self._forced_action()
-        self._engine.act(ENGINE_ACTIONS[action] if forced is None else forced)
+    def step(self, *actions: int) -> float:
+        """Play one of the 19 actions with each player; return by how much our lead has grown."""
+        for player, action in enumerate(actions):
+            forced = self._forced_action(player)
+            self._engine.act(ENGINE_ACTIONS[action] if forced is None else forced, player)
         self._engine.step()
         self._look()
         pitch = self.pitch
@@ -129,13 +143,13 @@ class Game:
         lead_before, self._lead = self._lead, pitch.goals[0] - pitch.goals[1]
         return float(self._lead - lead_before)
 
-    def _forced_action(self) -> int | None:
+    def _forced_action(self, player: int) -> int | None:
         """Return what resumes a game that was held up for 20 steps, at a kick-off or the like."""
         if self._held_up < 20:
             return None
         if self._held_up == 20:
             return _SHORT_PASS
-        if not self.pitch.active_has_ball:
+        if not self.pitch.has_ball(player):
             return _IDLE
         return _RIGHT if self._held_up < 30 else _LEFT
 
@@ -156,12 +170,16 @@ class Checkpoints:
 
     There are ten circles around their goal, the widest of radius 0.99 and the narrowest of 0.19.
     Each is worth 0.1, once an episode, when the controlled player has the ball within it; our first
-    goal brings those that are left.
+    goal brings those that are left. Each controlled player collects its own.
+
+    Args:
+        player: which of ``Pitch.active`` it is.
     """
 
     _COUNT, _REWARD = 10, 0.1
 
-    def __init__(self) -> None:
+    def __init__(self, player: int = 0) -> None:
+        self._player = player
         self._collected = 0
 
     def reset(self) -> None:
@@ -169,11 +187,14 @@ class Checkpoints:
         self._collected = 0
 
     def reward(self, score: float, pitch: Pitch) -> float:
-        """Return the score of a step and what it is worth beside, in gfootball's own arithmetic."""
+        """Return the score of a step and what it is worth beside.
+
+        The sum is in double precision; gfootball's, in single, differs by less than 1e-6.
+        """
         if score == 1:
             left, self._collected = self._COUNT - self._collected, self._COUNT
             return score + self._REWARD * left
-        if not pitch.active_has_ball:
+        if not pitch.has_ball(self._player):
             return score
         distance = ((pitch.ball[0] - 1) ** 2 + pitch.ball[1] ** 2) ** 0.5
         while distance <= self._next_radius():
@@ -187,15 +208,17 @@ class Checkpoints:
         return 0.99 - 0.8 / (self._COUNT - 1) * self._collected
 
 
-def draw_minimap(pitch: Pitch, planes: Array) -> None:
+def draw_minimap(pitch: Pitch, planes: Array, player: int = 0) -> None:
     """Draw gfootball's minimap ("extracted"), each object one pixel of 255.
 
     Args:
         pitch: what is on it.
         planes: to be filled, uint8 ``[4, 72, 96]``: our team, theirs, the ball, the active player.
+        player: which of the controlled players is shown as the active one.
     """
     planes[...] = 0
-    active = pitch.left[pitch.active : pitch.active + 1] if pitch.active >= 0 else []
+    index = pitch.active[player]
+    active = [pitch.left[index]] if index >= 0 else []
     for plane, points in zip(planes, (pitch.left, pitch.right, [pitch.ball], active), strict=True):
         x, y = np.array(points, np.float64).reshape(-1, 2).T
         column = ((x + 1) / 2 * WIDTH).astype(np.int64).clip(0, WIDTH - 1)

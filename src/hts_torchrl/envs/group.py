@@ -90,10 +90,10 @@ class SeededGroup(EnvGroup, Protocol):
 class EnvFactory(ABC):
     """A picklable maker of groups: what ``create_env_fn`` may be instead of a plain function."""
 
-    # Not a ClassVar: jsonargparse looks for that name where a subclass is, and if it is not there
-    # it accepts anything for all settings of the subclass.
-    preload: tuple[str, ...] = ()
-    """Modules that are slow to import and that every executor needs."""
+    @property
+    def preload(self) -> tuple[str, ...]:
+        """Modules that are slow to import and that every executor needs."""
+        return ()
 
     @abstractmethod
     def group(self, indices: Sequence[int], *, render: bool = False) -> EnvGroup:

@@ -18,7 +18,7 @@ from torchrl.modules import (
     ValueOperator,
 )
 
-from hts_torchrl.config import EnvSpec, Key
+from hts_torchrl.config import ActionSpec, ArraySpec, EnvSpec, Key
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.models.distributions import action_head, parameter_keys
 from hts_torchrl.models.impala import ImpalaResNet, SeedResNet
@@ -58,6 +58,25 @@ class NarrowLinear(nn.Linear):
         return outputs[..., : self.out_features].float()
 
 
+class PlayersLogits(NarrowLinear):
+    """One layer for all k players: ``[B, k, in_features]`` to logits ``[B, k * out_features]``."""
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Return float32, the players' logits side by side."""
+        return super().forward(features).flatten(-2)
+
+
+class PlayersValue(NarrowLinear):
+    """The value of a team of k players, ``[B, k, in_features]`` to ``[B, out_features]``.
+
+    It is the mean of the players' values, as the team's reward is the mean of their rewards.
+    """
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Return float32 ``[B, out_features]``."""
+        return super().forward(features).mean(-2)
+
+
 class GaussianHead(nn.Module):
     """Mean from the features; one learned standard deviation a dimension, 1 at the start."""
 
@@ -85,6 +104,8 @@ class ActorCritic(ActorValueOperator):
         critic_trunk: a trunk for the value alone; None shares ``trunk``.
         observation: key of the observation that the trunk reads.
         squash: whether continuous actions pass through tanh into their bounds.
+        several_players: whether the trunk gives features ``[B, k, width]`` of k players, who choose
+            by the same policy; the value is then the mean of theirs.
     """
 
     def __init__(
@@ -95,16 +116,19 @@ class ActorCritic(ActorValueOperator):
         critic_trunk: nn.Module | None = None,
         observation: Key = "observation",
         squash: bool = False,
+        several_players: bool = False,
     ) -> None:
         width = int(trunk.out_features)  # type: ignore[arg-type]
         action, parameters = spec.action, parameter_keys(spec.action)
-        if action.kind == "continuous":
-            actor: nn.Module = GaussianHead(width, math.prod(action.array.shape))
+        if several_players:
+            actor: nn.Module = PlayersLogits(width, action.sizes[0], 0.01)
+        elif action.kind == "continuous":
+            actor = GaussianHead(width, math.prod(action.array.shape))
         else:
             actor = NarrowLinear(width, sum(action.sizes), 0.01)
         head = action_head(action, squash=squash)
         policy = TensorDictModule(actor, in_keys=["hidden"], out_keys=parameters)
-        critic: nn.Module = NarrowLinear(width, 1, 1.0)
+        critic: nn.Module = (PlayersValue if several_players else NarrowLinear)(width, 1, 1.0)
         if critic_trunk is not None:
             critic = nn.Sequential(critic_trunk, critic)
         critic_input: Key = observation if critic_trunk is not None else "hidden"
@@ -147,6 +171,10 @@ BUILT_IN_TRUNKS: dict[str, Callable[[tuple[int, ...]], nn.Module]] = {
 def make_actor_critic(network: str, spec: EnvSpec, *, squash: bool = False) -> ActorCritic:
     """Build an actor-critic by the name of its trunk.
 
+    Where k players each see pictures of their own (observations ``[k, C, H, W]``, k choices of the
+    same size) there is one network for all of them, which takes k for a dimension of the batch: the
+    action's log-probability is the sum of theirs, and the value the mean of theirs.
+
     Args:
         network: ``nature`` (which is the paper's for football too), ``nips``, ``impala``, ``seed``,
             ``mlp``, or ``module.Class`` of a trunk of yours, called with the observation's shape.
@@ -163,11 +191,13 @@ def make_actor_critic(network: str, spec: EnvSpec, *, squash: bool = False) -> A
         )
     ((key, array),) = spec.observations.items()
     make_trunk = _trunk(network)
+    several = _has_players(array, spec.action)
+    shape = array.shape[1:] if several else array.shape
     try:
-        trunk = make_trunk(array.shape)
+        trunk = make_trunk(shape)
         # Two small trunks, as in Stable-Baselines3: the errors of a value in the hundreds would
         # drown the policy's gradient in a common one.
-        critic_trunk = make_trunk(array.shape) if make_trunk is MLP else None
+        critic_trunk = make_trunk(shape) if make_trunk is MLP else None
         with torch.no_grad():
             trunk(torch.zeros(1, *array.shape))
     except (RuntimeError, IndexError, ValueError, TypeError) as error:
@@ -176,7 +206,20 @@ def make_actor_critic(network: str, spec: EnvSpec, *, squash: bool = False) -> A
         ) from error
     if not hasattr(trunk, "out_features"):
         raise ConfigurationError(f"the network {network!r} has no out_features, its trunk's width")
-    return ActorCritic(trunk, spec, critic_trunk=critic_trunk, observation=key, squash=squash)
+    return ActorCritic(
+        trunk,
+        spec,
+        critic_trunk=critic_trunk,
+        observation=key,
+        squash=squash,
+        several_players=several,
+    )
+
+
+def _has_players(observation: ArraySpec, action: ActionSpec) -> bool:
+    """Whether k players each see pictures of their own, and have a choice of the same size."""
+    pictures = len(observation.shape) == 4 and observation.shape[0] == len(action.sizes)
+    return pictures and action.kind == "multi_discrete" and len(set(action.sizes)) == 1
 
 
 def _trunk(network: str) -> Callable[[tuple[int, ...]], nn.Module]:

@@ -1,6 +1,7 @@
 import itertools
 import pickle
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from hts_torchrl.envs.football_engine import EnvPoolEngine
 from hts_torchrl.envs.football_game import ENGINE_ACTIONS
 from hts_torchrl.envs.group import SeededGroup
 from hts_torchrl.errors import ConfigurationError
+from tests.unit.envs.test_football_game import START, Playback
 
 CLOSE = FootballEnvs("empty_goal_close")
 STEPS = 120  # several episodes
@@ -49,8 +51,8 @@ def short(monkeypatch):
     """Games of 8 steps: the engine's clock shows 0 after the first."""
     make = EnvPoolEngine.__init__
 
-    def init(self, scenario):
-        make(self, scenario)
+    def init(self, scenario, num_players):
+        make(self, scenario, num_players)
         self.max_steps = 7
 
     monkeypatch.setattr(EnvPoolEngine, "__init__", init)
@@ -235,6 +237,34 @@ class TestSettings:
         with pytest.raises(ConfigurationError, match="frame_stack=0; 1 or more"):
             FootballEnvs("corner", frame_stack=0)
 
+    def test_another_engine_is_refused(self):
+        with pytest.raises(ConfigurationError, match="'unity'; envpool or gfootball is needed"):
+            FootballEnvs("corner", engine="unity")
+
+    def test_a_team_of_nobody_is_refused(self):
+        with pytest.raises(ConfigurationError, match="num_players=0; 1 or more"):
+            FootballEnvs("corner", num_players=0)
+
+    def test_envpool_controls_one_player(self):
+        with pytest.raises(ConfigurationError, match="engine='envpool' controls at most 1 in acad"):
+            FootballEnvs("corner", num_players=2).group([0])
+
+    def test_without_gfootball_the_script_that_installs_it_is_named(self, monkeypatch):
+        monkeypatch.delitem(sys.modules, "hts_torchrl.envs.football_gfootball", raising=False)
+        monkeypatch.delattr("hts_torchrl.envs.football_gfootball", raising=False)
+        monkeypatch.setitem(sys.modules, "gfootball_engine", None)
+        with pytest.raises(
+            ConfigurationError, match=r"needs gfootball .*: bash scripts/install_gf"
+        ):
+            FootballEnvs("corner", engine="gfootball").group([0])
+
+    @pytest.mark.parametrize(
+        ("engine", "module"),
+        [("envpool", "football_engine"), ("gfootball", "football_gfootball")],
+    )
+    def test_a_fork_server_imports_the_engine(self, engine, module):
+        assert FootballEnvs("corner", engine=engine).preload == (f"hts_torchrl.envs.{module}",)
+
     @pytest.mark.parametrize("missing", ["envpool", "envpool.gfootball.gfootball_envpool"])
     def test_without_envpool_the_extra_to_install_is_named(self, monkeypatch, missing):
         monkeypatch.delitem(sys.modules, "hts_torchrl.envs.football_engine", raising=False)
@@ -245,6 +275,59 @@ class TestSettings:
 
     def test_a_factory_travels_to_other_processes(self):
         assert pickle.loads(pickle.dumps(CLOSE)) == CLOSE
+
+
+class TestSeveralPlayers:
+    """On an engine that plays back; test_football_gfootball.py has them on the true one."""
+
+    @pytest.fixture
+    def group(self, monkeypatch):
+        class Team(Playback):
+            scenarios = EnvPoolEngine.scenarios
+
+            def __init__(self, scenario, num_players):  # noqa: ARG002
+                players = list(range(num_players))
+                super().__init__()
+                self.pitches = [replace(START, ball=(0.9, 0.0), active=players)] * 3
+
+            @staticmethod
+            def most_players(scenario):  # noqa: ARG004
+                return 2
+
+            def close(self):
+                pass
+
+        monkeypatch.setattr("hts_torchrl.envs.football._engine", lambda _: Team)
+        return FootballEnvs("5_vs_5", num_players=2).group([0, 1])
+
+    def test_each_sees_itself_as_the_active_player(self, group):
+        assert group.spec.observations["observation"].shape == (2, 16, 72, 96)
+        first = group.reset([0, 1])["observation"]
+        assert first.shape == (2, 2, 16, 72, 96)
+        then = group.step(np.zeros((2, 2), np.int64)).observation["observation"]
+        for seen in (first, then):
+            places = [np.argwhere(plane)[0].tolist() for plane in seen[0, :, -1]]
+            assert places == [[36, 0], [36, 84]]
+        assert np.array_equal(first[:, 0, :3], first[:, 1, :3])
+
+    def test_each_acts(self, group):
+        assert (group.spec.action.kind, group.spec.action.sizes) == ("multi_discrete", (19, 19))
+        group.reset([0, 1])
+        group.step(np.array([[5, 12], [3, 0]]))
+        pressed = [game._engine.pressed for game in group._games]
+        assert pressed == [[5, (12, 1)], [3, (0, 1)]]
+
+    def test_the_reward_is_the_mean_over_the_players(self, group):
+        """One of two has the ball, within all ten circles."""
+        group.reset([0, 1])
+        transition = group.step(np.zeros((2, 2), np.int64))
+        assert transition.reward == pytest.approx([0.5, 0.5])
+        assert transition.score.tolist() == [0.0, 0.0]
+
+    def test_the_picture_shows_all_of_them(self, group):
+        group.reset([0, 1])
+        picture = group.render()[::8, ::8]
+        assert (picture == (255, 230, 60)).all(-1).sum() == 2
 
 
 class TestPictures:

@@ -7,7 +7,7 @@ import envpool
 import numpy as np
 import pytest
 
-from hts_torchrl.envs.football_engine import EnvPoolEngine, scenarios
+from hts_torchrl.envs.football_engine import EnvPoolEngine
 from hts_torchrl.envs.football_game import Game, Pitch, draw_minimap
 
 STEPS = 150
@@ -23,7 +23,7 @@ def begin(game: Game, info: dict) -> None:
     game.reset(episode=int(info["episode_number"][0]), seed=int(info["engine_seed"][0]))
 
 
-@pytest.mark.parametrize("scenario", scenarios())
+@pytest.mark.parametrize("scenario", EnvPoolEngine.scenarios())
 def test_a_game_is_that_of_envpools_own_environment(scenario):
     theirs = envpool.make_gymnasium(f"gfootball/{scenario}-v1", num_envs=1, seed=3)
     game = Game(EnvPoolEngine(scenario), scenario)

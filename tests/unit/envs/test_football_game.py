@@ -11,7 +11,7 @@ START = Pitch(
     left=[(-1.0, 0.0), (0.75, 0.0)],
     right=[(1.0, 0.0)],
     ball=(0.5, 0.0),
-    active=1,
+    active=[1],
     owner_team=0,
     owner=1,
     goals=(0, 0),
@@ -36,8 +36,8 @@ class Playback:
         self.place = 0
         self.resets.append((episode, seed))
 
-    def act(self, action):
-        self.pressed.append(action)
+    def act(self, action, player):
+        self.pressed.append(action if player == 0 else (action, player))
 
     def step(self):
         self.place += 1
@@ -131,6 +131,14 @@ class TestSteps:
             game.step(2)
         assert engine.pressed == [2] * 20 + [11] + [0] * 4
 
+    def test_each_player_has_an_action_of_its_own_and_who_has_the_ball_resumes_the_game(self):
+        engine = Playback(*[replace(OUT, active=[0, 1])] * 25)
+        game = Game(engine, "5_vs_5")
+        game.reset(episode=1, seed=0)
+        for _ in range(22):
+            game.step(2, 3)
+        assert engine.pressed == [2, (3, 1)] * 20 + [11, (11, 1)] + [0, (5, 1)]
+
     def test_number_and_seed_of_an_episode_are_given_to_the_engine(self):
         engine = Playback()
         game = Game(engine, "5_vs_5")
@@ -172,6 +180,11 @@ class TestCheckpoints:
     def test_only_the_controlled_player_collects_them(self, change):
         assert self.rewards(self.at(0.9, **change)) == [0.0]
 
+    def test_each_player_collects_its_own(self):
+        pitch = replace(self.at(0.9), active=[0, 1])
+        assert Checkpoints(0).reward(0.0, pitch) == 0.0
+        assert Checkpoints(1).reward(0.0, pitch) > 0.0
+
     def test_a_goal_brings_those_that_are_left_and_no_more_come(self):
         checkpoints = Checkpoints()
         first = checkpoints.reward(0.0, self.at(0.02))
@@ -209,6 +222,11 @@ class TestMinimap:
         assert ours == [(0, 0), (71, 95)]
         assert ball == [(71, 48)]
 
-    @pytest.mark.parametrize("pitch", [replace(START, active=-1), replace(START, right=[])])
+    def test_each_player_is_the_active_one_on_its_own(self):
+        planes = np.empty((4, 72, 96), np.uint8)
+        draw_minimap(replace(START, active=[1, 0]), planes, 1)
+        assert np.argwhere(planes[3]).tolist() == [[36, 0]]
+
+    @pytest.mark.parametrize("pitch", [replace(START, active=[-1]), replace(START, right=[])])
     def test_planes_may_be_empty(self, pitch):
         assert [] in self.drawn(pitch)

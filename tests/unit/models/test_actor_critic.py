@@ -4,7 +4,7 @@ import torch
 from tensordict import TensorDict
 from torch import nn
 
-from hts_torchrl.config import ArraySpec, EnvSpec
+from hts_torchrl.config import ActionSpec, ArraySpec, EnvSpec
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.models import MLP, ActorCritic, make_actor_critic
 from hts_torchrl.models.actor_critic import NarrowLinear
@@ -123,6 +123,47 @@ class TestActorCritic:
         copy.load_state_dict(source.state_dict())
         observations = rows()
         assert torch.equal(source.heads(observations)[1], copy.heads(observations)[1])
+
+
+class TestPlayers:
+    """k players with pictures of their own and the same policy."""
+
+    PICTURES = (4, 36, 36)
+    ACTION = ActionSpec("multi_discrete", ArraySpec((3,), np.dtype(np.int64)), (5, 5, 5))
+    TEAM = EnvSpec({"observation": ArraySpec((3, *PICTURES), np.dtype(np.uint8))}, ACTION)
+    ALONE = EnvSpec(
+        {"observation": ArraySpec(PICTURES, np.dtype(np.uint8))},
+        ActionSpec("discrete", ArraySpec((), np.dtype(np.int64)), (5,)),
+    )
+
+    @staticmethod
+    def seen(*shape: int) -> torch.Tensor:
+        return torch.randint(256, shape, dtype=torch.uint8)
+
+    @pytest.mark.parametrize("network", ["nature", "nips", "impala", "mlp"])
+    def test_each_player_is_answered_as_if_it_were_alone(self, network):
+        team, alone = (make_actor_critic(network, each) for each in (self.TEAM, self.ALONE))
+        alone.load_state_dict(team.state_dict())
+        seen = self.seen(2, 3, *self.PICTURES)
+        parameters, value = team.heads({"observation": seen})
+        one_by_one, values = alone.heads({"observation": seen.flatten(0, 1)})
+        assert torch.allclose(parameters["logits"].view(6, 5), one_by_one["logits"], atol=1e-5)
+        assert torch.allclose(value, values.view(2, 3).mean(1, keepdim=True), atol=1e-5)
+
+    def test_the_players_choices_are_one_action(self):
+        team = make_actor_critic("nips", self.TEAM)
+        parameters, _ = team.heads({"observation": self.seen(2, 3, *self.PICTURES)})
+        distribution = team.distribution(parameters)
+        action = distribution.sample()
+        assert action.shape == (2, 3)
+        each = parameters["logits"].view(2, 3, 5).log_softmax(-1)
+        expected = each.gather(-1, action[..., None]).sum((1, 2))
+        assert torch.allclose(distribution.log_prob(action), expected)
+
+    def test_choices_of_other_sizes_are_no_players(self):
+        action = ActionSpec("multi_discrete", self.ACTION.array, (5, 4, 5))
+        with pytest.raises(ConfigurationError, match=r"'nature' cannot read .* \(3, 4, 36, 36\)"):
+            make_actor_critic("nature", EnvSpec(self.TEAM.observations, action))
 
 
 class TestMakeActorCritic:
