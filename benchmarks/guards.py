@@ -17,8 +17,6 @@ from __future__ import annotations
 import argparse
 import json
 import select
-import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -29,8 +27,9 @@ import numpy as np
 from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
+from measurement import in_fresh_process, machine, spread
 from stopwatch import Stopwatch, keep_freed_memory
-from throughput import Watch, machine
+from throughput import Watch
 
 import hts_torchrl.learner.base
 import hts_torchrl.workers.recruiter
@@ -44,7 +43,6 @@ from hts_torchrl import (
     HTSDataModule,
 )
 from hts_torchrl.buffers import doorbell, ready_queue
-from hts_torchrl.buffers.arena import Array
 from hts_torchrl.envs.group import EnvGroup
 from hts_torchrl.envs.observed import DeclaredSpace
 from hts_torchrl.workers.actor import make_actor
@@ -145,27 +143,15 @@ def steps_per_s(run: Run) -> float:
     return watch.steps_per_s
 
 
-def measure(run: Run) -> float:
-    """Measure in a fresh process: patches stay."""
-    command = ["timeout", "300", sys.executable, __file__, "--child", json.dumps(asdict(run))]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    if result.returncode:
-        sys.exit(result.stderr[-3000:])
-    return float(result.stdout.splitlines()[-1])
-
-
-def spread(values: Sequence[float] | Array, digits: int) -> str:
-    return f"{np.median(values):.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})"
-
-
 def compare(guarded: Run, repeats: int) -> None:
     pair = (guarded, replace(guarded, guarded=False))
     speeds: dict[Run, list[float]] = {run: [] for run in pair}
     for turn in range(repeats):
         for run in pair if turn % 2 else pair[::-1]:
-            speeds[run].append(measure(run))
+            # Patches stay: each in a process of its own.
+            speeds[run].append(in_fresh_process(__file__, asdict(run)))
     ratios = np.divide(*(speeds[run] for run in pair))
-    cells = [spread(speeds[run], 0) for run in pair] + [spread(ratios, 3)]
+    cells = [spread(speeds[run]) for run in pair] + [spread(ratios, ".3f")]
     print(f"| {guarded.task}, {guarded.steps} steps | " + " | ".join(cells) + " |", flush=True)
 
 

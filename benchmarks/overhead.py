@@ -35,9 +35,8 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.loggers import CSVLogger
+from measurement import cpu_s, in_fresh_process, machine, spread
 from stopwatch import keep_freed_memory
-from throughput import machine
-from work import cpu_s
 
 from hts_torchrl import (
     A2C,
@@ -226,16 +225,6 @@ def rows_of(kind: str, seconds: float) -> dict[str, list[Any]]:
     return {name: [name, seconds] if kind == "meter" else [name] for name in ENVS}
 
 
-def measure(kind: str, arguments: list[Any]) -> dict[str, float]:
-    child = json.dumps([kind, arguments])
-    command = ["timeout", "300", sys.executable, __file__, "--child", child]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    if result.returncode:
-        sys.exit(result.stderr[-3000:])
-    figures: dict[str, float] = json.loads(result.stdout.splitlines()[-1])
-    return figures
-
-
 def table(kind: str, seconds: float, repeats: int) -> None:
     """Measure in turns and print medians, with the smallest and the largest."""
     rows = rows_of(kind, seconds)
@@ -243,7 +232,7 @@ def table(kind: str, seconds: float, repeats: int) -> None:
     for _ in range(repeats):
         first = None
         for name, arguments in rows.items():
-            figures = measure(kind, arguments)
+            figures = in_fresh_process(__file__, [kind, arguments])
             if kind == "executor":
                 first = first or figures["us a step"]
                 figures["of the first row"] = figures["us a step"] / first
@@ -252,8 +241,7 @@ def table(kind: str, seconds: float, repeats: int) -> None:
     print(f"\n| {kind} | " + " | ".join(columns) + " |\n|" + "---|" * (len(columns) + 1))
     for name, turns in measured.items():
         values = [[turn[column] for turn in turns] for column in columns]
-        cells = (f"{np.median(v):.4g} ({min(v):.4g} to {max(v):.4g})" for v in values)
-        print(f"| {name} | " + " | ".join(cells) + " |", flush=True)
+        print(f"| {name} | " + " | ".join(spread(v, ".4g") for v in values) + " |", flush=True)
 
 
 def main() -> None:

@@ -20,6 +20,8 @@ from __future__ import annotations
 
 import argparse
 import csv
+import multiprocessing
+import os
 import time
 from functools import partial
 from pathlib import Path
@@ -27,16 +29,22 @@ from pathlib import Path
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv
 from matplotlib.figure import Figure
+from measurement import cpu_s, machine
 from timed_cartpole import SHAPES, timed_cartpole
 
 from hts_torchrl import GymEnvs, HTSCollector, make_actor_critic
 from hts_torchrl.theory import claimed_round_s, expected_round_s
 
-COLUMNS = ("envs", "alpha", "measured", "min", "max", "expected", "claim 1", "limit", "barrier")
+COLUMNS = (
+    "envs", "alpha", "measured", "min", "max", "cores", "expected", "claim 1", "limit", "barrier",
+)  # fmt: skip
 
 
-def measure_collector(make_env, num_envs: int, alpha: int, seconds: float) -> float:
-    """Return steps a second over whole rounds, at least ``seconds`` of them, after two."""
+def measure_collector(make_env, num_envs: int, alpha: int, seconds: float) -> tuple[float, float]:
+    """Return steps a second and cores at work, over whole rounds.
+
+    They last ``seconds`` or longer, and there are at least three of them, after two others.
+    """
     spec = GymEnvs("CartPole-v1").group([0]).spec
     frames = num_envs * alpha
     collector = HTSCollector(
@@ -45,13 +53,20 @@ def measure_collector(make_env, num_envs: int, alpha: int, seconds: float) -> fl
     batches, rounds = iter(collector), 0
     for _ in range(2):
         next(batches)
-    began_s = time.perf_counter()
+    used_s, began_s = all_cpu_s(), time.perf_counter()
     while time.perf_counter() - began_s < seconds or rounds < 3:
         next(batches)
         rounds += 1
-    speed = rounds * frames / (time.perf_counter() - began_s)
+    took_s = time.perf_counter() - began_s
+    cores = (all_cpu_s() - used_s) / took_s
     collector.shutdown()
-    return speed
+    return rounds * frames / took_s, cores
+
+
+def all_cpu_s() -> float:
+    """Return the CPU time of this process and its workers."""
+    pids = [process.pid for process in multiprocessing.active_children()]
+    return sum(map(cpu_s, [os.getpid(), *pids]))
 
 
 def measure_barrier(make_env, num_envs: int, seconds: float) -> float:
@@ -106,28 +121,30 @@ def main() -> None:
     if args.quick:
         args.repeats, args.seconds, args.alphas = 1, 1.0, [1, 16, 128]
     mean_s, rows = args.mean_ms / 1000, []
+    print(machine())
     print(f"{args.case}, mean {args.mean_ms:g} ms; steps a second")
     print(" ".join(f"{name:>9}" for name in COLUMNS), "measured/expected measured/barrier")
     for num_envs in args.num_envs:
-        measured: dict[int, list[float]] = {alpha: [] for alpha in args.alphas}
+        measured: dict[int, list[tuple[float, float]]] = {alpha: [] for alpha in args.alphas}
         barrier = []
         for seed in range(args.repeats):
             make_env = partial(timed_cartpole, case=args.case, mean_s=mean_s, seed=seed)
             barrier.append(measure_barrier(make_env, num_envs, args.seconds))
-            for alpha, speeds in measured.items():
-                speeds.append(measure_collector(make_env, num_envs, alpha, args.seconds))
-        for alpha, speeds in measured.items():
+            for alpha, turns in measured.items():
+                turns.append(measure_collector(make_env, num_envs, alpha, args.seconds))
+        for alpha, turns in measured.items():
+            speeds, cores = zip(*turns, strict=True)
             limit = num_envs / mean_s
             if args.case == "slow":
                 limit = (num_envs - 0.9) / mean_s
             values = (
-                num_envs, alpha, np.median(speeds), min(speeds), max(speeds),
+                num_envs, alpha, np.median(speeds), min(speeds), max(speeds), np.median(cores),
                 expectation(args.case, expected_round_s, num_envs, alpha, mean_s),
                 expectation(args.case, claimed_round_s, num_envs, alpha, mean_s),
                 limit, np.median(barrier),
             )  # fmt: skip
             rows.append(dict(zip(COLUMNS, map(float, values), strict=True)))
-            text = " ".join(f"{value:9.0f}" for value in values)
+            text = " ".join(f"{value:9.4g}" for value in values)
             ratios = [rows[-1]["measured"] / rows[-1][name] for name in ("expected", "barrier")]
             print(text, " ".join(f"{ratio:16.2f}" for ratio in ratios), flush=True)
     args.output.mkdir(parents=True, exist_ok=True)

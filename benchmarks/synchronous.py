@@ -21,9 +21,6 @@ from __future__ import annotations
 import argparse
 import csv
 import json
-import os
-import subprocess
-import sys
 from dataclasses import asdict, dataclass, fields
 from itertools import product
 from pathlib import Path
@@ -31,12 +28,13 @@ from typing import Any
 
 import numpy as np
 import yaml
-from lightning.pytorch import Callback, Trainer
+from lightning.pytorch import Trainer
+from measurement import CORES, in_fresh_process, machine, spread
 from stopwatch import Stopwatch, keep_freed_memory
+from throughput import Watch
 
 from hts_torchrl import PPO, FootballEnvs, HTSDataModule
 
-CORES = len(os.sched_getaffinity(0))
 CONFIG = Path(__file__).resolve().parents[1] / "configs" / "football" / "ppo.yaml"
 MODES: dict[str, dict[str, Any]] = {
     "HTS-RL": {},
@@ -54,15 +52,6 @@ class Run:
     steps_per_round: int
     precision: str
     seconds: float
-
-
-class Watch(Callback):
-    def __init__(self, watch: Stopwatch) -> None:
-        self.watch = watch
-
-    def on_train_batch_end(self, trainer: Trainer, _: object, __: object, part, ___: int) -> None:
-        if part.is_last:
-            trainer.should_stop = self.watch.round_ended()
 
 
 def train(run: Run) -> float:
@@ -88,11 +77,7 @@ def train(run: Run) -> float:
 
 def measure(run: Run) -> float:
     """Return steps a second, measured in a fresh process."""
-    command = [sys.executable, __file__, "--child", json.dumps(asdict(run))]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
-    if result.returncode:
-        sys.exit(f"{run} failed\n{result.stderr[-3000:]}")
-    speed = float(result.stdout.splitlines()[-1])
+    speed: float = in_fresh_process(__file__, asdict(run), seconds=900)
     setting = f"{run.num_envs} environments, {run.threads} threads"
     print(f"{speed:8.0f}  {run.mode}, {setting}", flush=True)
     return speed
@@ -109,13 +94,10 @@ def report(speeds: dict[Run, list[float]], num_envs: int) -> str:
     }
     for mode, best in faster.items():
         cells = ", ".join(
-            f"{run.threads}: {np.median(v):.0f} ({v.min():.0f} to {v.max():.0f})"
-            for run, v in mine.items()
-            if run.mode == mode
+            f"{run.threads}: {spread(v)}" for run, v in mine.items() if run.mode == mode
         )
         ratio = faster["HTS-RL"] / best if "HTS-RL" in faster else np.array([np.nan])
-        spread = f"{np.median(ratio):.2f} ({ratio.min():.2f} to {ratio.max():.2f})"
-        lines.append(f"| {mode} | {cells} | {spread} |")
+        lines.append(f"| {mode} | {cells} | {spread(ratio, '.2f')} |")
     return "\n".join(lines)
 
 
@@ -138,6 +120,8 @@ def main() -> None:
         return
     if args.quick:
         args.repeats, args.seconds, args.steps_per_round = 1, 3.0, 16
+    about = machine()
+    print(about)
     threads = list(dict.fromkeys([1, CORES]))
     task = (args.scenario, args.steps_per_round, args.precision, args.seconds)
     runs = [
@@ -147,10 +131,11 @@ def main() -> None:
     speeds: dict[Run, list[float]] = {run: [] for run in runs}
     for _, run in product(range(args.repeats), runs):
         speeds[run].append(measure(run))
-    text = "\n\n".join(report(speeds, num_envs) for num_envs in args.num_envs) + "\n"
+    tables = [report(speeds, num_envs) for num_envs in args.num_envs]
+    text = "\n\n".join(tables) + "\n"
     print("\n" + text)
     args.output.mkdir(parents=True, exist_ok=True)
-    (args.output / "synchronous.md").write_text(text)
+    (args.output / "synchronous.md").write_text(f"{about}\n{text}")
     with (args.output / "synchronous.csv").open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow([*(field.name for field in fields(Run)), "steps_per_s"])

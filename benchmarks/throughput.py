@@ -34,8 +34,6 @@ import argparse
 import csv
 import json
 import multiprocessing
-import os
-import re
 import subprocess
 import sys
 from dataclasses import asdict, dataclass, fields, replace
@@ -52,6 +50,7 @@ from ale_py.vector_env import AtariVectorEnv
 from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation, TransformReward
 from lightning.pytorch import Callback, Trainer
 from matplotlib.figure import Figure
+from measurement import CORES, machine, spread
 from stopwatch import Stopwatch, keep_freed_memory
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
@@ -65,7 +64,6 @@ from hts_torchrl import A2C, PPO, ActorCritic, AtariEnvs, HTSCollector, HTSDataM
 from hts_torchrl.envs.atari import AtariGroup
 from hts_torchrl.models import NatureCNN
 
-CORES = len(os.sched_getaffinity(0))
 NAMES = {
     "trainer": "hts_torchrl, Trainer",
     "loop": "hts_torchrl, TorchRL loop",
@@ -110,6 +108,7 @@ class Run:
     workers: int = 1
     actors: int = 1
     main_threads: int = 1
+    inference_batch: int = 8
     worker_threads: int = 1
     emulator_threads: int = 1
     channels_last: bool = True
@@ -144,7 +143,9 @@ def candidates(system: str, task: Run) -> list[Run]:
     native = learner | {"emulator_threads": threads}
     layouts = {"channels_last": [True, False]}
     actors = [1] if CORES <= 2 else [1, 2]
+    batches = list(dict.fromkeys([min(8, task.num_envs), task.num_envs]))
     executors = {"workers": workers, "actors": actors, "main_threads": [1, 2]}
+    executors |= {"inference_batch": batches}
     vectorisations = {"envs": ["subproc", "dummy"]}
     several = [count for count in workers if count < task.num_envs]
     samplers = [
@@ -176,7 +177,10 @@ def candidates(system: str, task: Run) -> list[Run]:
 
 
 class NativeAtariEnv(EnvBase):
-    """The environments of all rows as one of TorchRL's; seeds are drawn, as only speed counts."""
+    """The environments of all rows as one of TorchRL's; seeds are drawn, as only speed counts.
+
+    Leaner than the package's ``GroupEnv``: nothing is copied, and no scores are told.
+    """
 
     def __init__(self, game: str, num_envs: int = 1, num_threads: int = 1) -> None:
         super().__init__(batch_size=[num_envs] if num_envs > 1 else [])
@@ -241,7 +245,7 @@ def train(run: Run, *callbacks: Callback) -> None:
     data = HTSDataModule(
         AtariEnvs(run.game), frames_per_batch=run.frames, total_frames=run.frames * 10**9,
         num_envs=run.num_envs, num_actors=run.actors,
-        envs_per_executor=run.num_envs // run.workers,
+        envs_per_executor=run.num_envs // run.workers, inference_batch_size=run.inference_batch,
     )  # fmt: skip
     trainer = Trainer(
         accelerator="cpu", devices=1, max_epochs=1, limit_val_batches=0, gradient_clip_val=0.5,
@@ -307,7 +311,7 @@ def make_collector(run: Run, policy: nn.Module) -> BaseCollector:
     if run.system == "loop":
         return HTSCollector(
             AtariEnvs(run.game), policy, num_envs=run.num_envs, num_actors=run.actors,
-            envs_per_executor=share, **frames,
+            envs_per_executor=share, inference_batch_size=run.inference_batch, **frames,
         )  # fmt: skip
     if run.system == "async_batched":
         return make_async_batched(run, policy, partial(NativeAtariEnv, run.game))
@@ -425,18 +429,9 @@ def report(speeds: dict[Run, list[float]]) -> str:
 """
     for run, values in speeds.items():
         ratios = [a / b for a, b in zip(base, values, strict=True)]
-        spread = f"{np.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
         figures = " | ".join(f"{f(values):.0f}" for f in (np.median, min, max))
-        text += f"| {run.name} | {figures} | {spread} | {run.setting} |\n"
+        text += f"| {run.name} | {figures} | {spread(ratios, '.2f')} | {run.setting} |\n"
     return text
-
-
-def machine() -> str:
-    model = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
-    packages = ("torch", "torchrl", "tensordict", "ale-py", "gymnasium", "lightning", "numpy")
-    versions = ", ".join(f"{package} {version(package)}" for package in packages)
-    load = f"{CORES} cores, load {os.getloadavg()[0]:.1f} at the start"
-    return f"{model[1] if model else 'Unknown processor'}, {load}\n{versions}\n"
 
 
 def draw(speeds: dict[Run, list[float]], path: Path) -> None:

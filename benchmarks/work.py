@@ -18,19 +18,17 @@ import argparse
 import json
 import multiprocessing
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import product
-from pathlib import Path
 
 import numpy as np
 import torch
 from lightning.pytorch import Trainer
+from measurement import CORES, cpu_s, in_fresh_process, machine, spread
 from stopwatch import Stopwatch, keep_freed_memory
-from throughput import CORES, Run, Watch, machine, train
+from throughput import Run, Watch, train
 
 from hts_torchrl import AtariEnvs
 from hts_torchrl.inference import PolicyInference
@@ -38,12 +36,6 @@ from hts_torchrl.models import make_actor_critic
 from hts_torchrl.policy import evaluate
 
 ROLES = ("executor", "actor", "learner")
-
-
-def cpu_s(pid: int) -> float:
-    """Return the seconds of CPU that a process has used, of user and system, in all threads."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 class Account(Watch):
@@ -117,25 +109,15 @@ def alone(run: Run) -> dict[str, float]:
 KINDS = {"at work": at_work, "alone": alone}
 
 
-def measure(kind: str, run: Run, keep: bool) -> dict[str, float]:
-    """Measure in a fresh process: what an allocator was told cannot be taken back."""
-    child = json.dumps({"kind": kind, "run": run.__dict__, "keep": keep})
-    command = ["timeout", "300", sys.executable, __file__, "--child", child]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    if result.returncode:
-        sys.exit(result.stderr[-3000:])
-    figures: dict[str, float] = json.loads(result.stdout.splitlines()[-1])
-    return figures
-
-
 def table(head: str, rows: dict[str, tuple[str, Run, bool]], repeats: int) -> None:
     """Print the rows as they are measured: medians, with the smallest and the largest."""
     print(f"\n{head}\n|" + "---|" * (head.count("|") - 1))
-    for name, arguments in rows.items():
-        measured = [measure(*arguments) for _ in range(repeats)]
+    for name, (kind, run, keep) in rows.items():
+        child = {"kind": kind, "run": asdict(run), "keep": keep}
+        # What an allocator was told cannot be taken back.
+        measured = [in_fresh_process(__file__, child) for _ in range(repeats)]
         columns = ([figures[key] for figures in measured] for key in measured[0])
-        cells = (f"{np.median(c):.0f} ({min(c):.0f} to {max(c):.0f})" for c in columns)
-        print(f"| {name} | " + " | ".join(cells) + " |", flush=True)
+        print(f"| {name} | " + " | ".join(map(spread, columns)) + " |", flush=True)
 
 
 def main() -> None:

@@ -17,6 +17,7 @@ import random
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Callable
 
 import closing
@@ -52,6 +53,7 @@ def main() -> int:
     parser.add_argument("--only", default="", help="rows that have this in their names")
     arguments = parser.parse_args()
     logging.getLogger("lightning.pytorch").setLevel(logging.CRITICAL)
+    warnings.filterwarnings("ignore", module="lightning")
     logger = logging.getLogger("hts_torchrl")
     logger.propagate = False  # a trial that asks what is logged listens there
     logger.addHandler(logging.NullHandler())

@@ -84,10 +84,10 @@ class Command:
         while not self.trains and self.process.poll() is None:
             time.sleep(0.05)
 
-    def send(self, number: int) -> None:
-        """Send Ctrl-C as a terminal does, to the whole group; else to the process alone."""
+    def send(self, number: int, *, to_all: bool = False) -> None:
+        """Send a signal to the process alone, or, as a terminal does Ctrl-C, to its whole group."""
         with contextlib.suppress(ProcessLookupError):
-            (os.killpg if number == signal.SIGINT else os.kill)(self.process.pid, number)
+            (os.killpg if to_all else os.kill)(self.process.pid, number)
 
     def status(self) -> int | None:
         """Return the status that a shell would give once it has ended; None if it does not end."""

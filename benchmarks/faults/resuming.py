@@ -1,32 +1,101 @@
-"""Runs that are stopped and go on from what was saved."""
+"""Training that is stopped and goes on from its checkpoint."""
 
 from __future__ import annotations
 
 import random
 import tempfile
-from functools import partial
+from functools import cache, partial
+from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import torch
-from short_runs import ROUNDS, TASKS, learn, make, undisturbed, weights
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+from short_runs import digest
+
+from hts_torchrl import (
+    A2C,
+    AtariEnvs,
+    DurableCheckpointIO,
+    EnvFactory,
+    FootballEnvs,
+    GymEnvs,
+    HTSDataModule,
+)
+
+TASKS: dict[str, tuple[EnvFactory, str]] = {
+    "CartPole": (GymEnvs("CartPole-v1"), "mlp"),
+    "Pendulum": (GymEnvs("Pendulum-v1"), "mlp"),
+    "Pong": (AtariEnvs("pong"), "nips"),
+    "football": (FootballEnvs("3_vs_1_with_keeper"), "nips"),
+}
+CREWS: list[dict[str, int]] = [
+    {"num_actors": 0},
+    {"num_actors": 1, "envs_per_executor": 2},
+    {"num_actors": 2, "envs_per_executor": 1},
+]
+LATEST_STOP, AFTER_IT, FRAMES = 20, 50, 40
+
+
+class Bits(Callback):
+    """What was collected for each update and what came of it; ends training after the last."""
+
+    def __init__(self, updates: int) -> None:
+        self.of_updates: list[tuple[str, str]] = []
+        self._updates = updates
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: Any, _: object, batch: Any, *__: object
+    ) -> None:
+        learned = sha256()
+        for tensor in pl_module.policy.state_dict().values():
+            learned.update(tensor.numpy().tobytes())
+        for values in trainer.optimizers[0].state_dict()["state"].values():
+            for name, value in sorted(values.items()):
+                learned.update(name.encode() + torch.as_tensor(value).numpy().tobytes())
+        self.of_updates.append((digest(batch.round), learned.hexdigest()))
+        trainer.should_stop = pl_module.updates == self._updates
+
+
+def train(
+    task: str, updates: int, crew: dict[str, int], *callbacks: Callback, ckpt_path: Any = None
+) -> list[tuple[str, str]]:
+    """Train from the start, or from a checkpoint, until so many updates have been made."""
+    env, network = TASKS[task]
+    torch.manual_seed(1)
+    data = HTSDataModule(
+        env, num_envs=4, frames_per_batch=FRAMES, seed=3, **crew,
+        total_frames=FRAMES * (LATEST_STOP + AFTER_IT),
+    )  # fmt: skip
+    bits = Bits(updates)
+    trainer = Trainer(
+        accelerator="cpu", devices=1, max_epochs=1, limit_val_batches=0, gradient_clip_val=0.5,
+        callbacks=[bits, *callbacks], plugins=[DurableCheckpointIO()], logger=False,
+        enable_checkpointing=bool(callbacks), enable_progress_bar=False,
+        enable_model_summary=False,
+    )  # fmt: skip
+    trainer.fit(A2C(network=network, learning_rate_decay=True), data, ckpt_path=ckpt_path)
+    return bits.of_updates
+
+
+@cache
+def whole(task: str) -> list[tuple[str, str]]:
+    return train(task, LATEST_STOP + AFTER_IT, CREWS[0])
 
 
 def resumed(task: str, dice: random.Random) -> bool:
-    """Stop at a random rendezvous, and go on with another crew from what was saved."""
-    stop, delay = dice.randrange(1, ROUNDS), 1
-    crews = [{"num_actors": 0}, {}, {"num_actors": 2, "envs_per_executor": 1}]
-    first = make(task, delay=delay, **dice.choice(crews))
-    learn(task, first, stop=stop)
+    """Stop after 1 to 20 updates, and go on for 50 with another crew from the checkpoint."""
+    stop = dice.randint(1, LATEST_STOP)
     with tempfile.TemporaryDirectory() as folder:
-        torch.save(dict(first.state_dict()), Path(folder, "state"))
-        first.shutdown()
-        state = torch.load(Path(folder, "state"), weights_only=True)
-    second = make(task, delay=delay, **dice.choice(crews))
-    second.policy.load_state_dict(weights(task, stop))
-    second.load_state_dict(state)
-    rest = learn(task, second, updates=stop)
-    second.shutdown()
-    return rest == undisturbed(task)[stop:]
+        saving = ModelCheckpoint(folder, "stopped", every_n_train_steps=stop)
+        begin = train(task, stop, dice.choice(CREWS), saving)
+        path = Path(folder, "stopped.ckpt")
+        rest = train(task, stop + AFTER_IT, dice.choice(CREWS), ckpt_path=path)
+    return len(rest) == AFTER_IT and begin + rest == whole(task)[: stop + AFTER_IT]
 
 
-ROWS = {f"stop and resume, {task}: the same bits": (20, partial(resumed, task)) for task in TASKS}
+ROWS = {
+    f"stop and resume, {task}: the same bits 50 updates later": (20, partial(resumed, task))
+    for task in TASKS
+}

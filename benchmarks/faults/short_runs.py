@@ -10,13 +10,11 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 
-from hts_torchrl import AtariEnvs, FootballEnvs, GymEnvs, HTSCollector, make_actor_critic
+from hts_torchrl import GymEnvs, HTSCollector, make_actor_critic
 
 ROUNDS = 12
 TASKS: dict[str, tuple[Any, str]] = {
     "CartPole": (GymEnvs("CartPole-v1"), "mlp"),
-    "Pong": (AtariEnvs("pong"), "nips"),
-    "football": (FootballEnvs("3_vs_1_with_keeper"), "nips"),
 }
 
 
@@ -42,14 +40,12 @@ def weights(task: str, update: int) -> dict[str, torch.Tensor]:
     }
 
 
-def learn(task: str, collector: HTSCollector, updates: int = 0, stop: int = ROUNDS) -> list[str]:
+def learn(task: str, collector: HTSCollector) -> list[str]:
     """Go through the rounds and publish weights; returns a digest of each round."""
     digests = []
     for batch in collector:
         digests.append(digest(batch))
-        collector.update_policy_weights_(weights(task, updates + len(digests)))
-        if updates + len(digests) == stop:
-            break
+        collector.update_policy_weights_(weights(task, len(digests)))
     return digests
 
 

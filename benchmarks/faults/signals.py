@@ -26,16 +26,18 @@ _RANKS = ["--trainer.devices=2", "--trainer.strategy=ddp"]
 def stopped(name: str, times: int, flags: list[str], dice: random.Random) -> bool:
     """Send a signal, once or twice; half of the time while the run starts.
 
-    Before training was seen to run there need be no checkpoint; after it there must be one.
+    Ctrl-C reaches the whole group, as from a terminal, SIGTERM the process alone or, as from a
+    scheduler, the whole group. Before training was seen to run there need be no checkpoint; after
+    it there must be one.
     """
     number = _SIGNALS[name]
     with tempfile.TemporaryDirectory() as folder, Command([*_RUN, *flags], Path(folder)) as command:
         if dice.random() < 0.5:
             command.wait_until_it_trains()
         time.sleep(dice.uniform(0, 6))
-        trained = command.trains
+        trained, to_all = command.trains, number == signal.SIGINT or dice.random() < 0.5
         for _ in range(times):
-            command.send(number)
+            command.send(number, to_all=to_all)
             time.sleep(dice.uniform(0, 0.5))
         status, updates = command.status(), _updates(Path(folder, LAST))
         outcome = {
@@ -46,10 +48,9 @@ def stopped(name: str, times: int, flags: list[str], dice: random.Random) -> boo
         }
         wrong = [what for what, right in outcome.items() if not right]
         if wrong:
-            told = (
-                f"{name} {times}x {flags}, trained: {trained}, status {status}, {updates} updates"
-            )
-            sys.stderr.write(f"wrong: {wrong}; {told}\n{command.errors[-3000:]}\n")
+            what = f"{name} {times}x {flags}, to all: {to_all}, trained: {trained}"
+            told = f"status {status}, {updates} updates\n{command.errors[-3000:]}"
+            sys.stderr.write(f"wrong: {wrong}; {what}, {told}\n")
         return not wrong
 
 
@@ -61,7 +62,7 @@ def stopped_and_resumed(name: str, dice: random.Random) -> bool:
             with Command(_RUN, folder) as command:
                 command.wait_until_it_trains()
                 time.sleep(dice.uniform(0, 2))
-                command.send(_SIGNALS[name])
+                command.send(_SIGNALS[name], to_all=True)
                 command.status()
             stopped = folder / LAST
             if 0 < _updates(stopped) < _UPDATES:

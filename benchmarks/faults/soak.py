@@ -44,7 +44,10 @@ class Sample:
 
     at_s: float
     memory_mb: float
-    """Resident; a page that several share counts once."""
+    """Resident, anonymous and shared memory; a page that several share counts once.
+
+    Without mapped files: libraries weigh less as soon as another program has them, too.
+    """
     descriptors: int
     processes: int
 
@@ -112,7 +115,7 @@ def _sample(command: Command, at_s: float) -> Sample:
 
 def _resident_kb(pid: int) -> int:
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+    return sum(int(line.split()[1]) for line in lines if line.startswith(("Pss_Anon", "Pss_Shmem")))
 
 
 def _speed_of_last_tenth(log: Path) -> float:

@@ -1,0 +1,50 @@
+"""What the programs of this folder share: fresh processes, spreads, CPU times, the machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+CORES = len(os.sched_getaffinity(0))
+
+
+def in_fresh_process(program: str, child: Any, seconds: float = 300) -> Any:
+    """Run a program with ``--child``, its argument and its last line of output in JSON.
+
+    Ends this process, with the end of the other's errors, if that one fails or takes longer.
+    """
+    command = ["timeout", f"{seconds:g}", sys.executable, program, "--child", json.dumps(child)]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if result.returncode:
+        sys.exit(f"{child} ended with status {result.returncode}\n{result.stderr[-3000:]}")
+    return json.loads(result.stdout.splitlines()[-1])
+
+
+def spread(values: Iterable[float], form: str = ".0f") -> str:
+    """Return the median, with the smallest and the largest."""
+    values = list(values)
+    return f"{np.median(values):{form}} ({min(values):{form}} to {max(values):{form}})"
+
+
+def cpu_s(pid: int) -> float:
+    """Return the seconds of CPU that a process has used, of user and system, in all threads."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def machine() -> str:
+    """Return the processor, how loaded it is, and the versions of what is measured."""
+    model = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
+    packages = ("torch", "torchrl", "tensordict", "ale-py", "gymnasium", "lightning", "numpy")
+    versions = ", ".join(f"{package} {version(package)}" for package in packages)
+    load = f"{CORES} cores, load {os.getloadavg()[0]:.1f} at the start"
+    return f"{model[1] if model else 'Unknown processor'}, {load}\n{versions}\n"
