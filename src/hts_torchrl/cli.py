@@ -27,7 +27,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from hts_torchrl.advisor import Advisor
 from hts_torchrl.callbacks import LearningCurve, RoundTrace, StopTogether, TrainingStatistics
-from hts_torchrl.callbacks.stop_together import end_at_once
+from hts_torchrl.callbacks.stop_together import end_at_once, leave_together
 from hts_torchrl.checkpoints import DurableCheckpointIO, whole_checkpoint
 from hts_torchrl.config_files import expand_configs
 from hts_torchrl.data import HTSDataModule
@@ -390,6 +390,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     warnings.filterwarnings("ignore", ".*isinstance.treespec, LeafSpec. is deprecated")
     try:
         _run(sys.argv[1:] if arguments is None else arguments)
+        leave_together()
     except (ConfigurationError, MisconfigurationException, gymnasium.error.Error) as error:
         _leave(error, status=2)
     except WorkerKilled as error:
@@ -398,6 +399,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except (CheckpointError, WorkerError, NotFiniteError, ReplayError, DifferenceError) as error:
         _leave(error, status=1)
     except SIGTERMException as stopped:
+        leave_together()
         status = 128 + signal.SIGTERM if stopped.code is None else stopped.code
         raise SystemExit(status) from None
     except KeyboardInterrupt:  # before or after Lightning answers it

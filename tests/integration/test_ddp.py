@@ -11,6 +11,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 from hts_torchrl import GymEnvs, make_actor_critic
 from hts_torchrl.callbacks import LearningCurve, TrainingStatistics
+from hts_torchrl.callbacks.stop_together import leave_together
 from tests.fits import SGDA2C, SGDPPO, Watch, cartpole, quiet_trainer, watched_fit
 
 ROUNDS = 4
@@ -73,6 +74,7 @@ def run_rank(rank, port, directory):
         resumed = directory / name / "resumed"
         resumed.mkdir(exist_ok=True)
         fit_rank(name, resumed, directory / name / "step=2.ckpt")
+    leave_together()
 
 
 def fit_rank(name, directory, checkpoint):

@@ -6,6 +6,7 @@ import yaml
 
 from hts_torchrl import A2C as A2CLearner
 from hts_torchrl import PPO
+from hts_torchrl.callbacks.stop_together import Stopped
 from hts_torchrl.cli import HTSCommandLine
 from hts_torchrl.config_files import expand_configs
 from hts_torchrl.errors import ConfigurationError, WorkerKilled, WorkerPlace
@@ -304,3 +305,32 @@ def test_a_killed_worker_ends_with_what_to_do(monkeypatch, capsys):
         "hts-torchrl: error: actor 0, round 7: was killed by SIGKILL; --data.recover=replay goes "
         "on after that, --ckpt_path from a checkpoint\n"
     )
+
+
+class TestProcessGroup:
+    """Gloo's threads abort a process that leaves them to the end of the interpreter."""
+
+    @pytest.fixture
+    def end(self, monkeypatch):
+        """Calls the command line, whose run joins a group and ends as it is told."""
+
+        def end(error=None):
+            def subcommand(_line, _name):
+                store = torch.distributed.HashStore()
+                torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+                if error is not None:
+                    raise error
+
+            monkeypatch.setattr(HTSCommandLine, "_run_subcommand", subcommand)
+            run("fit", *CARTPOLE, *A2C)
+
+        return end
+
+    def test_is_closed_when_a_run_ends(self, end):
+        end()
+        assert not torch.distributed.is_initialized()
+
+    def test_is_closed_when_ranks_stop_together(self, end):
+        with pytest.raises(SystemExit, match="143"):
+            end(Stopped(143))
+        assert not torch.distributed.is_initialized()

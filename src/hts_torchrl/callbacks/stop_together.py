@@ -100,3 +100,13 @@ def end_at_once(local_rank: int) -> None:
         ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, signal.SIGTERM)
         if os.getppid() != int(os.environ[_LAUNCHER]):  # it has ended already
             os.kill(os.getpid(), signal.SIGTERM)
+
+
+def leave_together() -> None:
+    """Close the process group, once all ranks have come to their end.
+
+    Gloo's threads free tensors under Python's lock, and that aborts a process whose interpreter has
+    ended (https://github.com/pytorch/pytorch/issues/190489).
+    """
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
