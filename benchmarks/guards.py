@@ -27,7 +27,7 @@ import numpy as np
 from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
-from measurement import in_fresh_process, machine, spread
+from measurement import crew_cpu_s, in_fresh_process, machine, spread
 from stopwatch import Stopwatch, keep_freed_memory
 from throughput import Watch
 
@@ -116,7 +116,21 @@ def unguard_learner() -> None:
     HTSCollector._note = note_nothing
 
 
-def steps_per_s(run: Run) -> float:
+class CPUWatch(Watch):
+    """Counts the CPU of all processes, too, which other programs on the machine disturb less."""
+
+    def on_train_batch_end(self, *arguments: Any) -> None:
+        super().on_train_batch_end(*arguments)
+        if self.watch.rounds == 0:
+            self.used_s = crew_cpu_s()
+
+    def on_train_end(self, *_: object) -> None:
+        steps = self.watch.rounds * self.watch.frames
+        self.cpu_us = 1e6 * (crew_cpu_s() - self.used_s) / steps
+
+
+def measure(run: Run) -> tuple[float, float]:
+    """Return steps a second, and microseconds of CPU a step."""
     keep_freed_memory()
     envs, network = TASKS[run.task]
     if not run.guarded:
@@ -127,7 +141,7 @@ def steps_per_s(run: Run) -> float:
         envs, frames_per_batch=frames, total_frames=frames * 10**9, num_envs=NUM_ENVS,
         envs_per_executor=NUM_ENVS // EXECUTORS,
     )  # fmt: skip
-    watch = Stopwatch(frames, run.seconds)
+    watch = CPUWatch(Stopwatch(frames, run.seconds))
     with tempfile.TemporaryDirectory() as folder:
         often = timedelta(seconds=run.seconds / 2)
         checkpoint = ModelCheckpoint(
@@ -136,22 +150,24 @@ def steps_per_s(run: Run) -> float:
         trainer = Trainer(
             accelerator="cpu", devices=1, max_epochs=1, limit_val_batches=0, gradient_clip_val=0.5,
             plugins=[DurableCheckpointIO() if run.guarded else TorchCheckpointIO()], logger=False,
-            callbacks=[Watch(watch), checkpoint], enable_progress_bar=False,
+            callbacks=[watch, checkpoint], enable_progress_bar=False,
             enable_model_summary=False,
         )  # fmt: skip
         trainer.fit(A2C(network=network), data)
-    return watch.steps_per_s
+    return watch.watch.steps_per_s, watch.cpu_us
 
 
 def compare(guarded: Run, repeats: int) -> None:
     pair = (guarded, replace(guarded, guarded=False))
-    speeds: dict[Run, list[float]] = {run: [] for run in pair}
+    turns: dict[Run, list[tuple[float, float]]] = {run: [] for run in pair}
     for turn in range(repeats):
         for run in pair if turn % 2 else pair[::-1]:
             # Patches stay: each in a process of its own.
-            speeds[run].append(in_fresh_process(__file__, asdict(run)))
-    ratios = np.divide(*(speeds[run] for run in pair))
-    cells = [spread(speeds[run]) for run in pair] + [spread(ratios, ".3f")]
+            turns[run].append(in_fresh_process(__file__, asdict(run)))
+    with_guards, without = (np.array(turns[run]).T for run in pair)
+    cells = []
+    for one, other in zip(with_guards, without, strict=True):
+        cells += [spread(one), spread(other), spread(one / other, ".3f")]
     print(f"| {guarded.task}, {guarded.steps} steps | " + " | ".join(cells) + " |", flush=True)
 
 
@@ -165,12 +181,13 @@ def main() -> None:
     parser.add_argument("--child", type=json.loads, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
-        print(steps_per_s(Run(**args.child)))
+        print(json.dumps(measure(Run(**args.child))))
         return
     if args.quick:
         args.repeats, args.seconds = 2, 2.0
     print(machine())
-    print("| task | steps/s with guards | steps/s without | with / without |\n|---|---|---|---|")
+    print("| task | steps/s with guards | without | ratio | us of CPU a step | without | ratio |")
+    print("|---|" + "---|" * 6)
     for task in args.tasks:
         for steps in args.steps_per_round:
             compare(Run(task, steps, args.seconds), args.repeats)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import re
 import subprocess
@@ -39,6 +40,12 @@ def cpu_s(pid: int) -> float:
     """Return the seconds of CPU that a process has used, of user and system, in all threads."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def crew_cpu_s() -> float:
+    """Return the seconds of CPU that this process and its workers have used."""
+    workers = [process.pid for process in multiprocessing.active_children()]
+    return sum(map(cpu_s, [os.getpid(), *workers]))
 
 
 def machine() -> str:

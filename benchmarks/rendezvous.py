@@ -20,8 +20,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import multiprocessing
-import os
 import time
 from functools import partial
 from pathlib import Path
@@ -29,7 +27,7 @@ from pathlib import Path
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv
 from matplotlib.figure import Figure
-from measurement import cpu_s, machine
+from measurement import crew_cpu_s, machine
 from timed_cartpole import SHAPES, timed_cartpole
 
 from hts_torchrl import GymEnvs, HTSCollector, make_actor_critic
@@ -53,20 +51,14 @@ def measure_collector(make_env, num_envs: int, alpha: int, seconds: float) -> tu
     batches, rounds = iter(collector), 0
     for _ in range(2):
         next(batches)
-    used_s, began_s = all_cpu_s(), time.perf_counter()
+    used_s, began_s = crew_cpu_s(), time.perf_counter()
     while time.perf_counter() - began_s < seconds or rounds < 3:
         next(batches)
         rounds += 1
     took_s = time.perf_counter() - began_s
-    cores = (all_cpu_s() - used_s) / took_s
+    cores = (crew_cpu_s() - used_s) / took_s
     collector.shutdown()
     return rounds * frames / took_s, cores
-
-
-def all_cpu_s() -> float:
-    """Return the CPU time of this process and its workers."""
-    pids = [process.pid for process in multiprocessing.active_children()]
-    return sum(map(cpu_s, [os.getpid(), *pids]))
 
 
 def measure_barrier(make_env, num_envs: int, seconds: float) -> float:
