@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+import mmap
 import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -46,8 +48,8 @@ class Rows:
         memory = self._memory
         # Another one may have grown from here already.
         if memory.used != self._length or end > len(memory.array):
-            array = np.empty((max(2 * end, reserve), *rows.shape[1:]), memory.array.dtype)
-            array.fill(0)  # all of it now: a run that needs ever more memory looks leaky
+            make = _mapped if reserve else np.zeros
+            array = make((max(2 * end, reserve), *rows.shape[1:]), memory.array.dtype)
             array[: self._length] = memory.array[: self._length]
             memory = _Memory(array, end)
         memory.array[self._length : end] = rows
@@ -63,6 +65,18 @@ class Rows:
     def __reduce__(self) -> tuple[type[Rows], tuple[Array]]:
         """Pickle no more than these rows."""
         return Rows, (self.array(),)
+
+
+def _mapped(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    """Return zeros in memory of their own, which goes back to the system with them.
+
+    A heap would grow where rows are taken before those of the seed before are given back, and the
+    process keeps what it has freed (:func:`hts_torchrl.allocator.keep_freed_memory`).
+    """
+    memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize, flags=mmap.MAP_PRIVATE)
+    array: Array = np.frombuffer(memory, dtype).reshape(shape)
+    array.fill(0)  # all of it now: a run that needs ever more memory looks leaky
+    return array
 
 
 @dataclass

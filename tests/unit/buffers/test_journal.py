@@ -1,4 +1,5 @@
 import pickle
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -128,6 +129,14 @@ class TestRows:
         longer = rows.plus(np.arange(999), reserve=1000)
         assert np.shares_memory(longer._memory.array, rows._memory.array)
         assert not np.shares_memory(longer.plus(np.array([1]))._memory.array, rows._memory.array)
+
+    def test_reserved_memory_goes_back_to_the_system(self):
+        """In the heap, which keeps what is freed, each renewal of seeds could find it too small."""
+        rows = Rows(np.empty(0, np.uint8)).plus(np.array([1]), reserve=10_000_000)
+        place = f"{rows._memory.array.__array_interface__['data'][0]:x}-"
+        assert place in Path("/proc/self/maps").read_text()
+        del rows
+        assert place not in Path("/proc/self/maps").read_text()
 
     def test_a_copy_for_another_process_holds_no_more_than_the_rows(self):
         short = Rows(np.zeros(1, np.uint8))
