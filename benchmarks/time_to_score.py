@@ -7,7 +7,8 @@ A task is a config of this repository, a method one of ``configs/baselines`` beh
 are `hts-torchrl fit` one after another, each on all cores of this process, the methods in turns
 for each seed. A run ends when an evaluation (the mean of its games) has reached the last score, at
 ``--max-minutes``, or at the config's ``total_frames``. Minutes are those of training: evaluation is
-not counted. As scores are known at evaluations only, ``--evaluation-frames`` is the resolution.
+not counted, though it counts towards ``--max-minutes``. As scores are known at evaluations only,
+``--evaluation-frames`` is the resolution.
 
 Results are appended to ``time_to_score.csv`` in ``--output`` after each run; a run that is there
 with the same arguments is not repeated, so an interrupted comparison goes on when it is started
@@ -67,7 +68,8 @@ def command(run: Run, name: str, last_score: float) -> list[str]:
         configs.append(CONFIGS / "baselines" / f"{overlay}.yaml")
     minutes, seconds = divmod(round(60 * run.max_minutes), 60)
     limit = f"00:{minutes // 60:02}:{minutes % 60:02}:{seconds:02}"
-    stopping = {"monitor": "eval/score", "mode": "max", "stopping_threshold": last_score}
+    # A little less, as the callback waits for more than the threshold.
+    stopping = {"monitor": "eval/score", "mode": "max", "stopping_threshold": last_score - 1e-6}
     return [
         *(sys.executable, "-m", "hts_torchrl.cli", "fit", f"--name={name}"),
         *(f"--config={config}" for config in configs),
@@ -107,7 +109,8 @@ def evaluations(metrics: Path) -> list[Evaluation]:
     with metrics.open() as file:
         rows = [row for row in csv.DictReader(file) if row.get("eval/score")]
     names = ("eval/minutes", "eval/frames", "eval/score")
-    return [Evaluation(*(float(row[name]) for name in names)) for row in rows]
+    # Logged in single precision, in which 0.9 is less than 0.9.
+    return [Evaluation(*(round(float(row[name]), 6) for name in names)) for row in rows]
 
 
 class Results:
