@@ -144,6 +144,7 @@ class HTSTrainer(Trainer):
         """
         if not 0 < seconds < math.inf:
             raise ConfigurationError(f"--seconds={seconds:g}; more than 0 is needed")
+        _require_rounds(datamodule)
         for line in Advisor(model, datamodule, self).report(seconds):
             print(line, flush=True)  # noqa: T201
 
@@ -167,6 +168,7 @@ class HTSTrainer(Trainer):
         """
         if updates < 1:
             raise ConfigurationError(f"--updates={updates}; 1 or more is needed")
+        _require_rounds(datamodule)
         if model.policy is None:
             model.build_policy(datamodule.env_spec)
         num_actors = max(1, datamodule.crew.num_actors)
@@ -184,6 +186,14 @@ class HTSTrainer(Trainer):
         if difference is not None:
             raise DifferenceError(f"this crew and {name} differ: {difference}")
         print(f"{updates} updates, weights {mine.weights[:16]}: the same bits as {name}")  # noqa: T201
+
+
+def _require_rounds(data: HTSDataModule) -> None:
+    if data.collection != "rounds":
+        raise ConfigurationError(
+            f"--data.collection={data.collection}: advise and verify need rounds; data of any age "
+            "has no bits to compare and no rendezvous to wait for"
+        )
 
 
 def _load_weights(

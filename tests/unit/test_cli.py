@@ -245,6 +245,8 @@ def test_wrong_input_ends_with_one_line_and_status_2(what, capsys):
         (["export", *CARTPOLE, *A2C], "export needs --ckpt_path"),
         (["validate", *CARTPOLE, *A2C, "--ckpt_path=x"], "--ckpt_path=x: there is no such file"),
         (["advise", *CARTPOLE, *A2C, "--seconds=.nan"], "--seconds=nan; more than 0 is needed"),
+        (["advise", *CARTPOLE, *A2C, "--data.collection=actors"], "--data.collection=actors: "),
+        (["verify", *CARTPOLE, *A2C, "--data.collection=server"], "--data.collection=server: "),
         (["doctor", "--fast"], "doctor takes no arguments: --fast"),
     ],
 )
