@@ -20,7 +20,7 @@ def open_and_close(dice: random.Random) -> bool:
     """Close at a random rendezvous, or at a random moment between two; nothing may be left."""
     _open_once()
     before = _belongings()
-    collector = make("CartPole", num_actors=dice.choice([1, 2]))
+    collector = make(num_actors=dice.choice([1, 2]))
     batches = iter(collector)
     for _ in range(dice.randrange(4)):
         next(batches)
@@ -39,7 +39,7 @@ def open_and_close(dice: random.Random) -> bool:
 @cache
 def _open_once() -> None:
     """Let the fork server, and what libraries keep, come first."""
-    collector = make("CartPole")
+    collector = make()
     next(iter(collector))
     collector.shutdown()
     del collector

@@ -21,7 +21,7 @@ from hts_torchrl import HTSCollector, WorkerError
 def killed_worker(role: str, recover: str, dice: random.Random) -> bool:
     """Kill a worker while it starts, or at a random moment of a round."""
     while True:
-        collector = make("CartPole", recover=recover)
+        collector = make(recover=recover)
         killed_s: list[float] = []
         try:
             outcome = _run_with_a_kill(collector, role, dice, killed_s)
@@ -51,7 +51,7 @@ def _run_with_a_kill(
     try:
         for batch in collector:
             digests.append(digest(batch))
-            collector.update_policy_weights_(weights("CartPole", len(digests)))
+            collector.update_policy_weights_(weights(len(digests)))
             if len(digests) - 1 == at:
                 threading.Timer(dice.uniform(0, 0.02), kill).start()
     except WorkerError as error:
@@ -59,7 +59,7 @@ def _run_with_a_kill(
         in_time = time.monotonic() - killed_s[0] < NAMED_S
         collector.shutdown()
         return "fail" if named and in_time and gone(pids) else "wrong"
-    return "replay" if digests == undisturbed("CartPole") and gone(pids) else "wrong"
+    return "replay" if digests == undisturbed() and gone(pids) else "wrong"
 
 
 def killed_parent(dice: random.Random) -> bool:
@@ -75,7 +75,7 @@ def killed_parent(dice: random.Random) -> bool:
 
 
 def collect_until_killed() -> None:
-    collector = make("CartPole", total_frames=-1)
+    collector = make(total_frames=-1)
     collector.start()
     print(*(worker.pid for worker in multiprocessing.active_children()), flush=True)
     for _ in collector:
