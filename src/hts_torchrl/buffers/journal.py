@@ -6,7 +6,7 @@ import math
 import mmap
 import zlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import numpy as np
@@ -17,7 +17,7 @@ from hts_torchrl.config import ActionSpec, EnvSpec, Key
 
 
 class Rows:
-    """An array that grows at its end, in no time; who holds a shorter one still sees that.
+    """The end of an array that grows, in no time; who holds a shorter one still sees that.
 
     Rows lie one behind the other in memory that is taken ahead: an array for each of them would
     be ten times what it holds.
@@ -25,46 +25,40 @@ class Rows:
     Example:
         >>> short = Rows(np.array([1, 2]))
         >>> long = short.plus(np.array([3]))
-        >>> len(short), long.array()
-        (2, array([1, 2, 3]))
+        >>> short.last(1), long.last(3)
+        (array([2]), array([1, 2, 3]))
     """
 
     def __init__(self, first: Array) -> None:
         self._memory = _Memory(first, len(first))
-        self._length = len(first)
+        self._end = len(first)
 
-    def __len__(self) -> int:
-        """Return the number of rows."""
-        return self._length
-
-    def plus(self, rows: Array, *, reserve: int = 0) -> Rows:
+    def plus(self, rows: Array, *, keep: int | None = None, reserve: int = 0) -> Rows:
         """Return these rows and further ones of their type.
 
         Args:
             rows: to be added.
+            keep: how many of these are still wanted, at least; None is all.
             reserve: rows in all for which memory is taken, where it has to be taken anew.
         """
-        end = self._length + len(rows)
-        memory = self._memory
+        memory, begin, end = self._memory, self._end, self._end + len(rows)
         # Another one may have grown from here already.
-        if memory.used != self._length or end > len(memory.array):
+        if memory.used != begin or end > len(memory.array):
+            kept = self.last(begin if keep is None else keep)
+            begin, end = len(kept), len(kept) + len(rows)
             make = _mapped if reserve else np.zeros
             array = make((max(2 * end, reserve), *rows.shape[1:]), memory.array.dtype)
-            array[: self._length] = memory.array[: self._length]
+            array[:begin] = kept
             memory = _Memory(array, end)
-        memory.array[self._length : end] = rows
+        memory.array[begin:end] = rows
         memory.used = end
         longer = Rows.__new__(Rows)
-        longer._memory, longer._length = memory, end
+        longer._memory, longer._end = memory, end
         return longer
 
-    def array(self) -> Array:
-        """Return a copy of all rows."""
-        return self._memory.array[: self._length].copy()
-
-    def __reduce__(self) -> tuple[type[Rows], tuple[Array]]:
-        """Pickle no more than these rows."""
-        return Rows, (self.array(),)
+    def last(self, count: int) -> Array:
+        """Return a view of the last rows."""
+        return self._memory.array[self._end - count : self._end]
 
 
 def _mapped(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
@@ -94,34 +88,10 @@ class Stretch:
     """Seeds that the environment was given before; decides this one."""
     trajectory: int
     """Trajectories that ended before it in this environment."""
-    actions: Rows
+    actions: Array
     """``[S, ...]``, in the smallest type that holds them."""
-    checks: Rows = field(default_factory=lambda: Rows(np.empty((0, 2), np.int64)))
+    checks: Array
     """int64 ``[K, 2]``: steps so far, and the checksum over them, at the end of each round."""
-    checksum: int = 0
-    """The last of ``checks``."""
-
-    def after(
-        self,
-        actions: Array,
-        rewards: Array,
-        seen: Iterable[Array],
-        reserve: tuple[int, int] = (0, 0),
-    ) -> Stretch:
-        """Return the stretch after further steps.
-
-        Args:
-            actions: ``[S, ...]`` of these steps.
-            rewards: ``[S, 1]`` of these steps.
-            seen: what the last of them led to.
-            reserve: steps and rounds in all for which memory is taken ahead.
-        """
-        if not len(actions):
-            return self
-        checksum = checksum_of_observation(checksum_of_rewards(self.checksum, rewards), seen)
-        longer = self.actions.plus(actions, reserve=reserve[0])
-        checks = self.checks.plus(np.array([[len(longer), checksum]]), reserve=reserve[1])
-        return replace(self, actions=longer, checks=checks, checksum=checksum)
 
 
 def checksum_of_rewards(before: int, rewards: Array) -> int:
@@ -145,11 +115,23 @@ class Journal:
 
     An environment is seeded where a game ends and the seed has lasted for ``steps_per_seed`` steps;
     None is never: then everything since the start of the run is one stretch.
+
+    All environments write into the same rows, which costs a round far less than rows of their own:
+    a stretch is the end of a column.
     """
 
     round_index: int
-    stretches: tuple[Stretch, ...]
     steps_per_seed: int | None
+    _seeds: Array
+    """int64 ``[N]``, like those below: :attr:`Stretch.index`."""
+    _trajectories: Array
+    _lengths: Array
+    """Steps of each stretch."""
+    _num_checks: Array
+    _actions: Rows
+    """``[., N, ...]``."""
+    _checks: Rows
+    """int64 ``[., 1 + N]``: the steps of each round, and the checksums at its end."""
 
     @classmethod
     def blank(
@@ -163,48 +145,81 @@ class Journal:
     ) -> Self:
         """Return one in which each environment is about to get its ``first``-th seed."""
         dtype = np.min_scalar_type(max(action.sizes) - 1) if action.sizes else action.array.dtype
-        none = Rows(np.empty((0, *action.array.shape), dtype))
-        return cls(round_index, (Stretch(first, first, none),) * num_envs, steps_per_seed)
+        numbers = np.full(num_envs, first, np.int64)
+        none = np.zeros(num_envs, np.int64)
+        actions = Rows(np.empty((0, num_envs, *action.array.shape), dtype))
+        checks = Rows(np.empty((0, 1 + num_envs), np.int64))
+        return cls(round_index, steps_per_seed, numbers, numbers, none, none, actions, checks)
 
     def after(self, spec: EnvSpec, arrays: Mapping[Key, Array]) -> Self:
         """Return the journal after its round, which ``arrays`` ``[N, T, ...]`` hold."""
-        stretches = tuple(
-            self._stretch_after(env, spec, arrays) for env in range(len(self.stretches))
+        actions = arrays["action"]
+        num_envs, steps = actions.shape[:2]
+        seeds, trajectories = self._seeds.copy(), self._trajectories.copy()
+        lengths, num_checks = self._lengths + steps, self._num_checks + 1
+        sums = [0] * num_envs
+        if self._num_checks.any():
+            sums = np.where(self._num_checks, self._checks.last(1)[0, 1:], 0).tolist()
+        for env, step in self._game_ends(arrays):
+            left = steps - 1 - step
+            if lengths[env] - left >= (self.steps_per_seed or 0):
+                seeds[env] += 1
+                trajectories[env] = arrays["collector", "traj_ids"][env, step] // num_envs + 1
+                lengths[env], num_checks[env], sums[env] = left, min(left, 1), 0
+        rewards = np.ascontiguousarray(arrays["next", "reward"], np.float32)
+        seen = [arrays[next_key(key)][:, -1] for key in spec.observations]
+        for env, played in enumerate(np.minimum(lengths, steps).tolist()):
+            if played:
+                checksum = checksum_of_rewards(sums[env], rewards[env, steps - played :])
+                sums[env] = checksum_of_observation(checksum, [array[env] for array in seen])
+        reserve = (self.steps_per_seed or 0) * 9 // 8  # the last game of a seed goes on past it
+        return replace(
+            self,
+            round_index=self.round_index + 1,
+            _seeds=seeds,
+            _trajectories=trajectories,
+            _lengths=lengths,
+            _num_checks=num_checks,
+            _actions=self._actions.plus(
+                actions.swapaxes(0, 1), keep=int(self._lengths.max()), reserve=reserve
+            ),
+            _checks=self._checks.plus(
+                np.array([[steps, *sums]]),
+                keep=int(self._num_checks.max()),
+                reserve=reserve // steps,
+            ),
         )
-        return replace(self, round_index=self.round_index + 1, stretches=stretches)
 
-    def _stretch_after(self, env: int, spec: EnvSpec, arrays: Mapping[Key, Array]) -> Stretch:
-        stretch, first = self.stretches[env], 0
-        ends = arrays["next", "episode_end"][env]
-        steps = (self.steps_per_seed or 0) * 9 // 8  # the last game of a seed goes on past it
-        for last in np.flatnonzero(ends).tolist():
-            if self._seeds_after(len(stretch.actions) + last + 1 - first):
-                trajectory = arrays["collector", "traj_ids"][env, last] // len(self.stretches)
-                none = Rows(stretch.actions.array()[:0])
-                stretch = Stretch(stretch.index + 1, int(trajectory) + 1, none)
-                first = last + 1
-        return stretch.after(
-            arrays["action"][env, first:],
-            arrays["next", "reward"][env, first:],
-            (arrays[next_key(key)][env, -1] for key in spec.observations),
-            reserve=(steps, steps // len(ends)),
+    def _game_ends(self, arrays: Mapping[Key, Array]) -> Iterable[tuple[int, int]]:
+        """Return environment and step of the games that ended, if seeds ever do."""
+        ends = arrays["next", "episode_end"]
+        if self.steps_per_seed is None or not ends.any():
+            return ()
+        envs, steps, *_ = ends.nonzero()
+        return zip(envs.tolist(), steps.tolist(), strict=True)
+
+    def stretch(self, env: int) -> Stretch:
+        """Return what one environment has played."""
+        length, num_checks = int(self._lengths[env]), int(self._num_checks[env])
+        rounds = self._checks.last(num_checks)
+        later = rounds[::-1, 0].cumsum()[::-1] - rounds[:, 0]
+        return Stretch(
+            int(self._seeds[env]),
+            int(self._trajectories[env]),
+            self._actions.last(length)[:, env].copy(),
+            np.stack([length - later, rounds[:, 1 + env]], axis=1),
         )
-
-    def _seeds_after(self, steps: int) -> bool:
-        return self.steps_per_seed is not None and steps >= self.steps_per_seed
 
     def arrays(self) -> dict[str, Array]:
         """Return all stretches as arrays, by name; those of several ranks can be concatenated."""
-        numbers = {
-            "seeds": [stretch.index for stretch in self.stretches],
-            "trajectory": [stretch.trajectory for stretch in self.stretches],
-            "num_actions": [len(stretch.actions) for stretch in self.stretches],
-            "num_checks": [len(stretch.checks) for stretch in self.stretches],
-        }
+        stretches = [self.stretch(env) for env in range(len(self._seeds))]
         return {
-            **{name: np.array(values, np.int64) for name, values in numbers.items()},
-            "actions": np.concatenate([stretch.actions.array() for stretch in self.stretches]),
-            "checks": np.concatenate([stretch.checks.array() for stretch in self.stretches]),
+            "seeds": self._seeds.copy(),
+            "trajectory": self._trajectories.copy(),
+            "num_actions": self._lengths.copy(),
+            "num_checks": self._num_checks.copy(),
+            "actions": np.concatenate([stretch.actions for stretch in stretches]),
+            "checks": np.concatenate([stretch.checks for stretch in stretches]),
         }
 
     @classmethod
@@ -217,12 +232,19 @@ class Journal:
         round_index: int,
     ) -> Self:
         """Return the journal of the environments ``envs``, from what :meth:`arrays` returned."""
-        actions = np.split(arrays["actions"], np.cumsum(arrays["num_actions"])[:-1])
-        checks = np.split(arrays["checks"], np.cumsum(arrays["num_checks"])[:-1])
-        stretches = [
-            Stretch(int(index), int(first), Rows(done), Rows(known), int([0, *known[-1:, 1]][-1]))
-            for index, first, done, known in zip(
-                arrays["seeds"], arrays["trajectory"], actions, checks, strict=True
-            )
-        ]
-        return cls(round_index, tuple(stretches[envs]), steps_per_seed)
+        names = ("seeds", "trajectory", "num_actions", "num_checks")
+        seeds, trajectories, lengths, num_checks = (arrays[name][envs] for name in names)
+        played = np.split(arrays["actions"], np.cumsum(arrays["num_actions"])[:-1])[envs]
+        checked = np.split(arrays["checks"], np.cumsum(arrays["num_checks"])[:-1])[envs]
+        shape = (lengths.max(), len(seeds), *arrays["actions"].shape[1:])
+        actions = np.zeros(shape, arrays["actions"].dtype)
+        checks = np.zeros((num_checks.max(), 1 + len(seeds)), np.int64)
+        # Whoever was checked most often knows where all rounds ended.
+        checks[:, 0] = np.diff(max(checked, key=len)[:, 0], prepend=0)
+        for env, (mine, known) in enumerate(zip(played, checked, strict=True)):
+            actions[len(actions) - len(mine) :, env] = mine
+            checks[len(checks) - len(known) :, 1 + env] = known[:, 1]
+        return cls(
+            round_index, steps_per_seed, seeds, trajectories, lengths, num_checks, Rows(actions),
+            Rows(checks),
+        )  # fmt: skip

@@ -69,7 +69,7 @@ class Recruiter:
         return pickled
 
     def _stretches(self, journal: Journal, executor: int) -> list[Stretch]:
-        return [journal.stretches[env] for env in self.board.config.envs_of(executor)]
+        return [journal.stretch(env) for env in self.board.config.envs_of(executor)]
 
     @property
     def _preload(self) -> list[str]:

@@ -31,9 +31,9 @@ class Replay:
         self._spec = spec
         self.longest = max(len(each.actions) for each in stretches)
         self._starts = [self.longest - len(each.actions) for each in stretches]
-        self._actions = [each.actions.array() for each in stretches]
+        self._actions = [each.actions for each in stretches]
         self._filler = max(self._actions, key=len)
-        self._checks = [dict(each.checks.array().tolist()) for each in stretches]
+        self._checks = [dict(each.checks.tolist()) for each in stretches]
         self._sums = [0] * len(stretches)
 
     def beginning(self, step: int) -> list[int]:

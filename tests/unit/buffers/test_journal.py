@@ -1,4 +1,3 @@
-import pickle
 from pathlib import Path
 
 import numpy as np
@@ -37,47 +36,47 @@ def journal(*rounds, steps_per_seed=0) -> Journal:
 
 
 def test_a_game_that_runs_on_keeps_all_its_actions():
-    game = journal(storage(), storage(first_action=1)).stretches[0]
+    game = journal(storage(), storage(first_action=1)).stretch(0)
     assert (game.index, game.trajectory) == (0, 0)
-    assert game.actions.array().tolist() == [0, 1, 2, 3, 1, 2, 3, 0]
-    assert game.checks.array()[:, 0].tolist() == [4, 8]
+    assert game.actions.tolist() == [0, 1, 2, 3, 1, 2, 3, 0]
+    assert game.checks[:, 0].tolist() == [4, 8]
 
 
 def test_a_game_that_begins_within_a_round_drops_those_before_it():
-    game = journal(storage(), storage(ends=(0, 2), trajectory=5)).stretches[0]
+    game = journal(storage(), storage(ends=(0, 2), trajectory=5)).stretch(0)
     assert (game.index, game.trajectory) == (2, 7)
-    assert game.actions.array().tolist() == [3]
-    assert game.checks.array()[:, 0].tolist() == [1]
+    assert game.actions.tolist() == [3]
+    assert game.checks[:, 0].tolist() == [1]
 
 
 def test_a_game_that_begins_with_the_next_round_has_no_action():
-    game = journal(storage(ends=(3,))).stretches[0]
+    game = journal(storage(ends=(3,))).stretch(0)
     assert (game.index, game.trajectory) == (1, 1)
     assert (len(game.actions), len(game.checks)) == (0, 0)
 
 
 def test_other_environments_are_not_concerned():
-    assert journal(storage(ends=(1,))).stretches[1].actions.array().tolist() == [0, 1, 2, 3]
+    assert journal(storage(ends=(1,))).stretch(1).actions.tolist() == [0, 1, 2, 3]
 
 
 def test_without_seeds_for_games_the_whole_run_is_one_game():
-    game = journal(storage(ends=(1,)), storage(), steps_per_seed=None).stretches[0]
+    game = journal(storage(ends=(1,)), storage(), steps_per_seed=None).stretch(0)
     assert (game.index, game.trajectory, len(game.actions)) == (0, 0, 8)
 
 
 def test_a_seed_lasts_for_the_steps_it_has_to():
     """The first game ends with step 2 of 5, the second with step 7."""
     written = journal(storage(ends=(1,)), storage(ends=(2,), trajectory=1), steps_per_seed=5)
-    game = written.stretches[0]
+    game = written.stretch(0)
     assert (game.index, game.trajectory) == (1, 2)
-    assert game.actions.array().tolist() == [3]
+    assert game.actions.tolist() == [3]
 
 
 def test_writing_a_round_leaves_the_journal_before_it_as_it_was():
     before = journal(storage())
     after = before.after(SPEC, storage())
     assert (before.round_index, after.round_index) == (1, 2)
-    assert len(before.stretches[0].actions) == 4
+    assert len(before.stretch(0).actions) == 4
 
 
 @pytest.mark.parametrize(
@@ -87,21 +86,22 @@ def test_writing_a_round_leaves_the_journal_before_it_as_it_was():
 def test_the_checksum_tells_rewards_and_the_last_observation_apart(key, cell):
     changed = storage()
     changed[key][cell] += 1
-    assert journal(changed).stretches[0].checksum != journal(storage()).stretches[0].checksum
+    one, other = (journal(arrays).stretch(0).checks[-1, 1] for arrays in (changed, storage()))
+    assert one != other
 
 
 def test_a_seed_that_lasts_reserves_its_memory_with_the_first_round():
     """Else a run of days looks as if it lost memory, a little in each round."""
-    first = journal(storage(), steps_per_seed=800).stretches[0]
-    assert len(first.actions._memory.array) == 900
-    assert len(first.checks._memory.array) == 900 // STEPS
+    first = journal(storage(), steps_per_seed=800)
+    assert len(first._actions._memory.array) == 900
+    assert len(first._checks._memory.array) == 900 // STEPS
 
 
 def test_actions_take_the_smallest_type_that_holds_them():
     wide = ActionSpec("discrete", ArraySpec((), np.dtype(np.int64)), (300,))
     real = ActionSpec("continuous", ArraySpec((2,), np.dtype(np.float32)))
     dtypes = [
-        Journal.blank(action, 1, steps_per_seed=0).stretches[0].actions.array().dtype
+        Journal.blank(action, 1, steps_per_seed=0).stretch(0).actions.dtype
         for action in (SPEC.action, wide, real)
     ]
     assert dtypes == [np.uint8, np.uint16, np.float32]
@@ -111,24 +111,28 @@ class TestRows:
     def test_who_holds_fewer_rows_still_sees_those(self):
         short = Rows(np.array([1, 2]))
         long = short.plus(np.array([3])).plus(np.array([4, 5]))
-        assert short.array().tolist() == [1, 2]
-        assert long.array().tolist() == [1, 2, 3, 4, 5]
-        assert (len(short), len(long)) == (2, 5)
+        assert short.last(2).tolist() == [1, 2]
+        assert long.last(5).tolist() == [1, 2, 3, 4, 5]
 
     def test_two_may_grow_from_one(self):
         first = Rows(np.array([1]))
         one, other = first.plus(np.array([2])), first.plus(np.array([3]))
-        assert one.plus(np.array([4])).array().tolist() == [1, 2, 4]
-        assert other.array().tolist() == [1, 3]
+        assert one.plus(np.array([4])).last(3).tolist() == [1, 2, 4]
+        assert other.last(2).tolist() == [1, 3]
 
     def test_the_type_stays(self):
-        assert Rows(np.array([1], np.uint8)).plus(np.array([2])).array().dtype == np.uint8
+        assert Rows(np.array([1], np.uint8)).plus(np.array([2])).last(2).dtype == np.uint8
 
     def test_rows_that_follow_lie_in_memory_that_was_reserved(self):
         rows = Rows(np.empty(0, np.uint8)).plus(np.array([1]), reserve=1000)
         longer = rows.plus(np.arange(999), reserve=1000)
         assert np.shares_memory(longer._memory.array, rows._memory.array)
         assert not np.shares_memory(longer.plus(np.array([1]))._memory.array, rows._memory.array)
+
+    def test_only_rows_that_are_wanted_move_to_new_memory(self):
+        rows = Rows(np.array([1, 2, 3])).plus(np.array([4]), keep=1)
+        assert rows.last(2).tolist() == [3, 4]
+        assert len(rows._memory.array) == 4
 
     def test_reserved_memory_goes_back_to_the_system(self):
         """In the heap, which keeps what is freed, each renewal of seeds could find it too small."""
@@ -138,28 +142,60 @@ class TestRows:
         del rows
         assert place not in Path("/proc/self/maps").read_text()
 
-    def test_a_copy_for_another_process_holds_no_more_than_the_rows(self):
-        short = Rows(np.zeros(1, np.uint8))
-        short.plus(np.zeros(10_000, np.uint8))
-        assert len(pickle.dumps(short)) < 1000
-        assert pickle.loads(pickle.dumps(short)).array().tolist() == [0]
+
+def test_memory_does_not_grow_with_games_that_were_played():
+    written = journal(*[storage(ends=(3,)) for _ in range(3)])
+    size = len(written._actions._memory.array)
+    for _ in range(100):
+        written = written.after(SPEC, storage(ends=(3,)) | {
+            ("next", "episode_end"): np.tile([[[False]] * 3 + [[True]]], (ENVS, 1, 1))
+        })  # fmt: skip
+    assert len(written._actions._memory.array) <= 4 * size
 
 
 def same(one: Stretch, other: Stretch) -> bool:
-    numbers = [(each.index, each.trajectory, each.checksum) for each in (one, other)]
-    return numbers[0] == numbers[1] and all(
-        np.array_equal(a.array(), b.array())
-        for a, b in ((one.actions, other.actions), (one.checks, other.checks))
+    return (one.index, one.trajectory) == (other.index, other.trajectory) and all(
+        np.array_equal(a, b) for a, b in ((one.actions, other.actions), (one.checks, other.checks))
     )
+
+
+def rounds_of(lengths):
+    """Rounds of unequal lengths, in which games of both environments end now and then."""
+    dice = np.random.default_rng(0)
+    for steps in lengths:
+        ends = dice.random((ENVS, steps, 1)) < 0.2
+        yield {
+            "action": dice.integers(4, size=(ENVS, steps)),
+            ("next", "reward"): dice.random((ENVS, steps, 1), np.float32),
+            ("next", "observation"): dice.random((ENVS, steps, 3), np.float32),
+            ("next", "episode_end"): ends,
+            ("collector", "traj_ids"): np.zeros((ENVS, steps), np.int64),
+        }
+
+
+@pytest.mark.parametrize("steps_per_seed", [0, 7, None])
+def test_each_environment_has_what_it_would_have_alone(steps_per_seed):
+    """Rounds of other lengths too, as where a run goes on with another ``frames_per_batch``."""
+    together = Journal.blank(SPEC.action, ENVS, steps_per_seed=steps_per_seed)
+    alone = [Journal.blank(SPEC.action, 1, steps_per_seed=steps_per_seed) for _ in range(ENVS)]
+    for arrays in rounds_of([4, 4, 3, 4, 1, 5, 5, 2] * 4):
+        together = together.after(SPEC, arrays)
+        for env in range(ENVS):
+            mine = {key: array[env : env + 1] for key, array in arrays.items()}
+            alone[env] = alone[env].after(SPEC, mine)
+            assert same(together.stretch(env), alone[env].stretch(0))
+        back = Journal.from_arrays(
+            together.arrays(), slice(0, ENVS), steps_per_seed=steps_per_seed, round_index=0
+        )
+        together = back if len(arrays["action"][0]) == 5 else together
 
 
 def test_arrays_bring_back_the_games_of_any_part_of_the_environments():
     written = journal(storage(ends=(1,)), storage(ends=(3,), trajectory=1))
     for envs in (slice(0, 2), slice(1, 2)):
         back = Journal.from_arrays(written.arrays(), envs, steps_per_seed=0, round_index=2)
-        expected = written.stretches[envs]
-        assert all(map(same, back.stretches, expected))
-        assert len(back.stretches) == len(expected)
+        for env, expected in enumerate(range(ENVS)[envs]):
+            assert same(back.stretch(env), written.stretch(expected))
 
 
 def test_arrays_of_several_ranks_can_be_concatenated():
@@ -168,4 +204,4 @@ def test_arrays_of_several_ranks_can_be_concatenated():
         name: np.concatenate([array, other.arrays()[name]]) for name, array in one.arrays().items()
     }
     back = Journal.from_arrays(arrays, slice(2, 4), steps_per_seed=0, round_index=1)
-    assert all(map(same, back.stretches, other.stretches))
+    assert all(same(back.stretch(env), other.stretch(env)) for env in range(ENVS))

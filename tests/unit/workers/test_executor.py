@@ -35,8 +35,12 @@ def board():
 
 
 def make(board, create):
-    stretches = Journal.blank(board.spec.action, 2, steps_per_seed=0).stretches
-    return Executor(board, 1, cloudpickle.dumps(create), 5, stretches)
+    return Executor(board, 1, cloudpickle.dumps(create), 5, blank_stretches(board))
+
+
+def blank_stretches(board):
+    blank = Journal.blank(board.spec.action, 2, steps_per_seed=0)
+    return [blank.stretch(env) for env in range(2)]
 
 
 @pytest.fixture
@@ -184,8 +188,8 @@ class TestAnnouncements:
 
         monkeypatch.setattr(board, "ready", SimpleNamespace(put=answer))
         monkeypatch.setattr(board, "finished", SimpleNamespace(put=finish))
-        stretches = Journal.blank(board.spec.action, 2, steps_per_seed=0).stretches
-        task = ExecutorTask(board, 1, cloudpickle.dumps(CoordinateEnvs()), 5, stretches, 0)
+        create = cloudpickle.dumps(CoordinateEnvs())
+        task = ExecutorTask(board, 1, create, 5, blank_stretches(board), 0)
         board.doorbells[1].ring()
         with lifeline, pytest.raises(CrewStopped):
             task.run(lifeline)

@@ -2,7 +2,7 @@ import gymnasium
 import numpy as np
 import pytest
 
-from hts_torchrl.buffers.journal import Rows, Stretch
+from hts_torchrl.buffers.journal import Stretch, checksum_of_observation, checksum_of_rewards
 from hts_torchrl.config import ActionSpec, ArraySpec, EnvSpec
 from hts_torchrl.envs.gym import SerialGroup
 from hts_torchrl.errors import ReplayError
@@ -15,17 +15,16 @@ SPEC = EnvSpec(
 
 
 def game(env: int, steps: int) -> Stretch:
-    """A CartPole's game of some steps, seeded by its environment, checked at the end."""
+    """A CartPole's game of some steps, seeded by its environment, checked at each of them."""
     group = cartpoles(1)
     group.reset([env])
-    actions = np.arange(steps, dtype=np.uint8) % 2
-    played = Stretch(3, 0, Rows(actions[:0]))
-    for action in actions:
+    actions, checks, checksum = np.arange(steps, dtype=np.uint8) % 2, [], 0
+    for step, action in enumerate(actions, 1):
         transition = group.step(np.array([action]))
-        played = played.after(
-            np.array([action]), transition.reward, [transition.observation["observation"][0]]
-        )
-    return played
+        checksum = checksum_of_rewards(checksum, transition.reward)
+        checksum = checksum_of_observation(checksum, [transition.observation["observation"][0]])
+        checks.append((step, checksum))
+    return Stretch(3, 0, actions, np.array(checks, np.int64).reshape(-1, 2))
 
 
 def cartpoles(count: int) -> SerialGroup:
@@ -65,4 +64,4 @@ def test_a_game_that_is_another_names_environment_seed_and_step():
 
 
 def test_games_may_end_within_a_stretch():
-    play_again([Stretch(0, 0, Rows(np.zeros(100, np.uint8)))])
+    play_again([Stretch(0, 0, np.zeros(100, np.uint8), np.empty((0, 2), np.int64))])
