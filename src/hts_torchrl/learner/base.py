@@ -263,12 +263,13 @@ class Learner(LightningModule):
     def _before_forward(self, part: RoundPart) -> None:
         """Put the weights into place at which the gradient is taken."""
 
-    def on_before_optimizer_step(self, optimizer: Optimizer) -> None:  # noqa: ARG002
+    def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
         """Stop a run whose gradients are not finite."""
         batch, seen = self._part.round, self._observation_keys
         after = [("next", *((key,) if isinstance(key, str) else key)) for key in seen]
         require_finite_gradients(
             self.actor_critic,
+            optimizer,
             batch,
             [("next", "reward"), *after, *seen, "state_value", self._log_prob_key],
             first_env=self.global_rank * batch.shape[0],

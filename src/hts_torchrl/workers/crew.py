@@ -173,12 +173,15 @@ class ProcessCrew:
             missing -= set(self._board.finished.take_waiting(num_executors).tolist())
             if any(fd != self._board.finished.fileno() for fd, _ in ready):
                 self._raise_dead_worker(round_index)
-            silence_s = silence.lasts_s()
-            if self._waited < 0:  # they start one after another: a sign of any of them will do
-                silence_s[:] = silence_s.min()
-            if any(silence_s[worker] > self._board.config.timeout_s for worker in missing):
-                self._raise_silent_worker(round_index, self._silent(missing, silence_s))
+            if not ready:
+                self._require_signs_of_life(round_index, missing, silence.lasts_s())
         self._waited = round_index
+
+    def _require_signs_of_life(self, round_index: int, missing: set[int], silence_s: Array) -> None:
+        if self._waited < 0:  # they start one after another: a sign of any of them will do
+            silence_s[:] = silence_s.min()
+        if any(silence_s[worker] > self._board.config.timeout_s for worker in missing):
+            self._raise_silent_worker(round_index, self._silent(missing, silence_s))
 
     def _place(self, worker: int, round_index: int) -> WorkerPlace:
         config, logbook = self._board.config, self._board.logbook

@@ -67,6 +67,7 @@ class Executor:
             key: ArraySpec((len(envs), *array.shape), array.dtype)
             for key, array in board.spec.observations.items()
         }
+        self._observing = {call: observing(call, self._global_envs) for call in ("reset", "step")}
         self._seeds_given = [stretch.index for stretch in stretches]
         self._seed_steps = [len(stretch.actions) for stretch in stretches]
         first = np.array([stretch.trajectory for stretch in stretches], np.int64)
@@ -152,7 +153,7 @@ class Executor:
 
     def _require_declared(self, observation: Observation, call: str) -> None:
         """Refuse arrays of another shape or type: a cell would broadcast or convert them."""
-        with observing(call, self._global_envs):
+        with self._observing[call]:
             for key, spec in self._declared.items():
                 as_declared(key, observation.get(key), spec)
 
