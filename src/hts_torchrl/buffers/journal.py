@@ -94,15 +94,15 @@ class Stretch:
     """int64 ``[K, 2]``: steps so far, and the checksum over them, at the end of each round."""
 
 
-def checksum_of_rewards(before: int, rewards: Array) -> int:
-    """Continue a checksum over the rewards of some steps."""
-    return zlib.crc32(np.ascontiguousarray(rewards, np.float32).data, before)
+def checksum(before: int, arrays: Iterable[Array]) -> int:
+    """Continue a checksum: over rewards (float32), and over an observation at a round's end.
 
-
-def checksum_of_observation(before: int, arrays: Iterable[Array]) -> int:
-    """Continue a checksum over one observation, its arrays in the order of the specification."""
+    Args:
+        before: the checksum so far, 0 in the beginning.
+        arrays: contiguous, in the order of the specification.
+    """
     for array in arrays:
-        before = zlib.crc32(np.ascontiguousarray(array).data, before)
+        before = zlib.crc32(array.data, before)
     return before
 
 
@@ -159,19 +159,20 @@ class Journal:
         lengths, num_checks = self._lengths + steps, self._num_checks + 1
         sums = [0] * num_envs
         if self._num_checks.any():
-            sums = np.where(self._num_checks, self._checks.last(1)[0, 1:], 0).tolist()
+            sums = self._checks.last(1)[0, 1:].tolist()
         for env, step in self._game_ends(arrays):
             left = steps - 1 - step
             if lengths[env] - left >= (self.steps_per_seed or 0):
                 seeds[env] += 1
                 trajectories[env] = arrays["collector", "traj_ids"][env, step] // num_envs + 1
                 lengths[env], num_checks[env], sums[env] = left, min(left, 1), 0
-        rewards = np.ascontiguousarray(arrays["next", "reward"], np.float32)
-        seen = [arrays[next_key(key)][:, -1] for key in spec.observations]
+        rewards = arrays["next", "reward"].astype(np.float32)
+        seen = [np.ascontiguousarray(arrays[next_key(key)][:, -1]) for key in spec.observations]
         for env, played in enumerate(np.minimum(lengths, steps).tolist()):
             if played:
-                checksum = checksum_of_rewards(sums[env], rewards[env, steps - played :])
-                sums[env] = checksum_of_observation(checksum, [array[env] for array in seen])
+                sums[env] = checksum(
+                    sums[env], [rewards[env, steps - played :], *(array[env] for array in seen)]
+                )
         reserve = (self.steps_per_seed or 0) * 9 // 8  # the last game of a seed goes on past it
         return replace(
             self,

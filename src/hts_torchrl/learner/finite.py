@@ -39,7 +39,7 @@ def require_finite_gradients(
     """
     # Going through the modules of the policy would take longer than all else here.
     parameters = (p for group in optimizer.param_groups for p in group["params"])
-    gradients = [p.grad for p in parameters if p.grad is not None]
+    gradients = [gradient for p in parameters if (gradient := p.grad) is not None]
     if not gradients or math.isfinite(torch.stack(torch._foreach_norm(gradients)).max().item()):
         return
     for key in keys:

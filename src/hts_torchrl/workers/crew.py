@@ -167,13 +167,14 @@ class ProcessCrew:
             raise ProtocolError(f"waiting for round {round_index}, but {self._started} runs")
         num_executors = self._board.config.num_executors
         missing = set(range(num_executors))
-        silence = Silence(self._board.logbook)
+        silence = None
         while missing:
             ready = self._poll.poll(_SILENCE_CHECK_S * 1000)
             missing -= set(self._board.finished.take_waiting(num_executors).tolist())
             if any(fd != self._board.finished.fileno() for fd, _ in ready):
                 self._raise_dead_worker(round_index)
-            if not ready:
+            if not ready:  # most rounds are shorter, and need none of this
+                silence = silence or Silence(self._board.logbook)
                 self._require_signs_of_life(round_index, missing, silence.lasts_s())
         self._waited = round_index
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from hts_torchrl.buffers.arena import Array
-from hts_torchrl.buffers.journal import Stretch, checksum_of_observation, checksum_of_rewards
+from hts_torchrl.buffers.journal import Stretch, checksum
 from hts_torchrl.config import EnvSpec
 from hts_torchrl.envs.group import Transition
 from hts_torchrl.errors import ReplayError
@@ -58,14 +58,15 @@ class Replay:
             if step < start:
                 continue
             played = step - start + 1
-            self._sums[row] = checksum_of_rewards(self._sums[row], transition.reward[row : row + 1])
+            reward = transition.reward[row].astype(np.float32)
+            self._sums[row] = checksum(self._sums[row], [reward])
             if played not in self._checks[row]:
                 continue
             seen = (
                 transition.observation[key][row].astype(array.dtype)
                 for key, array in self._spec.observations.items()
             )
-            self._sums[row] = checksum_of_observation(self._sums[row], seen)
+            self._sums[row] = checksum(self._sums[row], seen)
             if self._sums[row] != self._checks[row][played]:
                 raise ReplayError(
                     f"environment {self._envs[row]} does not replay: what it has played since its "

@@ -2,7 +2,7 @@ import gymnasium
 import numpy as np
 import pytest
 
-from hts_torchrl.buffers.journal import Stretch, checksum_of_observation, checksum_of_rewards
+from hts_torchrl.buffers.journal import Stretch, checksum
 from hts_torchrl.config import ActionSpec, ArraySpec, EnvSpec
 from hts_torchrl.envs.gym import SerialGroup
 from hts_torchrl.errors import ReplayError
@@ -18,12 +18,11 @@ def game(env: int, steps: int) -> Stretch:
     """A CartPole's game of some steps, seeded by its environment, checked at each of them."""
     group = cartpoles(1)
     group.reset([env])
-    actions, checks, checksum = np.arange(steps, dtype=np.uint8) % 2, [], 0
+    actions, checks, known = np.arange(steps, dtype=np.uint8) % 2, [], 0
     for step, action in enumerate(actions, 1):
         transition = group.step(np.array([action]))
-        checksum = checksum_of_rewards(checksum, transition.reward)
-        checksum = checksum_of_observation(checksum, [transition.observation["observation"][0]])
-        checks.append((step, checksum))
+        known = checksum(known, [transition.reward, transition.observation["observation"][0]])
+        checks.append((step, known))
     return Stretch(3, 0, actions, np.array(checks, np.int64).reshape(-1, 2))
 
 
