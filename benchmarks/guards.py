@@ -5,11 +5,12 @@ Run: python benchmarks/guards.py [--quick]
 The guards: observations are held against what was declared, gradients must be finite, the journal,
 workers watch the lifeline and the collector watches them, and checkpoints are synced, with their
 digests. There is no option to be without them, so this program patches them away, in the workers
-too. A checkpoint is written every half of a measurement, which is far oftener than the command line
-does it (after evaluations), by our ``DurableCheckpointIO`` and by Lightning's own.
+too. A checkpoint is written every 10 seconds, which is far oftener than the command line does it
+(after evaluations), by our ``DurableCheckpointIO`` and by Lightning's own.
 
-A2C, 16 environments in 2 executors, 1 actor. Each measurement is a fresh process; both rows of a
-task take turns, each first every other time, and the ratio is taken within a turn.
+A2C, 16 environments in 2 executors, 1 actor. Both rows of a task take turns (``contest.py``), and
+ratios are taken within a turn: the table has their median, with its 95 % interval. As two processes
+of one program differ too, by 2 %, both are started anew several times, each first every other time.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 import select
+import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -24,10 +26,11 @@ from datetime import timedelta
 from typing import Any
 
 import numpy as np
+from contest import take_turns
 from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
-from measurement import crew_cpu_s, in_fresh_process, machine, spread
+from measurement import confidence, machine
 from stopwatch import Stopwatch, keep_freed_memory
 from throughput import Watch
 
@@ -60,7 +63,6 @@ NUM_ENVS, EXECUTORS = 16, 2
 class Run:
     task: str
     steps: int
-    seconds: float
     guarded: bool = True
 
 
@@ -116,21 +118,8 @@ def unguard_learner() -> None:
     HTSCollector._note = note_nothing
 
 
-class CPUWatch(Watch):
-    """Counts the CPU of all processes, too, which other programs on the machine disturb less."""
-
-    def on_train_batch_end(self, *arguments: Any) -> None:
-        super().on_train_batch_end(*arguments)
-        if self.watch.rounds == 0:
-            self.used_s = crew_cpu_s()
-
-    def on_train_end(self, *_: object) -> None:
-        steps = self.watch.rounds * self.watch.frames
-        self.cpu_us = 1e6 * (crew_cpu_s() - self.used_s) / steps
-
-
-def measure(run: Run) -> tuple[float, float]:
-    """Return steps a second, and microseconds of CPU a step."""
+def train(run: Run) -> None:
+    """Train until this process is ended."""
     keep_freed_memory()
     envs, network = TASKS[run.task]
     if not run.guarded:
@@ -141,33 +130,33 @@ def measure(run: Run) -> tuple[float, float]:
         envs, frames_per_batch=frames, total_frames=frames * 10**9, num_envs=NUM_ENVS,
         envs_per_executor=NUM_ENVS // EXECUTORS,
     )  # fmt: skip
-    watch = CPUWatch(Stopwatch(frames, run.seconds))
-    with tempfile.TemporaryDirectory() as folder:
-        often = timedelta(seconds=run.seconds / 2)
-        checkpoint = ModelCheckpoint(
-            folder, "last", train_time_interval=often, enable_version_counter=False
-        )
-        trainer = Trainer(
-            accelerator="cpu", devices=1, max_epochs=1, limit_val_batches=0, gradient_clip_val=0.5,
-            plugins=[DurableCheckpointIO() if run.guarded else TorchCheckpointIO()], logger=False,
-            callbacks=[watch, checkpoint], enable_progress_bar=False,
-            enable_model_summary=False,
-        )  # fmt: skip
-        trainer.fit(A2C(network=network), data)
-    return watch.watch.steps_per_s, watch.cpu_us
+    checkpoint = ModelCheckpoint(
+        tempfile.gettempdir(), "last", train_time_interval=timedelta(seconds=10),
+        enable_version_counter=False,
+    )  # fmt: skip
+    trainer = Trainer(
+        accelerator="cpu", devices=1, max_epochs=1, limit_val_batches=0, gradient_clip_val=0.5,
+        plugins=[DurableCheckpointIO() if run.guarded else TorchCheckpointIO()], logger=False,
+        callbacks=[Watch(Stopwatch(frames, 0)), checkpoint], enable_progress_bar=False,
+        enable_model_summary=False,
+    )  # fmt: skip
+    trainer.fit(A2C(network=network), data)
 
 
-def compare(guarded: Run, repeats: int) -> None:
-    pair = (guarded, replace(guarded, guarded=False))
-    turns: dict[Run, list[tuple[float, float]]] = {run: [] for run in pair}
-    for turn in range(repeats):
-        for run in pair if turn % 2 else pair[::-1]:
-            # Patches stay: each in a process of its own.
-            turns[run].append(in_fresh_process(__file__, asdict(run)))
-    with_guards, without = (np.array(turns[run]).T for run in pair)
+def compare(guarded: Run, starts: int, turns: int, seconds: float) -> None:
+    pair = [guarded, replace(guarded, guarded=False)]
+    child = [sys.executable, __file__, "--child"]
+    frames = NUM_ENVS * guarded.steps
+    figures: dict[Run, list[tuple[float, float]]] = {run: [] for run in pair}
+    for start in range(starts):
+        commands = {run: [*child, json.dumps(asdict(run))] for run in pair[:: (-1) ** start]}
+        for run, taken in take_turns(commands, turns, seconds).items():
+            for turn in taken:
+                steps = turn.rounds * frames
+                figures[run].append((steps / turn.seconds, 1e6 * turn.cpu_s / steps))
     cells = []
-    for one, other in zip(with_guards, without, strict=True):
-        cells += [spread(one), spread(other), spread(one / other, ".3f")]
+    for one, other in zip(*(np.array(figures[run]).T for run in pair), strict=True):
+        cells += [f"{np.median(one):.0f}", f"{np.median(other):.0f}", confidence(one / other)]
     print(f"| {guarded.task}, {guarded.steps} steps | " + " | ".join(cells) + " |", flush=True)
 
 
@@ -175,22 +164,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
     parser.add_argument("--steps-per-round", type=int, nargs="+", default=[5, 20])
-    parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--seconds", type=float, default=20.0)
-    parser.add_argument("--quick", action="store_true", help="2 repeats of 2 s: does it run?")
+    parser.add_argument("--starts", type=int, default=8)
+    parser.add_argument("--turns", type=int, default=25, help="of each start")
+    parser.add_argument("--seconds", type=float, default=0.5, help="of a turn")
+    parser.add_argument("--quick", action="store_true", help="2 starts of 2 turns: does it run?")
     parser.add_argument("--child", type=json.loads, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
-        print(json.dumps(measure(Run(**args.child))))
+        train(Run(**args.child))
         return
     if args.quick:
-        args.repeats, args.seconds = 2, 2.0
+        args.starts = args.turns = 2
     print(machine())
     print("| task | steps/s with guards | without | ratio | us of CPU a step | without | ratio |")
     print("|---|" + "---|" * 6)
     for task in args.tasks:
         for steps in args.steps_per_round:
-            compare(Run(task, steps, args.seconds), args.repeats)
+            compare(Run(task, steps), args.starts, args.turns, args.seconds)
 
 
 if __name__ == "__main__":

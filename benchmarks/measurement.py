@@ -36,6 +36,14 @@ def spread(values: Iterable[float], form: str = ".0f") -> str:
     return f"{np.median(values):{form}} ({min(values):{form}} to {max(values):{form}})"
 
 
+def confidence(values: Iterable[float], form: str = ".3f") -> str:
+    """Return the median and its 95 % interval (percentiles of 10,000 resamples' medians)."""
+    values = np.asarray(list(values))
+    resamples = np.random.default_rng(0).choice(values, (10_000, len(values)))
+    low, high = np.percentile(np.median(resamples, axis=1), [2.5, 97.5])
+    return f"{np.median(values):{form}} ({low:{form}} to {high:{form}})"
+
+
 def cpu_s(pid: int) -> float:
     """Return the seconds of CPU that a process has used, of user and system, in all threads."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

@@ -12,8 +12,8 @@ and cores, and as many executors as cores. From the last row to the first one th
 - ``HTS-RL``: a round is collected during the update.
 
 Each is measured with one torch thread for the learner and with as many as there are cores, which
-the synchronous rows have for themselves during an update. Each measurement is a fresh process, the
-rows take turns, and ratios to HTS-RL are taken within a turn, from the faster of the two threads.
+the synchronous rows have for themselves during an update. The rows take turns (``contest.py``), and
+ratios to HTS-RL are taken within a turn, from the faster of the two threads.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import sys
 from dataclasses import asdict, dataclass, fields
 from itertools import product
 from pathlib import Path
@@ -28,8 +29,9 @@ from typing import Any
 
 import numpy as np
 import yaml
+from contest import take_turns
 from lightning.pytorch import Trainer
-from measurement import CORES, in_fresh_process, machine, spread
+from measurement import CORES, confidence, machine, spread
 from stopwatch import Stopwatch, keep_freed_memory
 from throughput import Watch
 
@@ -51,11 +53,10 @@ class Run:
     num_envs: int
     steps_per_round: int
     precision: str
-    seconds: float
 
 
-def train(run: Run) -> float:
-    """Train in this process; returns steps a second."""
+def train(run: Run) -> None:
+    """Train until this process is ended."""
     config, frames = yaml.safe_load(CONFIG.read_text()), run.num_envs * run.steps_per_round
     settings = dict(MODES[run.mode])
     if "step_barrier" in settings:
@@ -64,30 +65,22 @@ def train(run: Run) -> float:
         FootballEnvs(run.scenario), frames_per_batch=frames, total_frames=frames * 10**6,
         num_envs=run.num_envs, envs_per_executor=max(1, run.num_envs // CORES), seed=1, **settings,
     )  # fmt: skip
-    watch = Stopwatch(frames, run.seconds)
     trainer = Trainer(
         accelerator="cpu", devices=1, max_epochs=1, limit_val_batches=0, precision=run.precision,
-        gradient_clip_val=config["trainer"]["gradient_clip_val"], callbacks=[Watch(watch)],
-        logger=False, enable_progress_bar=False, enable_model_summary=False,
-        enable_checkpointing=False,
+        gradient_clip_val=config["trainer"]["gradient_clip_val"],
+        callbacks=[Watch(Stopwatch(frames, 0))], logger=False, enable_progress_bar=False,
+        enable_model_summary=False, enable_checkpointing=False,
     )  # fmt: skip
     trainer.fit(PPO(**config["model"]["init_args"], num_threads=run.threads), data)
-    return watch.steps_per_s
-
-
-def measure(run: Run) -> float:
-    """Return steps a second, measured in a fresh process."""
-    speed: float = in_fresh_process(__file__, asdict(run), seconds=900)
-    setting = f"{run.num_envs} environments, {run.threads} threads"
-    print(f"{speed:8.0f}  {run.mode}, {setting}", flush=True)
-    return speed
 
 
 def report(speeds: dict[Run, list[float]], num_envs: int) -> str:
     """Return a table with the median, smallest and largest of each row, and ratios."""
     mine = {run: np.array(values) for run, values in speeds.items() if run.num_envs == num_envs}
-    lines = [f"| {num_envs} environments | steps/s of each learner's threads | HTS-RL beside it |",
-             "|---|---|---|"]  # fmt: skip
+    head = (
+        f"| {num_envs} environments | steps/s of each learner's threads | HTS-RL beside it, 95 % |"
+    )
+    lines = [head, "|---|---|---|"]
     faster = {
         mode: max((values for run, values in mine.items() if run.mode == mode), key=np.median)
         for mode in dict.fromkeys(run.mode for run in mine)
@@ -97,7 +90,7 @@ def report(speeds: dict[Run, list[float]], num_envs: int) -> str:
             f"{run.threads}: {spread(v)}" for run, v in mine.items() if run.mode == mode
         )
         ratio = faster["HTS-RL"] / best if "HTS-RL" in faster else np.array([np.nan])
-        lines.append(f"| {mode} | {cells} | {spread(ratio, '.2f')} |")
+        lines.append(f"| {mode} | {cells} | {confidence(ratio, '.2f')} |")
     return "\n".join(lines)
 
 
@@ -108,29 +101,31 @@ def main() -> None:
     parser.add_argument("--num-envs", type=int, nargs="+", default=[8, 16])
     parser.add_argument("--steps-per-round", type=int, default=128)
     parser.add_argument("--precision", choices=["32-true", "bf16-mixed"], default="32-true")
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=20, help="of a measurement, less warm-up")
-    parser.add_argument("--quick", action="store_true", help="one turn of rounds of 16 steps")
+    parser.add_argument("--turns", type=int, default=12)
+    parser.add_argument("--seconds", type=float, default=5, help="of a turn, at least a round")
+    parser.add_argument("--quick", action="store_true", help="2 turns, rounds of 16 steps")
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results")
     parser.add_argument("--child", type=json.loads, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
         keep_freed_memory()
-        print(train(Run(**args.child)), flush=True)
+        train(Run(**args.child))
         return
     if args.quick:
-        args.repeats, args.seconds, args.steps_per_round = 1, 3.0, 16
+        args.turns, args.seconds, args.steps_per_round = 2, 3.0, 16
     about = machine()
     print(about)
-    threads = list(dict.fromkeys([1, CORES]))
-    task = (args.scenario, args.steps_per_round, args.precision, args.seconds)
-    runs = [
-        Run(mode, count, task[0], num_envs, *task[1:])
-        for num_envs, mode, count in product(args.num_envs, args.rows, threads)
-    ]
-    speeds: dict[Run, list[float]] = {run: [] for run in runs}
-    for _, run in product(range(args.repeats), runs):
-        speeds[run].append(measure(run))
+    speeds: dict[Run, list[float]] = {}
+    for num_envs in args.num_envs:
+        runs = [
+            Run(mode, threads, args.scenario, num_envs, args.steps_per_round, args.precision)
+            for mode, threads in product(args.rows, dict.fromkeys([1, CORES]))
+        ]
+        child = [sys.executable, __file__, "--child"]
+        commands = {run: [*child, json.dumps(asdict(run))] for run in runs}
+        frames = num_envs * args.steps_per_round
+        for run, turns in take_turns(commands, args.turns, args.seconds).items():
+            speeds[run] = [turn.rounds * frames / turn.seconds for turn in turns]
     tables = [report(speeds, num_envs) for num_envs in args.num_envs]
     text = "\n\n".join(tables) + "\n"
     print("\n" + text)

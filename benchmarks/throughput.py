@@ -1,8 +1,8 @@
 """Training throughput on Atari: this project beside its peers.
 
 A figure is environment steps a second of rollout *and* learning together, on one game with the
-Nature network and the same batch: A2C, or PPO with 4 epochs of 4 minibatches. Each measurement is a
-fresh process, the rows take turns, and ratios are taken within a turn.
+Nature network and the same batch: A2C, or PPO with 4 epochs of 4 minibatches. The rows take turns
+of a few seconds (``contest.py``), and ratios are taken within a turn.
 
 Stable-Baselines3, SheepRL, Sample Factory (PPO only) and a single-file learner in the manner of
 CleanRL on EnvPool's emulators have programs of their own (``peer_*.py``) and, made at their first
@@ -47,10 +47,11 @@ import gymnasium
 import numpy as np
 import torch
 from ale_py.vector_env import AtariVectorEnv
+from contest import take_turns
 from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation, TransformReward
 from lightning.pytorch import Callback, Trainer
 from matplotlib.figure import Figure
-from measurement import CORES, machine, spread
+from measurement import CORES, confidence, machine
 from stopwatch import Stopwatch, keep_freed_memory
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
@@ -393,13 +394,16 @@ def interpreter(peer: str | None) -> str:
     return python
 
 
-def measure(run: Run) -> float:
-    """Return steps a second, measured in a fresh process; 0 if that fails."""
+def command(run: Run) -> list[str | Path]:
     peer = peer_of(run.system)
-    program = Path(__file__).with_name(f"peer_{peer}.py") if peer else __file__
-    command = [interpreter(peer), program, "--child", json.dumps(asdict(run))]
+    program = Path(__file__).with_name(f"peer_{peer}.py") if peer else Path(__file__)
+    return [interpreter(peer), program, "--child", json.dumps(asdict(run))]
+
+
+def measure(run: Run) -> float:
+    """Return steps a second, measured by itself in a fresh process; 0 if that fails."""
     result = subprocess.run(
-        ["timeout", "900", *map(str, command)], capture_output=True, text=True, check=False
+        ["timeout", "900", *command(run)], capture_output=True, text=True, check=False
     )
     last = "0" if result.returncode else result.stdout.splitlines()[-1]
     speed, remark = float(last.split()[0]), last.partition(" ")[2]
@@ -409,28 +413,27 @@ def measure(run: Run) -> float:
 
 
 def tune(system: str, task: Run) -> Run:
-    """Return the fastest setting of a row, each measured for half the time."""
-    short = replace(task, seconds=task.seconds / 2)
-    speeds = {run: measure(run) for run in candidates(system, short)}
+    """Return the fastest setting of a row, each measured by itself for as long as a turn."""
+    speeds = {run: measure(run) for run in candidates(system, task)}
     if system != "trainer" and not peer_of(system):
         compiled = replace(max(speeds, key=speeds.__getitem__), compiled=True)
         speeds[compiled] = measure(compiled)
-    return replace(max(speeds, key=speeds.__getitem__), seconds=task.seconds)
+    return max(speeds, key=speeds.__getitem__)
 
 
 def report(speeds: dict[Run, list[float]]) -> str:
     """Return a Markdown table; ratios are those of the first row to each, within a turn."""
     (first, base), *_ = speeds.items()
     task = f"{first.game}, {first.algorithm}, {first.num_envs} environments, {first.steps} steps"
-    text = f"""{task}, {first.seconds:g} s
+    text = f"""{task}, {len(base)} turns of {first.seconds:g} s
 
-| row | steps/s | min | max | first row / this | setting |
+| row | steps/s | min | max | first row / this, 95 % | setting |
 |---|---|---|---|---|---|
 """
     for run, values in speeds.items():
         ratios = [a / b for a, b in zip(base, values, strict=True)]
         figures = " | ".join(f"{f(values):.0f}" for f in (np.median, min, max))
-        text += f"| {run.name} | {figures} | {spread(ratios, '.2f')} | {run.setting} |\n"
+        text += f"| {run.name} | {figures} | {confidence(ratios, '.2f')} | {run.setting} |\n"
     return text
 
 
@@ -451,11 +454,11 @@ def main() -> None:
     parser.add_argument("--algorithm", choices=["a2c", "ppo"], default="a2c")
     parser.add_argument("--num-envs", type=int, default=16)
     parser.add_argument("--steps-per-round", type=int, nargs="+", default=[5])
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=20, help="of a measurement, less warm-up")
+    parser.add_argument("--turns", type=int, default=20)
+    parser.add_argument("--seconds", type=float, default=4, help="of a turn")
     parser.add_argument("--tune", action="store_true", help="find each row's best setting first")
     parser.add_argument("--bf16", action="store_true", help="add all rows in bfloat16")
-    parser.add_argument("--quick", action="store_true", help="2 repeats of 3 s: does it run?")
+    parser.add_argument("--quick", action="store_true", help="2 turns of 3 s: does it run?")
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results")
     parser.add_argument("--child", type=json.loads, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -473,14 +476,15 @@ def main() -> None:
         args.rows = [name for name in args.rows if name in learners]
     else:
         args.rows = [name for name in args.rows if peer_of(name) != "sample_factory"]
-    args.repeats, args.seconds = (2, 3.0) if args.quick else (args.repeats, args.seconds)
+    args.turns, args.seconds = (2, 3.0) if args.quick else (args.turns, args.seconds)
     text, speeds = [machine()], {}
     for steps in args.steps_per_round:
         task = Run("", args.game, args.num_envs, steps, args.seconds, args.algorithm)
         runs = [tune(name, task) if args.tune else candidates(name, task)[0] for name in args.rows]
         runs += [replace(run, bf16=True) for run in runs if args.bf16 and not peer_of(run.system)]
-        for _, run in product(range(args.repeats), runs):
-            speeds.setdefault(run, []).append(measure(run) or sys.exit(f"{run.name} failed"))
+        taken = take_turns({run: command(run) for run in runs}, args.turns, args.seconds)
+        for run, turns in taken.items():
+            speeds[run] = [turn.rounds * run.frames / turn.seconds for turn in turns]
         text.append(report({run: speeds[run] for run in runs}))
         print("\n", *text, sep="\n", flush=True)
     args.output.mkdir(parents=True, exist_ok=True)

@@ -8,8 +8,8 @@ Two tables, A2C on one Atari game with the Nature network, every row a fresh pro
   they train together; the steps a second that this work would allow if no core ever idled; and the
   share of that which is reached;
 - *alone*: the parts by themselves on an otherwise idle core, with and without
-  ``keep_freed_memory``: an environment's step, an actor's pass of 8 rows, and the update's forward
-  and backward pass.
+  ``keep_freed_memory``: an environment's step, an actor's passes of 8 and of 16 rows, the update's
+  forward pass, and its forward and backward pass.
 """
 
 from __future__ import annotations
@@ -76,28 +76,32 @@ def per_second(work: Callable[[], object], seconds: float) -> float:
 
 
 def alone(run: Run) -> dict[str, float]:
-    """Return microseconds of a step, of one of the 8 rows of a pass, of a sample of an update."""
+    """Return microseconds of a step, of a row of a pass, of a sample of an update."""
     torch.set_num_threads(1)
     group = AtariEnvs(run.game).group(range(4))
     random = np.random.default_rng(0)
     observation = group.reset([0, 1, 2, 3])["observation"]
     policy = make_actor_critic("nature", group.spec)
     precision = "bf16-mixed" if run.bf16 else "32-true"
-    actor = make_actor_critic("nature", group.spec)
-    inference = PolicyInference(actor, group.spec, batch_size=8, precision=precision)
-    rows = {"observation": np.concatenate([observation, observation])}
     pixels = torch.from_numpy(observation).repeat(run.frames // 4, 1, 1, 1)
 
-    def update() -> None:
+    def actors_pass(rows: int) -> Callable[[], object]:
+        actor = make_actor_critic("nature", group.spec)
+        inference = PolicyInference(actor, group.spec, batch_size=rows, precision=precision)
+        observations = {"observation": np.tile(observation, (rows // 4, 1, 1, 1))}
+        return lambda: inference.answer(observations, random.random((rows, 1)))
+
+    def forward() -> torch.Tensor:
         with torch.autocast("cpu", torch.bfloat16, enabled=run.bf16):
             result = evaluate(policy, {"observation": pixels}, run.frames)
-        loss = result.distribution.entropy().mean() + result.value.float().square().mean()
-        loss.backward()
+        return result.distribution.entropy().mean() + result.value.float().square().mean()
 
     works = {
         "environment step": (4, lambda: group.step(random.integers(2, size=4))),
-        "actor's row": (8, lambda: inference.answer(rows, random.random((8, 1)))),
-        "update's sample": (run.frames, update),
+        "actor's row of 8": (8, actors_pass(8)),
+        "of 16": (16, actors_pass(16)),
+        "update's sample, forward": (run.frames, forward),
+        "forward and backward": (run.frames, lambda: forward().backward()),
     }
     figures = {
         name: 1e6 / (count * per_second(work, run.seconds)) for name, (count, work) in works.items()
@@ -161,7 +165,8 @@ def main() -> None:
             {"glibc's defaults": False, "freed memory kept": True}.items(),
         )
     }  # fmt: skip
-    table("| alone, us | environment step | actor's row | update's sample |", rows, args.repeats)
+    head = "| alone, us | environment step | actor's row of 8 | of 16 | update's sample, forward |"
+    table(f"{head} forward and backward |", rows, args.repeats)
 
 
 if __name__ == "__main__":
