@@ -24,7 +24,7 @@ from typing import NamedTuple, Self, TypeVar
 import numpy as np
 from stopwatch import NO_ROUNDS, ROUNDS_FILE
 
-START_S = 600.0
+LIMIT_S = 600.0
 Name = TypeVar("Name", bound=Hashable)
 
 
@@ -61,11 +61,9 @@ class Contestant:
         self._process.wait()
 
     def warm_up(self) -> None:
-        deadline_s = time.perf_counter() + START_S
+        began_s = time.perf_counter()
         while self._rounds[0] < 0:
-            self._require_alive()
-            if time.perf_counter() > deadline_s:
-                sys.exit(f"{self._process.args} was not warm after {START_S:g} s")
+            self._require_life(time.perf_counter() - began_s)
             time.sleep(0.01)
         os.killpg(self._process.pid, signal.SIGSTOP)
 
@@ -80,13 +78,14 @@ class Contestant:
             if rounds != last and now_s >= seconds:
                 break
             last = rounds
-            self._require_alive()
+            self._require_life(now_s - seconds)
         os.killpg(self._process.pid, signal.SIGSTOP)
         return Turn(rounds - first, now_s, self._cpu_s() - used_s)
 
-    def _require_alive(self) -> None:
-        if self._process.poll() is not None:
-            sys.exit(f"{self._process.args} ended\n{self._errors.read_text()[-3000:]}")
+    def _require_life(self, waited_s: float) -> None:
+        problem = "ended" if self._process.poll() is not None else f"made no round in {LIMIT_S:g} s"
+        if problem == "ended" or waited_s > LIMIT_S:
+            sys.exit(f"{self._process.args} {problem}\n{self._errors.read_text()[-3000:]}")
 
     def _cpu_s(self) -> float:
         """Return the seconds of CPU that the process group has used, in all threads."""
@@ -103,6 +102,8 @@ def take_turns(
     commands: Mapping[Name, Sequence[str | Path]], turns: int, seconds: float
 ) -> dict[Name, list[Turn]]:
     """Start the programs, one after the other; returns what each did in each of its turns."""
+    # Else they would stay behind, stopped.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     taken: dict[Name, list[Turn]] = {name: [] for name in commands}
     with ExitStack() as stack:
         contestants = {}

@@ -5,12 +5,13 @@ Run: python benchmarks/guards.py [--quick]
 The guards: observations are held against what was declared, gradients must be finite, the journal,
 workers watch the lifeline and the collector watches them, and checkpoints are synced, with their
 digests. There is no option to be without them, so this program patches them away, in the workers
-too. A checkpoint is written every 10 seconds, which is far oftener than the command line does it
-(after evaluations), by our ``DurableCheckpointIO`` and by Lightning's own.
+too. A checkpoint is written every 10 seconds of the clock, half of which a program runs, by our
+``DurableCheckpointIO`` and by Lightning's own.
 
 A2C, 16 environments in 2 executors, 1 actor. Both rows of a task take turns (``contest.py``), and
 ratios are taken within a turn: the table has their median, with its 95 % interval. As two processes
-of one program differ too, by 2 %, both are started anew several times, each first every other time.
+of one program may differ for as long as they live, both are started anew several times, each first
+every other time.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from __future__ import annotations
 import argparse
 import json
 import select
-import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -30,7 +30,7 @@ from contest import take_turns
 from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
-from measurement import confidence, machine
+from measurement import child_of, confidence, machine
 from stopwatch import Stopwatch, keep_freed_memory
 from throughput import Watch
 
@@ -145,11 +145,10 @@ def train(run: Run) -> None:
 
 def compare(guarded: Run, starts: int, turns: int, seconds: float) -> None:
     pair = [guarded, replace(guarded, guarded=False)]
-    child = [sys.executable, __file__, "--child"]
     frames = NUM_ENVS * guarded.steps
     figures: dict[Run, list[tuple[float, float]]] = {run: [] for run in pair}
     for start in range(starts):
-        commands = {run: [*child, json.dumps(asdict(run))] for run in pair[:: (-1) ** start]}
+        commands = {run: child_of(__file__, asdict(run)) for run in pair[:: (-1) ** start]}
         for run, taken in take_turns(commands, turns, seconds).items():
             for turn in taken:
                 steps = turn.rounds * frames

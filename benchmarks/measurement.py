@@ -18,12 +18,17 @@ import numpy as np
 CORES = len(os.sched_getaffinity(0))
 
 
+def child_of(program: str, child: Any) -> list[str]:
+    """Return the command that runs a program with ``--child`` and its argument."""
+    return [sys.executable, program, "--child", json.dumps(child)]
+
+
 def in_fresh_process(program: str, child: Any, seconds: float = 300) -> Any:
     """Run a program with ``--child``, its argument and its last line of output in JSON.
 
     Ends this process, with the end of the other's errors, if that one fails or takes longer.
     """
-    command = ["timeout", f"{seconds:g}", sys.executable, program, "--child", json.dumps(child)]
+    command = ["timeout", f"{seconds:g}", *child_of(program, child)]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     if result.returncode:
         sys.exit(f"{child} ended with status {result.returncode}\n{result.stderr[-3000:]}")

@@ -21,7 +21,6 @@ from __future__ import annotations
 import argparse
 import csv
 import json
-import sys
 from dataclasses import asdict, dataclass, fields
 from itertools import product
 from pathlib import Path
@@ -31,7 +30,7 @@ import numpy as np
 import yaml
 from contest import take_turns
 from lightning.pytorch import Trainer
-from measurement import CORES, confidence, machine, spread
+from measurement import CORES, child_of, confidence, machine, spread
 from stopwatch import Stopwatch, keep_freed_memory
 from throughput import Watch
 
@@ -121,8 +120,7 @@ def main() -> None:
             Run(mode, threads, args.scenario, num_envs, args.steps_per_round, args.precision)
             for mode, threads in product(args.rows, dict.fromkeys([1, CORES]))
         ]
-        child = [sys.executable, __file__, "--child"]
-        commands = {run: [*child, json.dumps(asdict(run))] for run in runs}
+        commands = {run: child_of(__file__, asdict(run)) for run in runs}
         frames = num_envs * args.steps_per_round
         for run, turns in take_turns(commands, args.turns, args.seconds).items():
             speeds[run] = [turn.rounds * frames / turn.seconds for turn in turns]
