@@ -20,14 +20,14 @@ NO_ROUNDS = -(2**62)
 
 
 class Stopwatch:
-    """Measures steps a second after 2400 steps of warm-up, and 5 updates.
+    """Measures steps a second after 2400 steps of warm-up, and 2 updates.
 
     In a contest (``contest.py``) it counts rounds in a file, and there are never enough.
     """
 
     def __init__(self, frames_per_round: int, seconds: float) -> None:
         self.frames, self.seconds = frames_per_round, seconds
-        self.rounds = -max(5, 2400 // frames_per_round)
+        self.rounds = -max(2, 2400 // frames_per_round)
         path = os.environ.get(ROUNDS_FILE)
         self.counter = np.memmap(path, np.int64, "r+", shape=1) if path else None
 

@@ -87,6 +87,7 @@ PEERS = {
     "sample_factory": ["sample-factory>=2.1,<2.2", "gymnasium<1", "numpy<2", "ale-py<0.11"],
 }
 ENVIRONMENTS = Path(__file__).parent / ".venvs"
+LEARNS_DURING_ROLLOUT = ("trainer", "loop", "async", "async_batched", "sample_factory_async")
 
 
 def peer_of(system: str) -> str | None:
@@ -395,9 +396,16 @@ def interpreter(peer: str | None) -> str:
 
 
 def command(run: Run) -> list[str | Path]:
+    """Return what runs it.
+
+    Learner threads that spin while they wait for each other take the cores of all who act
+    meanwhile. Where nobody acts during an update, spinning for a while, OpenMP's usual way, is
+    as fast or faster.
+    """
+    passive = ["env", "OMP_WAIT_POLICY=passive"] if run.system in LEARNS_DURING_ROLLOUT else []
     peer = peer_of(run.system)
     program = Path(__file__).with_name(f"peer_{peer}.py") if peer else Path(__file__)
-    return [interpreter(peer), program, "--child", json.dumps(asdict(run))]
+    return [*passive, interpreter(peer), program, "--child", json.dumps(asdict(run))]
 
 
 def measure(run: Run) -> float:
@@ -442,7 +450,13 @@ def draw(speeds: dict[Run, list[float]], path: Path) -> None:
     for run, values in reversed(speeds.items()):
         middle, colour = np.median(values), "C0" if run.name.startswith("hts") else "C7"
         errors = [[middle - min(values)], [max(values) - middle]]
-        axes.barh(f"{run.name}, {run.steps} steps", middle, xerr=errors, color=colour, capsize=3)
+        axes.barh(
+            f"{run.name}, {run.game}, {run.steps} steps",
+            middle,
+            xerr=errors,
+            color=colour,
+            capsize=3,
+        )
     axes.set_xlabel("training steps a second")
     axes.figure.savefig(path, dpi=150)
 
@@ -450,7 +464,7 @@ def draw(speeds: dict[Run, list[float]], path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Training throughput on Atari")
     parser.add_argument("--rows", nargs="+", choices=NAMES, default=list(NAMES))
-    parser.add_argument("--game", default="breakout")
+    parser.add_argument("--games", nargs="+", default=["breakout"])
     parser.add_argument("--algorithm", choices=["a2c", "ppo"], default="a2c")
     parser.add_argument("--num-envs", type=int, default=16)
     parser.add_argument("--steps-per-round", type=int, nargs="+", default=[5])
@@ -478,8 +492,8 @@ def main() -> None:
         args.rows = [name for name in args.rows if peer_of(name) != "sample_factory"]
     args.turns, args.seconds = (2, 3.0) if args.quick else (args.turns, args.seconds)
     text, speeds = [machine()], {}
-    for steps in args.steps_per_round:
-        task = Run("", args.game, args.num_envs, steps, args.seconds, args.algorithm)
+    for game, steps in product(args.games, args.steps_per_round):
+        task = Run("", game, args.num_envs, steps, args.seconds, args.algorithm)
         runs = [tune(name, task) if args.tune else candidates(name, task)[0] for name in args.rows]
         runs += [replace(run, bf16=True) for run in runs if args.bf16 and not peer_of(run.system)]
         taken = take_turns({run: command(run) for run in runs}, args.turns, args.seconds)
