@@ -25,7 +25,8 @@ sent after each update. Gymnasium's wrapper (OpenCV) preprocesses the pixels.
 
 ``--tune`` measures for each row, this project's too: torch threads of the main process and of the
 workers, emulator threads, number of workers, vectorisation, memory format, and for the common loop
-``torch.compile`` of the update (the policy compiled as well was slower); the fastest are compared.
+``torch.compile`` of the update (the policy compiled as well was slower); the best four of each row
+take turns, and the fastest are compared.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ import json
 import multiprocessing
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from importlib.metadata import version
@@ -87,6 +89,7 @@ PEERS = {
     "sample_factory": ["sample-factory>=2.1,<2.2", "gymnasium<1", "numpy<2", "ale-py<0.11"],
 }
 ENVIRONMENTS = Path(__file__).parent / ".venvs"
+FINALISTS, FINAL_TURNS = 4, 5
 LEARNS_DURING_ROLLOUT = ("trainer", "loop", "async", "async_batched", "sample_factory_async")
 
 
@@ -420,13 +423,31 @@ def measure(run: Run) -> float:
     return speed
 
 
+def contest(runs: Sequence[Run], turns: int, seconds: float) -> dict[Run, list[float]]:
+    """Return the steps a second of each run in each of its turns."""
+    taken = take_turns({run: command(run) for run in runs}, turns, seconds)
+    return {
+        run: [turn.rounds * run.frames / turn.seconds for turn in each]
+        for run, each in taken.items()
+    }
+
+
 def tune(system: str, task: Run) -> Run:
-    """Return the fastest setting of a row, each measured by itself for as long as a turn."""
+    """Return the fastest setting of a row.
+
+    Each is measured by itself for as long as a turn, which is one glimpse of a machine that changes
+    its speed; the best of them then take turns.
+    """
     speeds = {run: measure(run) for run in candidates(system, task)}
     if system != "trainer" and not peer_of(system):
         compiled = replace(max(speeds, key=speeds.__getitem__), compiled=True)
         speeds[compiled] = measure(compiled)
-    return max(speeds, key=speeds.__getitem__)
+    best = sorted(speeds, key=speeds.__getitem__)[-FINALISTS:]
+    finals = contest([run for run in best if speeds[run]], FINAL_TURNS, task.seconds)
+    medians = {run: float(np.median(values)) for run, values in finals.items()}
+    for run, speed in medians.items():
+        print(f"{speed:8.0f}  {run.name:31} {run.setting} (of {FINAL_TURNS} turns)", flush=True)
+    return max(medians, key=medians.__getitem__)
 
 
 def report(speeds: dict[Run, list[float]]) -> str:
@@ -496,9 +517,7 @@ def main() -> None:
         task = Run("", game, args.num_envs, steps, args.seconds, args.algorithm)
         runs = [tune(name, task) if args.tune else candidates(name, task)[0] for name in args.rows]
         runs += [replace(run, bf16=True) for run in runs if args.bf16 and not peer_of(run.system)]
-        taken = take_turns({run: command(run) for run in runs}, args.turns, args.seconds)
-        for run, turns in taken.items():
-            speeds[run] = [turn.rounds * run.frames / turn.seconds for turn in turns]
+        speeds |= contest(runs, args.turns, args.seconds)
         text.append(report({run: speeds[run] for run in runs}))
         print("\n", *text, sep="\n", flush=True)
     args.output.mkdir(parents=True, exist_ok=True)
