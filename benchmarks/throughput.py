@@ -402,8 +402,7 @@ def command(run: Run) -> list[str | Path]:
     """Return what runs it.
 
     Learner threads that spin while they wait for each other take the cores of all who act
-    meanwhile. Where nobody acts during an update, spinning for a while, OpenMP's usual way, is
-    as fast or faster.
+    meanwhile. Where nobody acts during an update, they wait as OpenMP has it.
     """
     passive = ["env", "OMP_WAIT_POLICY=passive"] if run.system in LEARNS_DURING_ROLLOUT else []
     peer = peer_of(run.system)
@@ -443,7 +442,10 @@ def tune(system: str, task: Run) -> Run:
         compiled = replace(max(speeds, key=speeds.__getitem__), compiled=True)
         speeds[compiled] = measure(compiled)
     best = sorted(speeds, key=speeds.__getitem__)[-FINALISTS:]
-    finals = contest([run for run in best if speeds[run]], FINAL_TURNS, task.seconds)
+    finalists = [run for run in best if speeds[run]]
+    if not finalists:
+        sys.exit(f"{NAMES[system]}: no setting works, see above")
+    finals = contest(finalists, FINAL_TURNS, task.seconds)
     medians = {run: float(np.median(values)) for run, values in finals.items()}
     for run, speed in medians.items():
         print(f"{speed:8.0f}  {run.name:31} {run.setting} (of {FINAL_TURNS} turns)", flush=True)
