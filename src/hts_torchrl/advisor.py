@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import math
 import multiprocessing
 import os
 import time
@@ -21,7 +22,7 @@ import torch
 from lightning.pytorch import Callback, Trainer
 
 from hts_torchrl.config import ActionSpec, Precision
-from hts_torchrl.data import HTSDataModule
+from hts_torchrl.data import PRECISIONS, HTSDataModule
 from hts_torchrl.envs.group import Array, EnvFactory, EnvGroup
 from hts_torchrl.envs.make_group import make_group
 from hts_torchrl.inference import PolicyInference
@@ -84,27 +85,40 @@ def limits(costs: Costs, settings: Settings) -> dict[str, float]:
 
 
 def advice(costs: Costs, settings: Settings) -> Settings:
-    """Return settings for the same environments that are no slower, changed only where it pays.
+    """Return settings for the same task that are no slower, changed only where it pays.
 
     As many environments an executor as leave every core one; so many actors that they are no limit;
-    and where a very long round would be faster, the shortest one with 95 % of its speed.
+    twice the environments while that is a quarter faster, because cores wait for them; and where a
+    very long round would be faster, the shortest one with 95 % of its speed.
     """
+
+    def speed(candidate: Settings) -> float:
+        return min(limits(costs, candidate).values())
+
+    better = _suited_crew(costs, settings)
+    while True:
+        wider = _suited_crew(costs, replace(better, num_envs=2 * better.num_envs))
+        if speed(wider) < 1.25 * speed(better):
+            break
+        better = wider
+    longest = speed(replace(better, steps_per_round=4096))
+    while speed(better) < 0.95 * longest:
+        better = replace(better, steps_per_round=2 * better.steps_per_round)
+    return better
+
+
+def _suited_crew(costs: Costs, settings: Settings) -> Settings:
+    """Return the settings with the executors and actors that suit the environments and cores."""
     fits = [
         group
         for group in range(1, settings.num_envs + 1)
         if settings.num_envs % group == 0 and settings.num_envs // group >= settings.cores
     ]
-    better = replace(settings, envs_per_executor=max(fits, default=1))
-
-    def speed(candidate: Settings, *but: str) -> float:
-        return min(v for name, v in limits(costs, candidate).items() if name not in but)
-
-    while limits(costs, better)["actors"] < 1.2 * speed(better, "actors", "rendezvous"):
-        better = replace(better, num_actors=better.num_actors + 1)
-    longest = speed(replace(better, steps_per_round=4096))
-    while speed(better) < 0.95 * longest:
-        better = replace(better, steps_per_round=2 * better.steps_per_round)
-    return better
+    suited = replace(settings, envs_per_executor=max(fits, default=1))
+    bounds = limits(costs, suited)
+    of_one = bounds["actors"] / max(suited.num_actors, 1)
+    wanted = math.ceil(1.2 * min(bounds["cores"], bounds["learner"]) / of_one)
+    return replace(suited, num_actors=max(suited.num_actors, wanted))
 
 
 class Advisor:
@@ -131,10 +145,14 @@ class Advisor:
         with _busy(self._data.env, self._cores - 1):
             step_s = np.array(list(measured_step_times(self._group, seconds / 2)))
             yield from _describe(step_s)
-            precision: Precision = self._trainer.precision  # type: ignore[assignment]
-            costs = self._costs(step_s, precision, seconds / 6)
-            yield f"actor's pass      {1e3 * costs.pass_s:.3f} ms for {costs.pass_rows} rows"
-            yield f"learner's update  {1e3 * costs.update_s:.3f} ms a step in {precision}"
+            own: Precision = self._trainer.precision  # type: ignore[assignment]
+            costs_in: dict[Precision, Costs] = {}
+            for precision in dict.fromkeys((own, *PRECISIONS)):
+                costs = costs_in[precision] = self._costs(step_s, precision, seconds / 6)
+                yield (
+                    f"in {precision:15}{1e3 * costs.pass_s:.3f} ms for an actor's pass of "
+                    f"{costs.pass_rows} rows, {1e3 * costs.update_s:.3f} ms a step for the update"
+                )
         self._group.close()
         crew, schedule = self._data.crew, self._data.schedule
         settings = Settings(
@@ -145,12 +163,13 @@ class Advisor:
             delay=schedule.delay,
             cores=self._cores,
         )
+        costs = costs_in[own]
         bounds = limits(costs, settings)
         expected = min(bounds.values())
         each = ", ".join(f"{name} {value:.0f}" for name, value in bounds.items())
         yield f"expected          {expected:.0f} steps/s, the least of: {each}"
         yield _staleness(costs, settings)
-        yield _suggestion(costs, settings)
+        yield _suggestion(costs_in, settings, own)
         measured = self._train(self._data.for_trial(_ENDLESS), seconds / 2)
         yield (
             f"measured          {measured:.0f} steps/s in {seconds / 2:g} s of training, "
@@ -175,13 +194,19 @@ class Advisor:
         pass_s = _seconds_of(lambda: inference.answer(observations, draws), seconds)
         clock = _LearnerClock()
         serial = self._data.for_trial(_ENDLESS, num_actors=0)
-        self._train(serial, seconds, clock)
+        self._train(serial, seconds, clock, precision=precision)
         return Costs(step_s, pass_s, rows, clock.seconds / clock.frames)
 
-    def _train(self, data: HTSDataModule, seconds: float, *callbacks: Callback) -> float:
+    def _train(
+        self,
+        data: HTSDataModule,
+        seconds: float,
+        *callbacks: Callback,
+        precision: Precision | None = None,
+    ) -> float:
         """Train for a while; returns steps a second."""
         watch = _Watch(seconds)
-        train_for_trial(self._learner, data, self._trainer, watch, *callbacks)
+        train_for_trial(self._learner, data, self._trainer, watch, *callbacks, precision=precision)
         return watch.steps_per_s
 
 
@@ -250,23 +275,30 @@ def _staleness(costs: Costs, settings: Settings) -> str:
     return f"age of the data   {settings.delay} update; {lag} in an asynchronous system (Claim 2)"
 
 
-def _suggestion(costs: Costs, settings: Settings) -> str:
+def _suggestion(costs_in: dict[Precision, Costs], settings: Settings, precision: Precision) -> str:
     """Name the flags that would change, and what they would give."""
-    better = advice(costs, settings)
-    own, flags = (
-        {
-            "num_actors": each.num_actors,
-            "envs_per_executor": each.envs_per_executor,
-            "frames_per_batch": each.num_envs * each.steps_per_round,
-        }
-        for each in (settings, better)
-    )
-    changed = [f"--data.{name}={value}" for name, value in flags.items() if value != own[name]]
+    better = {name: advice(costs, settings) for name, costs in costs_in.items()}
+    speeds = {name: min(limits(costs, better[name]).values()) for name, costs in costs_in.items()}
+    best = max(speeds, key=lambda name: speeds[name])
+    if speeds[best] < 1.1 * speeds[precision]:
+        best = precision
+    own, flags = _flags(settings, precision), _flags(better[best], best)
+    changed = [f"--{name}={value}" for name, value in flags.items() if value != own[name]]
     if not changed:
         return "advice            keep the settings"
-    expected = min(limits(costs, better).values())
-    longer = " (a longer round also changes what is learnt)" * ("batch" in changed[-1])
-    return f"advice            {' '.join(changed)}: {expected:.0f} steps/s expected{longer}"
+    learnt = own["data.frames_per_batch"] != flags["data.frames_per_batch"] or best != precision
+    remark = " (which also changes what is learnt)" * learnt
+    return f"advice            {' '.join(changed)}: {speeds[best]:.0f} steps/s expected{remark}"
+
+
+def _flags(settings: Settings, precision: Precision) -> dict[str, Any]:
+    return {
+        "data.num_envs": settings.num_envs,
+        "data.envs_per_executor": settings.envs_per_executor,
+        "data.num_actors": settings.num_actors,
+        "data.frames_per_batch": settings.num_envs * settings.steps_per_round,
+        "trainer.precision": precision,
+    }
 
 
 def measured_step_times(group: EnvGroup, seconds: float) -> Iterator[float]:

@@ -72,6 +72,8 @@ class RoundLoader:
         raise ConfigurationError(f"the run's frames are used up: {_ONE_EPOCH}")
 
 
+PRECISIONS: tuple[Precision, ...] = ("32-true", "bf16-mixed")
+"""The Trainer's, in which actors can compute, too."""
 _ONE_EPOCH = "an epoch is the whole run, set Trainer(max_epochs=1)"
 
 
@@ -262,9 +264,9 @@ class HTSDataModule(LightningDataModule):
                 are more than the frames will do for.
         """
         assert self.trainer is not None
-        if self.trainer.precision not in ("32-true", "bf16-mixed"):
+        if self.trainer.precision not in PRECISIONS:
             raise ConfigurationError(
-                f"precision={self.trainer.precision}; 32-true or bf16-mixed is needed"
+                f"precision={self.trainer.precision}; {' or '.join(PRECISIONS)} is needed"
             )
         if stage != "fit":
             return

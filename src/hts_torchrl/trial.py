@@ -6,12 +6,17 @@ import copy
 
 from lightning.pytorch import Callback, Trainer, seed_everything
 
+from hts_torchrl.config import Precision
 from hts_torchrl.data import HTSDataModule
 from hts_torchrl.learner import Learner
 
 
 def train_for_trial(
-    learner: Learner, data: HTSDataModule, trainer: Trainer, *callbacks: Callback
+    learner: Learner,
+    data: HTSDataModule,
+    trainer: Trainer,
+    *callbacks: Callback,
+    precision: Precision | None = None,
 ) -> Learner:
     """Train a copy of a learner, without logs, checkpoints and evaluations; returns the copy.
 
@@ -20,11 +25,12 @@ def train_for_trial(
         data: what it learns from.
         trainer: gives device, precision, gradient clipping and accumulation.
         callbacks: who watch, and may end it.
+        precision: instead of the trainer's.
     """
     seed_everything(data.seed, verbose=False)
     trial = Trainer(
         accelerator=trainer.strategy.root_device.type, devices=1, max_epochs=1,
-        limit_val_batches=0, precision=trainer.precision, logger=False,
+        limit_val_batches=0, precision=precision or trainer.precision, logger=False,
         gradient_clip_val=trainer.gradient_clip_val,
         accumulate_grad_batches=trainer.accumulate_grad_batches,
         enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,

@@ -12,7 +12,16 @@ import pytest
 from gymnasium import spaces
 
 from hts_torchrl import A2C, GymEnvs
-from hts_torchrl.advisor import Advisor, Costs, Settings, _busy, _random_action, advice, limits
+from hts_torchrl.advisor import (
+    Advisor,
+    Costs,
+    Settings,
+    _busy,
+    _random_action,
+    _suggestion,
+    advice,
+    limits,
+)
 from hts_torchrl.envs.spaces import env_spec
 from hts_torchrl.envs.timed import TimedEnv, step_times
 from tests.command_line import A2C as A2C_FLAGS
@@ -65,6 +74,19 @@ class TestAdvice:
         assert limits(slow, settings)["actors"] < limits(slow, settings)["cores"]
         assert limits(slow, better)["actors"] >= 1.2 * limits(slow, better)["cores"]
 
+    def test_environments_are_added_where_cores_wait_for_them(self):
+        settings = replace(SETTINGS, cores=64)
+        fast_learner = replace(COSTS, update_s=1e-6)
+        assert (
+            limits(fast_learner, settings)["rendezvous"] < limits(fast_learner, settings)["cores"]
+        )
+        assert advice(fast_learner, settings).num_envs == 64
+        assert advice(COSTS, settings).num_envs == 16  # the learner is the limit
+        assert advice(fast_learner, SETTINGS).num_envs == 16  # four for each core
+
+    def test_a_crew_of_no_worker_gets_one(self):
+        assert advice(COSTS, replace(SETTINGS, num_actors=0)).num_actors == 1
+
     def test_a_round_is_made_longer_only_where_that_is_faster(self):
         assert advice(COSTS, SETTINGS).steps_per_round == 5
         random = np.random.default_rng(0)
@@ -77,6 +99,30 @@ class TestAdvice:
         )
 
 
+class TestSuggestion:
+    SUITED = advice(COSTS, SETTINGS)
+
+    def test_the_other_precision_where_it_pays(self):
+        cheaper = replace(COSTS, update_s=COSTS.update_s / 2)
+        costs = {"32-true": COSTS, "bf16-mixed": cheaper}
+        line = _suggestion(costs, self.SUITED, "32-true")
+        speed = min(limits(cheaper, self.SUITED).values())
+        flag = "--trainer.precision=bf16-mixed"
+        assert re.fullmatch(rf"advice +{flag}: {speed:.0f} steps/s .*what is learnt.*", line)
+        assert _suggestion(costs, self.SUITED, "bf16-mixed").endswith("keep the settings")
+
+    def test_no_other_precision_for_a_few_percent(self):
+        cheaper = replace(COSTS, update_s=0.95 * COSTS.update_s)
+        costs = {"32-true": COSTS, "bf16-mixed": cheaper}
+        assert _suggestion(costs, self.SUITED, "32-true").endswith("keep the settings")
+
+    def test_names_the_flags_that_differ_and_no_others(self):
+        costs = {"32-true": COSTS, "bf16-mixed": COSTS}
+        line = _suggestion(costs, SETTINGS, "32-true")
+        assert re.findall(r"--\S+", line) == ["--data.envs_per_executor=4:"]
+        assert "learnt" not in line
+
+
 @pytest.mark.processes
 def test_the_report_measures_predicts_and_checks():
     data = cartpole(3, env=GymEnvs("CartPole-v1"), num_actors=1)
@@ -84,7 +130,7 @@ def test_the_report_measures_predicts_and_checks():
     lines = list(Advisor(A2C(), data, trainer).report(seconds=3.0))
     labels = [re.split("  +", line)[0] for line in lines]
     assert labels == [
-        "environment step", "sums of 100 steps", "actor's pass", "learner's update", "expected",
+        "environment step", "sums of 100 steps", "in 32-true", "in bf16-mixed", "expected",
         "age of the data", "advice", "measured",
     ]  # fmt: skip
     rows = {label: line.split() for label, line in zip(labels, lines, strict=True)}
