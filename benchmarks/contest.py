@@ -25,6 +25,7 @@ import numpy as np
 from stopwatch import NO_ROUNDS, ROUNDS_FILE
 
 LIMIT_S = 600.0
+END_S = 10.0
 Name = TypeVar("Name", bound=Hashable)
 
 
@@ -56,7 +57,15 @@ class Contestant:
     def __exit__(
         self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None
     ) -> None:
+        # Python's resource tracker outlives SIGTERM, and then removes the semaphores of the others.
         with suppress(ProcessLookupError):
+            for number in (signal.SIGTERM, signal.SIGCONT):
+                os.killpg(self._process.pid, number)
+            ends_s = time.perf_counter() + END_S
+            while time.perf_counter() < ends_s:
+                self._process.poll()
+                os.killpg(self._process.pid, 0)  # raises once nobody is left
+                time.sleep(0.05)
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
 

@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 
 CORES = len(os.sched_getaffinity(0))
+PASSIVE = ("env", "OMP_WAIT_POLICY=passive")
+"""Before a command: its threads sleep while they wait, and leave their cores to those who act."""
 
 
 def child_of(program: str, child: Any) -> list[str]:

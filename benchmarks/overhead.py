@@ -1,12 +1,14 @@
 """What this project's machinery costs beside the environments and the network.
 
-Run: python benchmarks/overhead.py [--quick] [--only executor memory start meter]
+Run: python benchmarks/overhead.py [--quick] [--only executor signals memory start meter]
 
-Four tables; every measurement is a fresh process, rows take turns, and ratios are taken within a
+Five tables; every measurement is a fresh process, rows take turns, and ratios are taken within a
 turn:
 
 - *executor*: CPU time of the executor processes, by the operating system's account, for each step
   of an environment that does nothing, the wrapping of that environment included;
+- *signals*: the same for processes that announce themselves, sleep until they are answered, and do
+  nothing else: what is left of an executor when all else costs nothing;
 - *memory*: what one executor process more takes, beside what one bare process more takes that
   makes and resets the same environment. Both are measured as the difference between 12 and 4
   processes, divided by 8: the proportional set size (a page that n processes share counts 1/n for
@@ -26,6 +28,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable
+from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -47,6 +50,8 @@ from hts_torchrl import (
     TrainingStatistics,
     make_actor_critic,
 )
+from hts_torchrl.buffers.doorbell import Doorbell
+from hts_torchrl.buffers.ready_queue import ReadyQueue
 
 ENVS = {"CartPole": (GymEnvs("CartPole-v1"), "mlp"), "Breakout": (AtariEnvs("breakout"), "nature")}
 BARE = {
@@ -102,6 +107,36 @@ def executor(executors_: int, per_executor: int, seconds: float) -> dict[str, fl
     speed = rounds * num_envs * steps / (time.perf_counter() - began_s)
     collector.shutdown()
     return {"us a step": 1e6 * used_s / (rounds * num_envs * steps), "steps/s": speed}
+
+
+def announce(ready: ReadyQueue, bell: Doorbell, index: int, lifeline: Connection) -> None:
+    number = np.array([index], np.int32)
+    while True:
+        ready.put(number)
+        bell.wait(1, lifeline)
+
+
+def signals(processes: int, seconds: float) -> dict[str, float]:
+    """Return the microseconds of CPU that a process takes to announce itself and to be woken."""
+    ready, bells = ReadyQueue(), [Doorbell() for _ in range(processes)]
+    lifeline, _never_closed = Pipe(duplex=False)
+    context = multiprocessing.get_context("fork")
+    started = [
+        context.Process(target=announce, args=(ready, bell, index, lifeline))
+        for index, bell in enumerate(bells)
+    ]
+    for process in started:
+        process.start()
+    answered, began_s = 0, time.perf_counter()
+    while time.perf_counter() - began_s < seconds:
+        for index in ready.take(8, lifeline):
+            bells[index].ring()
+            answered += 1
+    used_s = sum(cpu_s(process.pid) for process in started)
+    for process in started:
+        process.kill()
+        process.join()
+    return {"us a signal": 1e6 * used_s / answered, "signals/s": answered / seconds}
 
 
 def memory_mb(pid: int) -> dict[str, float]:
@@ -213,7 +248,7 @@ def meter(name: str, seconds: float) -> dict[str, float]:
 
 
 KINDS: dict[str, Callable[..., dict[str, float]]] = {
-    "executor": executor, "memory": memory, "start": start, "meter": meter,
+    "executor": executor, "signals": signals, "memory": memory, "start": start, "meter": meter,
 }  # fmt: skip
 
 
@@ -222,6 +257,8 @@ def rows_of(kind: str, seconds: float) -> dict[str, list[Any]]:
     if kind == "executor":
         shapes = [(8, 1), (16, 1), (32, 1), (64, 1), (8, 2), (8, 4)]
         return {f"{n} executors, {per} environments each": [n, per, seconds] for n, per in shapes}
+    if kind == "signals":
+        return {f"{n} processes": [n, seconds] for n in (8, 64)}
     return {name: [name, seconds] if kind == "meter" else [name] for name in ENVS}
 
 

@@ -1,4 +1,4 @@
-"""A2C and PPO in one file on EnvPool's native Atari, in the manner of CleanRL.
+"""A2C and PPO in one file on EnvPool's native Atari and CartPole, in the manner of CleanRL.
 
 For ``throughput.py``, which makes its environment and calls it. The main process acts on all
 environments at once, then learns.
@@ -25,24 +25,38 @@ def layer(module: Any, gain: float = 2**0.5) -> Any:
     return module
 
 
-class Agent(nn.Module):
-    """The Nature network with two heads."""
+def nature() -> nn.Sequential:
+    convolutions = [(4, 32, 8, 4), (32, 64, 4, 2), (64, 64, 3, 1)]
+    layers = [m for sizes in convolutions for m in (layer(nn.Conv2d(*sizes)), nn.ReLU())]
+    return nn.Sequential(*layers, nn.Flatten(), layer(nn.Linear(3136, 512)), nn.ReLU())
 
-    def __init__(self, num_actions: int, memory_format: torch.memory_format) -> None:
+
+def mlp(inputs: int) -> nn.Sequential:
+    sizes = [(inputs, 64), (64, 64)]
+    return nn.Sequential(*(m for size in sizes for m in (layer(nn.Linear(*size)), nn.Tanh())))
+
+
+class Agent(nn.Module):
+    """The Nature network with two heads, or a multilayer perceptron for each of them."""
+
+    def __init__(
+        self, shape: tuple[int, ...], num_actions: int, memory_format: torch.memory_format
+    ) -> None:
         super().__init__()
-        self.memory_format = memory_format
-        convolutions = [(4, 32, 8, 4), (32, 64, 4, 2), (64, 64, 3, 1)]
-        layers = [m for sizes in convolutions for m in (layer(nn.Conv2d(*sizes)), nn.ReLU())]
-        wide = [nn.Flatten(), layer(nn.Linear(3136, 512)), nn.ReLU()]
-        self.trunk = nn.Sequential(*layers, *wide)
-        self.actor = layer(nn.Linear(512, num_actions), 0.01)
-        self.critic = layer(nn.Linear(512, 1), 1.0)
+        self.pixels, self.memory_format = len(shape) == 3, memory_format
+        self.trunk = nature() if self.pixels else mlp(shape[0])
+        self.critic_trunk = self.trunk if self.pixels else mlp(shape[0])
+        width = 512 if self.pixels else 64
+        self.actor = layer(nn.Linear(width, num_actions), 0.01)
+        self.critic = layer(nn.Linear(width, 1), 1.0)
         self.to(memory_format=memory_format)
 
-    def forward(self, pixels: Tensor) -> tuple[torch.distributions.Categorical, Tensor]:
-        hidden = self.trunk((pixels / 255.0).contiguous(memory_format=self.memory_format))
-        logits = self.actor(hidden)
-        return torch.distributions.Categorical(logits=logits), self.critic(hidden).squeeze(-1)
+    def forward(self, observation: Tensor) -> tuple[torch.distributions.Categorical, Tensor]:
+        if self.pixels:
+            observation = (observation / 255.0).contiguous(memory_format=self.memory_format)
+        hidden = self.trunk(observation)
+        value = self.critic(hidden if self.pixels else self.critic_trunk(observation))
+        return torch.distributions.Categorical(logits=self.actor(hidden)), value.squeeze(-1)
 
 
 class Rollouts:
@@ -52,7 +66,7 @@ class Rollouts:
         self.envs, self.agent, self.steps = envs, agent, steps
         self.observation = torch.from_numpy(envs.reset()[0])
         shape = (steps, num_envs)
-        self.observations = torch.zeros((*shape, 4, 84, 84), dtype=torch.uint8)
+        self.observations = self.observation.new_zeros((*shape, *self.observation.shape[1:]))
         self.actions = torch.zeros(shape, dtype=torch.int64)
         self.log_probs, self.values = torch.zeros(shape), torch.zeros(shape)
         self.rewards, self.ends = torch.zeros(shape), torch.zeros(shape)
@@ -101,12 +115,15 @@ def main(run: dict[str, Any]) -> None:
     keep_freed_memory()
     torch.set_num_threads(run["main_threads"])
     ppo, num_envs, steps = run["algorithm"] == "ppo", run["num_envs"], run["steps"]
+    pixels = run["game"] != "cartpole"
+    name = f"{run['game'].title().replace('_', '')}-v5" if pixels else "CartPole-v1"
+    atari = {"episodic_life": True, "reward_clip": True} if pixels else {}
     envs = envpool.make(
-        f"{run['game'].title().replace('_', '')}-v5", env_type="gymnasium", num_envs=num_envs,
-        num_threads=run["emulator_threads"], episodic_life=True, reward_clip=True, seed=1,
+        name, env_type="gymnasium", num_envs=num_envs, num_threads=run["emulator_threads"], seed=1,
+        **atari,
     )  # fmt: skip
-    layout = torch.channels_last if run["channels_last"] else torch.contiguous_format
-    agent = Agent(envs.action_space.n, layout)
+    layout = torch.channels_last if run["channels_last"] and pixels else torch.contiguous_format
+    agent = Agent(envs.observation_space.shape, envs.action_space.n, layout)
     optimizer: torch.optim.Optimizer = torch.optim.RMSprop(agent.parameters(), 7e-4, eps=1e-5)
     if ppo:
         optimizer = torch.optim.Adam(agent.parameters(), 2.5e-4, eps=1e-5)

@@ -1,4 +1,7 @@
-"""Stable-Baselines3 on Atari, for ``throughput.py``, which makes its environment and calls it."""
+"""Stable-Baselines3 on Atari and CartPole, for ``throughput.py``.
+
+That program makes its environment and calls it.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ import gymnasium
 import torch
 from stable_baselines3 import A2C, PPO
 from stable_baselines3.common.callbacks import BaseCallback
-from stable_baselines3.common.env_util import make_atari_env
+from stable_baselines3.common.env_util import make_atari_env, make_vec_env
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecFrameStack
 from stopwatch import Stopwatch, keep_freed_memory
 
@@ -36,17 +39,21 @@ def main(run: dict[str, Any]) -> None:
     gymnasium.register_envs(ale_py)
     torch.set_num_threads(run["main_threads"])
     vectorisation = {"subproc": SubprocVecEnv, "dummy": DummyVecEnv}[run["envs"]]
-    game = f"{run['game'].title().replace('_', '')}NoFrameskip-v4"
-    envs = VecFrameStack(make_atari_env(game, run["num_envs"], vec_env_cls=vectorisation), 4)
+    count, policy = run["num_envs"], "CnnPolicy"
+    if run["game"] == "cartpole":
+        envs, policy = make_vec_env("CartPole-v1", count, vec_env_cls=vectorisation), "MlpPolicy"
+    else:
+        game = f"{run['game'].title().replace('_', '')}NoFrameskip-v4"
+        envs = VecFrameStack(make_atari_env(game, count, vec_env_cls=vectorisation), 4)
     shared = {"n_steps": run["steps"], "ent_coef": 0.01, "vf_coef": 0.5, "max_grad_norm": 0.5}
     if run["algorithm"] == "ppo":
-        batch_size = run["num_envs"] * run["steps"] // 4
-        model: Any = PPO("CnnPolicy", envs, n_epochs=4, batch_size=batch_size, **shared)
+        batch_size = count * run["steps"] // 4
+        model: Any = PPO(policy, envs, n_epochs=4, batch_size=batch_size, **shared)
     else:
-        model = A2C("CnnPolicy", envs, **shared)
-    if run["channels_last"]:
+        model = A2C(policy, envs, **shared)
+    if run["channels_last"] and policy == "CnnPolicy":
         model.policy.to(memory_format=torch.channels_last)
-    watch = Stopwatch(run["num_envs"] * run["steps"], run["seconds"])
+    watch = Stopwatch(count * run["steps"], run["seconds"])
     model.learn(10**9, callback=Watch(watch))
     envs.close()
     print(watch.steps_per_s, flush=True)

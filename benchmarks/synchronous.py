@@ -12,8 +12,9 @@ and cores, and as many executors as cores. From the last row to the first one th
 - ``HTS-RL``: a round is collected during the update.
 
 Each is measured with one torch thread for the learner and with as many as there are cores, which
-the synchronous rows have for themselves during an update. The rows take turns (``contest.py``), and
-ratios to HTS-RL are taken within a turn, from the faster of the two threads.
+the synchronous rows have for themselves during an update; HTS-RL's second thread sleeps while it
+waits (``OMP_WAIT_POLICY=passive``). The rows take turns (``contest.py``), and ratios to HTS-RL are
+taken within a turn, from the faster of the two threads.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ import numpy as np
 import yaml
 from contest import take_turns
 from lightning.pytorch import Trainer
-from measurement import CORES, child_of, confidence, machine, spread
+from measurement import CORES, PASSIVE, child_of, confidence, machine, spread
 from stopwatch import Stopwatch, keep_freed_memory
 from throughput import Watch
 
@@ -71,6 +72,11 @@ def train(run: Run) -> None:
         enable_model_summary=False, enable_checkpointing=False,
     )  # fmt: skip
     trainer.fit(PPO(**config["model"]["init_args"], num_threads=run.threads), data)
+
+
+def command(run: Run) -> list[str]:
+    passive = PASSIVE if run.mode == "HTS-RL" else ()
+    return [*passive, *child_of(__file__, asdict(run))]
 
 
 def report(speeds: dict[Run, list[float]], num_envs: int) -> str:
@@ -120,7 +126,7 @@ def main() -> None:
             Run(mode, threads, args.scenario, num_envs, args.steps_per_round, args.precision)
             for mode, threads in product(args.rows, dict.fromkeys([1, CORES]))
         ]
-        commands = {run: child_of(__file__, asdict(run)) for run in runs}
+        commands = {run: command(run) for run in runs}
         frames = num_envs * args.steps_per_round
         for run, turns in take_turns(commands, args.turns, args.seconds).items():
             speeds[run] = [turn.rounds * frames / turn.seconds for turn in turns]

@@ -2,7 +2,8 @@
 
 A figure is environment steps a second of rollout *and* learning together, on one game with the
 Nature network and the same batch: A2C, or PPO with 4 epochs of 4 minibatches. The rows take turns
-of a few seconds (``contest.py``), and ratios are taken within a turn.
+of a few seconds (``contest.py``), and ratios are taken within a turn. ``--games cartpole`` has next
+to no work in environment and network (two of 64x64 units): what remains is everybody's overhead.
 
 Stable-Baselines3, SheepRL, Sample Factory (PPO only) and a single-file learner in the manner of
 CleanRL on EnvPool's emulators have programs of their own (``peer_*.py``) and, made at their first
@@ -53,18 +54,29 @@ from contest import take_turns
 from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation, TransformReward
 from lightning.pytorch import Callback, Trainer
 from matplotlib.figure import Figure
-from measurement import CORES, confidence, machine
+from measurement import CORES, PASSIVE, confidence, machine
 from stopwatch import Stopwatch, keep_freed_memory
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
 from torchrl.collectors import AsyncBatchedCollector, BaseCollector, Collector, MultiCollector
-from torchrl.data import Bounded, Categorical, Composite, Unbounded
+from torchrl.data import Categorical, Composite, Unbounded
 from torchrl.envs import EnvBase, GymWrapper, ParallelEnv, SerialEnv
 from torchrl.objectives import A2CLoss
 from torchrl.objectives.value import GAE
 
-from hts_torchrl import A2C, PPO, ActorCritic, AtariEnvs, HTSCollector, HTSDataModule
+from hts_torchrl import (
+    A2C,
+    PPO,
+    ActorCritic,
+    AtariEnvs,
+    EnvFactory,
+    GymEnvs,
+    HTSCollector,
+    HTSDataModule,
+    make_actor_critic,
+)
 from hts_torchrl.envs.atari import AtariGroup
+from hts_torchrl.envs.group import EnvGroup
 from hts_torchrl.models import NatureCNN
 
 NAMES = {
@@ -88,6 +100,8 @@ PEERS = {
     "sheeprl": ["sheeprl[atari]>=0.8"],
     "sample_factory": ["sample-factory>=2.1,<2.2", "gymnasium<1", "numpy<2", "ale-py<0.11"],
 }
+CARTPOLE = "cartpole"
+CARTPOLE_ROWS = ("trainer", "loop", "collector", "sync", "async", "stable_baselines3", "envpool")
 ENVIRONMENTS = Path(__file__).parent / ".venvs"
 FINALISTS, FINAL_TURNS = 4, 5
 LEARNS_DURING_ROLLOUT = ("trainer", "loop", "async", "async_batched", "sample_factory_async")
@@ -139,6 +153,10 @@ class Run:
         return " ".join(f"{name}={value}" for name, value, usual in values[6:] if value != usual)
 
 
+def environments(run: Run) -> EnvFactory:
+    return GymEnvs("CartPole-v1") if run.game == CARTPOLE else AtariEnvs(run.game)
+
+
 def candidates(system: str, task: Run) -> list[Run]:
     """Return what ``--tune`` measures for a row; the first is used without it."""
     threads = list(dict.fromkeys([min(2, CORES), 1, CORES]))
@@ -146,7 +164,7 @@ def candidates(system: str, task: Run) -> list[Run]:
     workers.sort(key=lambda count: abs(count - CORES))
     learner: dict[str, list] = {"main_threads": threads}
     native = learner | {"emulator_threads": threads}
-    layouts = {"channels_last": [True, False]}
+    layouts = {} if task.game == CARTPOLE else {"channels_last": [True, False]}
     actors = [1] if CORES <= 2 else [1, 2]
     batches = list(dict.fromkeys([min(8, task.num_envs), task.num_envs]))
     executors = {"workers": workers, "actors": actors, "main_threads": [1, 2]}
@@ -181,7 +199,16 @@ def candidates(system: str, task: Run) -> list[Run]:
     ]
 
 
-class NativeAtariEnv(EnvBase):
+def native_group(game: str, num_envs: int, num_threads: int) -> EnvGroup:
+    if game == CARTPOLE:
+        return GymEnvs("CartPole-v1").group(range(num_envs))
+    kwargs = {"autoreset_mode": "SameStep", "life_loss_info": True, "reward_clipping": False}
+    vector_env = partial(AtariVectorEnv, num_threads=num_threads, **kwargs)
+    make = SimpleNamespace(vector_env=vector_env, clip_reward=True)
+    return AtariGroup(make, game, num_envs, render=False)
+
+
+class NativeEnv(EnvBase):
     """The environments of all rows as one of TorchRL's; seeds are drawn, as only speed counts.
 
     Leaner than the package's ``GroupEnv``: nothing is copied, and no scores are told.
@@ -189,20 +216,19 @@ class NativeAtariEnv(EnvBase):
 
     def __init__(self, game: str, num_envs: int = 1, num_threads: int = 1) -> None:
         super().__init__(batch_size=[num_envs] if num_envs > 1 else [])
-        kwargs = {"autoreset_mode": "SameStep", "life_loss_info": True, "reward_clipping": False}
-        vector_env = partial(AtariVectorEnv, num_threads=num_threads, **kwargs)
-        make = SimpleNamespace(vector_env=vector_env, clip_reward=True)
-        self._group = AtariGroup(make, game, num_envs, render=False)
+        self._group = native_group(game, num_envs, num_threads)
+        # Gymnasium's single environments write each step over the last one.
+        self._kept = np.copy if game == CARTPOLE else np.asarray
         seeds = np.random.default_rng().integers(2**31, size=num_envs)
         self._following = self._group.reset(seeds)["observation"]
-        shape = self.batch_size
-        pixels = Bounded(0, 255, (*shape, *self._following.shape[1:]), dtype=torch.uint8)
-        self.observation_spec = Composite(observation=pixels, shape=shape)
+        shape, dtype = self.batch_size, torch.from_numpy(self._following).dtype
+        observations = Unbounded((*shape, *self._following.shape[1:]), dtype=dtype)
+        self.observation_spec = Composite(observation=observations, shape=shape)
         self.action_spec = Categorical(self._group.spec.action.sizes[0], shape=shape)
         self.reward_spec = Unbounded((*shape, 1))
 
     def _tensordict(self, **arrays: np.ndarray) -> TensorDict:
-        tensors = {key: torch.from_numpy(array) for key, array in arrays.items()}
+        tensors = {key: torch.from_numpy(self._kept(array)) for key, array in arrays.items()}
         views = {k: t.view(*self.batch_size, *(t.shape[1:] or (1,))) for k, t in tensors.items()}
         return TensorDict(views, self.batch_size)
 
@@ -248,7 +274,7 @@ class Watch(Callback):
 def train(run: Run, *callbacks: Callback) -> None:
     """Train under the Trainer until a callback ends it."""
     data = HTSDataModule(
-        AtariEnvs(run.game), frames_per_batch=run.frames, total_frames=run.frames * 10**9,
+        environments(run), frames_per_batch=run.frames, total_frames=run.frames * 10**9,
         num_envs=run.num_envs, num_actors=run.actors,
         envs_per_executor=run.num_envs // run.workers, inference_batch_size=run.inference_batch,
     )  # fmt: skip
@@ -257,7 +283,8 @@ def train(run: Run, *callbacks: Callback) -> None:
         precision="bf16-mixed" if run.bf16 else "32-true", callbacks=[*callbacks], logger=False,
         enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False,
     )  # fmt: skip
-    settings = {"network": "nature", "num_threads": run.main_threads}
+    network = "mlp" if run.game == CARTPOLE else "nature"
+    settings = {"network": network, "num_threads": run.main_threads}
     ppo = run.algorithm == "ppo"
     trainer.fit(PPO(epochs=4, minibatches=4, **settings) if ppo else A2C(**settings), data)
 
@@ -269,7 +296,9 @@ def run_trainer(run: Run) -> float:
 
 
 def make_model(run: Run) -> ActorCritic:
-    spec = AtariEnvs(run.game).group([0]).spec
+    spec = environments(run).group([0]).spec
+    if run.game == CARTPOLE:
+        return make_actor_critic("mlp", spec)
     model = ActorCritic(Trunk(spec.observations["observation"].shape), spec)
     model.module[0].module.bf16 = run.bf16
     return model
@@ -312,14 +341,14 @@ def by_environment(batch: TensorDictBase) -> TensorDictBase:
 def make_collector(run: Run, policy: nn.Module) -> BaseCollector:
     share = run.num_envs if run.system == "async" else run.num_envs // run.workers
     frames = {"frames_per_batch": run.frames, "total_frames": -1}
-    env = partial(NativeAtariEnv, run.game, share, run.emulator_threads)
+    env = partial(NativeEnv, run.game, share, run.emulator_threads)
     if run.system == "loop":
         return HTSCollector(
-            AtariEnvs(run.game), policy, num_envs=run.num_envs, num_actors=run.actors,
+            environments(run), policy, num_envs=run.num_envs, num_actors=run.actors,
             envs_per_executor=share, inference_batch_size=run.inference_batch, **frames,
         )  # fmt: skip
     if run.system == "async_batched":
-        return make_async_batched(run, policy, partial(NativeAtariEnv, run.game))
+        return make_async_batched(run, policy, partial(NativeEnv, run.game))
     if run.system == "plain":
         envs = ParallelEnv(run.num_envs, partial(plain_atari_env, run.game))
         return Collector(envs, policy, **frames)
@@ -328,7 +357,7 @@ def make_collector(run: Run, policy: nn.Module) -> BaseCollector:
     if run.system == "collector":
         envs = {
             "native": env,
-            "serial": partial(SerialEnv, run.num_envs, partial(NativeAtariEnv, run.game)),
+            "serial": partial(SerialEnv, run.num_envs, partial(NativeEnv, run.game)),
             "parallel": partial(ParallelEnv, run.workers, env, num_threads=run.main_threads),
         }
         return Collector(envs[run.envs](), policy, track_traj_ids=False, **frames)
@@ -404,7 +433,7 @@ def command(run: Run) -> list[str | Path]:
     Learner threads that spin while they wait for each other take the cores of all who act
     meanwhile. Where nobody acts during an update, they wait as OpenMP has it.
     """
-    passive = ["env", "OMP_WAIT_POLICY=passive"] if run.system in LEARNS_DURING_ROLLOUT else []
+    passive = PASSIVE if run.system in LEARNS_DURING_ROLLOUT else ()
     peer = peer_of(run.system)
     program = Path(__file__).with_name(f"peer_{peer}.py") if peer else Path(__file__)
     return [*passive, interpreter(peer), program, "--child", json.dumps(asdict(run))]
@@ -517,7 +546,8 @@ def main() -> None:
     text, speeds = [machine()], {}
     for game, steps in product(args.games, args.steps_per_round):
         task = Run("", game, args.num_envs, steps, args.seconds, args.algorithm)
-        runs = [tune(name, task) if args.tune else candidates(name, task)[0] for name in args.rows]
+        rows = [name for name in args.rows if game != CARTPOLE or name in CARTPOLE_ROWS]
+        runs = [tune(name, task) if args.tune else candidates(name, task)[0] for name in rows]
         runs += [replace(run, bf16=True) for run in runs if args.bf16 and not peer_of(run.system)]
         speeds |= contest(runs, args.turns, args.seconds)
         text.append(report({run: speeds[run] for run in runs}))
