@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
 
 import cloudpickle
-import numpy as np
 
 from hts_torchrl.buffers.board import Board
 from hts_torchrl.buffers.logbook import Stopwatch
@@ -47,7 +47,5 @@ class ActorTask:
             watch.works()
             actor.answer(envs)
             watch.waits()  # before the round can end
-            for executor, answers in zip(
-                *np.unique(envs // group, return_counts=True), strict=True
-            ):
-                board.doorbells[int(executor)].ring(int(answers))
+            for executor, answers in Counter((envs // group).tolist()).items():
+                board.doorbells[executor].ring(answers)
