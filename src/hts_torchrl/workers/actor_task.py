@@ -47,5 +47,5 @@ class ActorTask:
             watch.works()
             actor.answer(envs)
             watch.waits()  # before the round can end
-            for executor, answers in Counter((envs // group).tolist()).items():
+            for executor, answers in sorted(Counter((envs // group).tolist()).items()):
                 board.doorbells[executor].ring(answers)
