@@ -547,8 +547,11 @@ def main() -> None:
     for game, steps in product(args.games, args.steps_per_round):
         task = Run("", game, args.num_envs, steps, args.seconds, args.algorithm)
         rows = [name for name in args.rows if game != CARTPOLE or name in CARTPOLE_ROWS]
+        if not rows:
+            parser.error(f"none of the rows has {args.algorithm} on {game}")
         runs = [tune(name, task) if args.tune else candidates(name, task)[0] for name in rows]
-        runs += [replace(run, bf16=True) for run in runs if args.bf16 and not peer_of(run.system)]
+        if args.bf16 and game != CARTPOLE:
+            runs += [replace(run, bf16=True) for run in runs if not peer_of(run.system)]
         speeds |= contest(runs, args.turns, args.seconds)
         text.append(report({run: speeds[run] for run in runs}))
         print("\n", *text, sep="\n", flush=True)

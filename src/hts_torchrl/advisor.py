@@ -116,8 +116,8 @@ def _suited_crew(costs: Costs, settings: Settings) -> Settings:
     ]
     suited = replace(settings, envs_per_executor=max(fits, default=1))
     bounds = limits(costs, suited)
-    of_one = bounds["actors"] / max(suited.num_actors, 1)
-    wanted = math.ceil(1.2 * min(bounds["cores"], bounds["learner"]) / of_one)
+    rows = 1.2 * min(bounds["cores"], bounds["learner"])
+    wanted = math.ceil(rows * costs.pass_s / costs.pass_rows)
     return replace(suited, num_actors=max(suited.num_actors, wanted))
 
 
