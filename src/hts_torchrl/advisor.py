@@ -1,6 +1,7 @@
 """The advisor: what a task costs on this machine, what to expect of it, and which settings suit it.
 
-Symbols: N environments, T steps of a round (the paper's alpha), G environments an executor.
+Symbols: N environments, T steps of a round (the paper's alpha), G environments an executor, B rows
+of an actor's pass.
 """
 
 from __future__ import annotations
@@ -11,21 +12,21 @@ import math
 import multiprocessing
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from multiprocessing.synchronize import Semaphore
 from typing import Any
 
 import cloudpickle
 import numpy as np
-import torch
 from lightning.pytorch import Callback, Trainer
 
+from hts_torchrl.collector import HTSCollector
 from hts_torchrl.config import ActionSpec, Precision
 from hts_torchrl.data import PRECISIONS, HTSDataModule
 from hts_torchrl.envs.group import Array, EnvFactory, EnvGroup
+from hts_torchrl.envs.idle import IdleEnvs
 from hts_torchrl.envs.make_group import make_group
-from hts_torchrl.inference import PolicyInference
 from hts_torchrl.learner import Learner
 from hts_torchrl.theory import expected_lag, expected_round_s, gamma_fit, kolmogorov_smirnov
 from hts_torchrl.trial import train_for_trial
@@ -38,13 +39,14 @@ _SUMMED = 100
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds of each part, measured while all other cores step environments."""
+    """Seconds of each part, measured while the other cores are busy."""
 
     step_s: Array
     """Each step of one environment ``[K]``, resets included."""
-    pass_s: float
-    """An actor's pass of ``pass_rows`` observations."""
-    pass_rows: int
+    visit_s: float
+    """What an executor adds to each step of its G environments, however many they are."""
+    pass_s: Mapping[int, float]
+    """An actor's pass, by its rows B."""
     update_s: float
     """The learner's time for each environment step of a round."""
 
@@ -55,6 +57,7 @@ class Settings:
 
     num_envs: int
     envs_per_executor: int
+    inference_batch_size: int
     num_actors: int
     steps_per_round: int
     delay: int
@@ -65,60 +68,73 @@ def limits(costs: Costs, settings: Settings) -> dict[str, float]:
     """Return the steps a second that each part would allow if nothing else were slower.
 
     ``rendezvous`` is the exact expectation of :func:`expected_round_s` for executors with a core
-    each; a pass adds to every step, and with ``delay=0`` the update to every round.
+    each; the passes that answer an executor add to every step, and with ``delay=0`` the update to
+    every round. Passes are taken to be as full as the environments can make them.
     """
     group, steps = settings.envs_per_executor, settings.steps_per_round
-    mean_s = group * float(costs.step_s.mean()) + costs.pass_s
+    rows = settings.inference_batch_size
+    env_s, pass_s = float(costs.step_s.mean()), costs.pass_s[rows]
+    row_s = pass_s / min(rows, settings.num_envs)
+    mean_s = group * env_s + costs.visit_s + math.ceil(group / rows) * pass_s
     variance = group * float(costs.step_s.var())
     shape = mean_s**2 / variance if variance else 1e6
     round_s = expected_round_s(settings.num_envs // group, steps, mean_s, shape=shape)
     frames = settings.num_envs * steps
     if settings.delay == 0:
         round_s += frames * costs.update_s
-    work_s = float(costs.step_s.mean()) + costs.pass_s / costs.pass_rows + costs.update_s
+    work_s = env_s + costs.visit_s / group + row_s + costs.update_s
     return {
         "cores": settings.cores / work_s,
         "learner": 1 / costs.update_s,
-        "actors": max(settings.num_actors, 1) * costs.pass_rows / costs.pass_s,
+        "actors": max(settings.num_actors, 1) / row_s,
         "rendezvous": frames / round_s,
     }
+
+
+def speed(costs: Costs, settings: Settings) -> float:
+    """Return the steps a second to expect: the least of the :func:`limits`."""
+    return min(limits(costs, settings).values())
 
 
 def advice(costs: Costs, settings: Settings) -> Settings:
     """Return settings for the same task that are no slower, changed only where it pays.
 
-    As many environments an executor as leave every core one; so many actors that they are no limit;
-    twice the environments while that is a quarter faster, because cores wait for them; and where a
-    very long round would be faster, the shortest one with 95 % of its speed.
+    Of the crews that are within 5 % of the fastest the one with the least work, which leaves most
+    to the learner; so many actors that they are no limit; twice the environments while that is a
+    quarter faster, because cores wait for them; and where a very long round would be faster, the
+    shortest one with 95 % of its speed.
     """
-
-    def speed(candidate: Settings) -> float:
-        return min(limits(costs, candidate).values())
-
     better = _suited_crew(costs, settings)
     while True:
         wider = _suited_crew(costs, replace(better, num_envs=2 * better.num_envs))
-        if speed(wider) < 1.25 * speed(better):
+        if speed(costs, wider) < 1.25 * speed(costs, better):
             break
         better = wider
-    longest = speed(replace(better, steps_per_round=4096))
-    while speed(better) < 0.95 * longest:
+    longest = speed(costs, replace(better, steps_per_round=4096))
+    while speed(costs, better) < 0.95 * longest:
         better = replace(better, steps_per_round=2 * better.steps_per_round)
     return better
 
 
 def _suited_crew(costs: Costs, settings: Settings) -> Settings:
     """Return the settings with the executors and actors that suit the environments and cores."""
-    fits = [
-        group
+    crews = [
+        _with_actors(costs, replace(settings, envs_per_executor=group, inference_batch_size=rows))
         for group in range(1, settings.num_envs + 1)
-        if settings.num_envs % group == 0 and settings.num_envs // group >= settings.cores
+        if settings.num_envs % group == 0
+        for rows in costs.pass_s
     ]
-    suited = replace(settings, envs_per_executor=max(fits, default=1))
-    bounds = limits(costs, suited)
-    rows = 1.2 * min(bounds["cores"], bounds["learner"])
-    wanted = math.ceil(rows * costs.pass_s / costs.pass_rows)
-    return replace(suited, num_actors=max(suited.num_actors, wanted))
+    fastest = max(speed(costs, crew) for crew in crews)
+    fast = [crew for crew in crews if speed(costs, crew) >= 0.95 * fastest]
+    return max(fast, key=lambda crew: limits(costs, crew)["cores"])
+
+
+def _with_actors(costs: Costs, settings: Settings) -> Settings:
+    """Return the settings with a fifth more actors than the rest can use."""
+    bounds = limits(costs, settings)
+    rest = min(bounds["cores"], bounds["learner"])
+    wanted = math.ceil(1.2 * rest * max(settings.num_actors, 1) / bounds["actors"])
+    return replace(settings, num_actors=max(settings.num_actors, wanted))
 
 
 class Advisor:
@@ -142,79 +158,122 @@ class Advisor:
 
     def report(self, seconds: float) -> Iterator[str]:
         """Yield the lines of the report as they are found, in about two times ``seconds``."""
+        own: Precision = self._trainer.precision  # type: ignore[assignment]
+        precisions = list(dict.fromkeys((own, *PRECISIONS)))
         with _busy(self._data.env, self._cores - 1):
             step_s = np.array(list(measured_step_times(self._group, seconds / 2)))
             yield from _describe(step_s)
-            own: Precision = self._trainer.precision  # type: ignore[assignment]
-            costs_in: dict[Precision, Costs] = {}
-            for precision in dict.fromkeys((own, *PRECISIONS)):
-                costs = costs_in[precision] = self._costs(step_s, precision, seconds / 6)
-                yield (
-                    f"in {precision:15}{1e3 * costs.pass_s:.3f} ms for an actor's pass of "
-                    f"{costs.pass_rows} rows, {1e3 * costs.update_s:.3f} ms a step for the update"
-                )
+            update_s = {name: self._update_s(name, seconds / 8) for name in precisions}
         self._group.close()
+        costs_in = {}
+        for precision in precisions:
+            costs = self._costs(step_s, update_s[precision], precision, seconds / 8)
+            costs_in[precision] = costs
+            passes = ", ".join(f"{1e3 * s:.3f} ({rows} rows)" for rows, s in costs.pass_s.items())
+            yield (
+                f"in {precision:15}ms: {1e3 * update_s[precision]:.3f} a step for the update, an "
+                f"actor's pass {passes}, an executor's own time a step {1e3 * costs.visit_s:.3f}"
+            )
+        settings = self._settings()
+        costs = costs_in[own]
+        bounds = limits(costs, settings)
+        expected = speed(costs, settings)
+        each = ", ".join(f"{name} {value:.0f}" for name, value in bounds.items())
+        yield f"expected          {expected:.0f} steps/s, the least of: {each}"
+        yield _staleness(costs, settings)
+        measured = self._measured(settings, own, seconds / 2)
+        yield (
+            f"measured          {measured:.0f} steps/s in {seconds / 2:g} s of training, "
+            f"{measured / expected:.2f} of the expected"
+        )
+        better, precision = best_settings(costs_in, settings, own)
+        yield f"advice            {_suggestion(settings, own, better, precision)}"
+        if (better, precision) != (settings, own):
+            advised = self._measured(better, precision, seconds / 2)
+            yield (
+                f"measured with it  {advised:.0f} steps/s, {advised / measured:.2f} times as many; "
+                f"{speed(costs_in[precision], better):.0f} were expected"
+            )
+
+    def _settings(self) -> Settings:
         crew, schedule = self._data.crew, self._data.schedule
-        settings = Settings(
+        return Settings(
             num_envs=crew.num_envs,
             envs_per_executor=crew.envs_per_executor,
+            inference_batch_size=crew.batch_size,
             num_actors=crew.num_actors,
             steps_per_round=schedule.steps_per_round,
             delay=schedule.delay,
             cores=self._cores,
         )
-        costs = costs_in[own]
-        bounds = limits(costs, settings)
-        expected = min(bounds.values())
-        each = ", ".join(f"{name} {value:.0f}" for name, value in bounds.items())
-        yield f"expected          {expected:.0f} steps/s, the least of: {each}"
-        yield _staleness(costs, settings)
-        yield _suggestion(costs_in, settings, own)
-        measured = self._train(self._data.for_trial(_ENDLESS), seconds / 2)
-        yield (
-            f"measured          {measured:.0f} steps/s in {seconds / 2:g} s of training, "
-            f"{measured / expected:.2f} of the expected"
-        )
 
-    def _costs(self, step_s: Array, precision: Precision, seconds: float) -> Costs:
-        learner = copy.deepcopy(self._learner)
-        if learner.policy is None:
-            learner.build_policy(self._group.spec)
-        rows = self._data.crew.batch_size
-        inference = PolicyInference(
-            learner.actor_critic,
-            self._group.spec,
-            batch_size=rows,
-            device=str(self._trainer.strategy.root_device),
-            precision=precision,
-        )
-        observation = self._group.reset([0])
-        observations = {key: np.repeat(array, rows, 0) for key, array in observation.items()}
-        draws = np.full((rows, self._group.spec.action.num_draws), 0.5)
-        pass_s = _seconds_of(lambda: inference.answer(observations, draws), seconds)
-        clock = _LearnerClock()
+    def _update_s(self, precision: Precision, seconds: float) -> float:
         serial = self._data.for_trial(_ENDLESS, num_actors=0)
-        self._train(serial, seconds, clock, precision=precision)
-        return Costs(step_s, pass_s, rows, clock.seconds / clock.frames)
+        return self._train(serial, precision, seconds).update_s
 
-    def _train(
-        self,
-        data: HTSDataModule,
-        seconds: float,
-        *callbacks: Callback,
-        precision: Precision | None = None,
-    ) -> float:
-        """Train for a while; returns steps a second."""
+    def _costs(self, step_s: Array, update_s: float, precision: Precision, seconds: float) -> Costs:
+        own = self._settings()
+        several = sorted({own.inference_batch_size, own.num_envs})
+        visits_s, pass_s = [], {}
+        for rows in several:
+            visit_s, pass_s[rows] = self._crew_s(rows, precision, seconds / len(several))
+            visits_s.append(visit_s)
+        return Costs(step_s, float(np.mean(visits_s)), pass_s, update_s)
+
+    def _crew_s(self, rows: int, precision: Precision, seconds: float) -> tuple[float, float]:
+        """Return the seconds of an executor's step, without its environment's, and of a pass."""
+        learner = copy.deepcopy(self._learner)
+        spec = self._group.spec
+        if learner.policy is None:
+            learner.build_policy(spec)
+        collector = HTSCollector(
+            IdleEnvs(spec),
+            learner.actor_critic,
+            num_envs=self._data.crew.num_envs,
+            frames_per_batch=self._data.schedule.frames_per_round,
+            inference_batch_size=rows,
+            precision=precision,
+            policy_device=str(self._trainer.strategy.root_device),
+        )
+        spans: dict[str, list[float]] = {"executor": [], "actor": [], "learner": []}
+        try:
+            for index, _ in enumerate(collector):
+                if index == 0:
+                    until_s = time.perf_counter() + seconds
+                if index % 3 == 0:
+                    collector.trace_round(index + 2)
+                elif index % 3 == 2:
+                    for worker, works in (collector.trace or {}).items():
+                        spans[worker.split()[0]] += [end - begin for begin, end in works]
+                    if time.perf_counter() > until_s:
+                        break
+        finally:
+            collector.shutdown()
+        return float(np.mean(spans["executor"])), float(np.mean(spans["actor"]))
+
+    def _measured(self, settings: Settings, precision: Precision, seconds: float) -> float:
+        data = self._data.for_trial(
+            _ENDLESS,
+            num_envs=settings.num_envs,
+            envs_per_executor=settings.envs_per_executor,
+            inference_batch_size=settings.inference_batch_size,
+            num_actors=settings.num_actors,
+            frames_per_batch=settings.num_envs * settings.steps_per_round,
+        )
+        return self._train(data, precision, seconds).steps_per_s
+
+    def _train(self, data: HTSDataModule, precision: Precision, seconds: float) -> _Watch:
         watch = _Watch(seconds)
-        train_for_trial(self._learner, data, self._trainer, watch, *callbacks, precision=precision)
-        return watch.steps_per_s
+        train_for_trial(self._learner, data, self._trainer, watch, precision=precision)
+        return watch
 
 
 class _Watch(Callback):
     """Ends training after some seconds, not counting the first three rounds."""
 
     def __init__(self, seconds: float) -> None:
-        self.seconds, self.rounds, self.frames, self.steps_per_s = seconds, -3, 0, float("nan")
+        self.seconds, self.rounds, self.frames = seconds, -3, 0
+        self.steps_per_s = self.update_s = float("nan")
 
     def on_train_batch_end(self, trainer: Trainer, *arguments: Any) -> None:  # noqa: ANN401
         part = arguments[2]
@@ -222,29 +281,14 @@ class _Watch(Callback):
             return
         self.rounds += 1
         now_s = time.perf_counter()
+        busy_s = trainer.datamodule.collector.stats()["learner_busy_s"]  # type: ignore[attr-defined]
         if self.rounds <= 0:
-            self.began_s = now_s
+            self.began_s, self.busy_before_s = now_s, busy_s
             return
         self.frames += part.round.numel()
         self.steps_per_s = self.frames / (now_s - self.began_s)
+        self.update_s = (busy_s - self.busy_before_s) / self.frames
         trainer.should_stop = now_s - self.began_s >= self.seconds
-
-
-class _LearnerClock(Callback):
-    """Sums up the time of updates, without the first round."""
-
-    def __init__(self) -> None:
-        self.seconds, self.frames, self.rounds = 0.0, 0, 0
-
-    def on_train_batch_start(self, *_: Any) -> None:  # noqa: ANN401
-        self.began_s = time.perf_counter()
-
-    def on_train_batch_end(self, *arguments: Any) -> None:  # noqa: ANN401
-        part = arguments[3]
-        if self.rounds > 0:
-            self.seconds += time.perf_counter() - self.began_s
-            self.frames += part.round.numel() * part.is_last
-        self.rounds += part.is_last
 
 
 def _describe(step_s: Array) -> Iterator[str]:
@@ -269,32 +313,44 @@ def _describe(step_s: Array) -> Iterator[str]:
 
 def _staleness(costs: Costs, settings: Settings) -> str:
     """Compare the age of the data with an asynchronous system's of the same costs."""
-    collects = settings.cores / (float(costs.step_s.mean()) + costs.pass_s / costs.pass_rows)
+    rows = settings.inference_batch_size
+    act_s = float(costs.step_s.mean()) + costs.visit_s + costs.pass_s[rows] / rows
+    collects = settings.cores / act_s
     load = collects * costs.update_s
     lag = f"{expected_lag(1, load):.1f}" if load < 1 else "more and more"
     return f"age of the data   {settings.delay} update; {lag} in an asynchronous system (Claim 2)"
 
 
-def _suggestion(costs_in: dict[Precision, Costs], settings: Settings, precision: Precision) -> str:
-    """Name the flags that would change, and what they would give."""
+def best_settings(
+    costs_in: Mapping[Precision, Costs], settings: Settings, precision: Precision
+) -> tuple[Settings, Precision]:
+    """Return the :func:`advice`, in another precision if that is 10 % faster."""
     better = {name: advice(costs, settings) for name, costs in costs_in.items()}
-    speeds = {name: min(limits(costs, better[name]).values()) for name, costs in costs_in.items()}
+    speeds = {name: speed(costs, better[name]) for name, costs in costs_in.items()}
     best = max(speeds, key=lambda name: speeds[name])
     if speeds[best] < 1.1 * speeds[precision]:
         best = precision
-    own, flags = _flags(settings, precision), _flags(better[best], best)
-    changed = [f"--{name}={value}" for name, value in flags.items() if value != own[name]]
+    return better[best], best
+
+
+def _suggestion(
+    settings: Settings, precision: Precision, better: Settings, better_precision: Precision
+) -> str:
+    """Name the flags that differ."""
+    own, flags = _flags(settings, precision), _flags(better, better_precision)
+    changed = {name: value for name, value in flags.items() if value != own[name]}
     if not changed:
-        return "advice            keep the settings"
-    learnt = own["data.frames_per_batch"] != flags["data.frames_per_batch"] or best != precision
-    remark = " (which also changes what is learnt)" * learnt
-    return f"advice            {' '.join(changed)}: {speeds[best]:.0f} steps/s expected{remark}"
+        return "keep the settings"
+    harmless = {"data.envs_per_executor", "data.num_actors"}
+    remark = " (which also changes what is learnt)" * (not changed.keys() <= harmless)
+    return " ".join(f"--{name}={value}" for name, value in changed.items()) + remark
 
 
 def _flags(settings: Settings, precision: Precision) -> dict[str, Any]:
     return {
         "data.num_envs": settings.num_envs,
         "data.envs_per_executor": settings.envs_per_executor,
+        "data.inference_batch_size": settings.inference_batch_size,
         "data.num_actors": settings.num_actors,
         "data.frames_per_batch": settings.num_envs * settings.steps_per_round,
         "trainer.precision": precision,
@@ -327,19 +383,6 @@ def _random_action(spec: ActionSpec, random: np.random.Generator) -> Array:
     else:
         action = random.integers(0, spec.sizes).reshape(1, *spec.array.shape)
     return action.astype(spec.array.dtype)
-
-
-def _seconds_of(work: Callable[[], object], seconds: float) -> float:
-    """Return the mean time of ``work``, after a tenth of the time."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    for span_s in (seconds / 10, seconds):
-        count, began_s = 0, time.perf_counter()
-        while time.perf_counter() - began_s < span_s:
-            work()
-            count += 1
-    torch.set_num_threads(threads)
-    return (time.perf_counter() - began_s) / count
 
 
 @contextlib.contextmanager
