@@ -549,9 +549,11 @@ def main() -> None:
         rows = [name for name in args.rows if game != CARTPOLE or name in CARTPOLE_ROWS]
         if not rows:
             parser.error(f"none of the rows has {args.algorithm} on {game}")
-        runs = [tune(name, task) if args.tune else candidates(name, task)[0] for name in rows]
+        of_each = [(name, task) for name in rows]
         if args.bf16 and game != CARTPOLE:
-            runs += [replace(run, bf16=True) for run in runs if not peer_of(run.system)]
+            own = [name for name in rows if not peer_of(name)]
+            of_each += [(name, replace(task, bf16=True)) for name in own]
+        runs = [tune(*row) if args.tune else candidates(*row)[0] for row in of_each]
         speeds |= contest(runs, args.turns, args.seconds)
         text.append(report({run: speeds[run] for run in runs}))
         print("\n", *text, sep="\n", flush=True)
