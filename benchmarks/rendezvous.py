@@ -10,18 +10,24 @@ Beside it stand
 - the physical limit: nobody ever waits;
 - the exact expectation, which has a rendezvous every alpha steps but neither inference nor
   signals, and the paper's estimate of it (Claim 1);
-- a barrier at every step: Gymnasium's ``AsyncVectorEnv`` with random actions, so without the time
-  of a policy, which favours it.
+- a barrier at every step: Gymnasium's ``AsyncVectorEnv`` and Stable-Baselines3's ``SubprocVecEnv``
+  (from its own environment, as in ``throughput.py``) with random actions, so without the time of a
+  policy, which favours them.
 
 ``--case slow`` makes one environment ten times slower, and ``phases`` each of them for 256 steps at
-a time, a sixteenth of the time: there no round helps that is shorter than a phase. Where no formula
-is known (``phases``, ``pareto``) the expectation is a mean of rounds by drawn times.
+a time, a sixteenth of the time: there no round helps that is shorter than a phase. ``replayed`` has
+the times of a football task, measured at the beginning and stretched to the mean, each environment
+from another place of them. Where no formula is known (``phases``, ``pareto``, ``replayed``) the
+expectation is a mean of rounds by drawn times.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import json
+import os
+import subprocess
 import time
 from functools import partial
 from pathlib import Path
@@ -30,14 +36,29 @@ import numpy as np
 from gymnasium.vector import AsyncVectorEnv
 from matplotlib.figure import Figure
 from measurement import crew_cpu_s, machine
+from throughput import interpreter
 from timed_cartpole import PHASE_STEPS, SHAPES, SLOW_SHARE, SLOWER, timed_cartpole, times_s
 
-from hts_torchrl import GymEnvs, HTSCollector, make_actor_critic
+import hts_torchrl
+from hts_torchrl import FootballEnvs, GymEnvs, HTSCollector, make_actor_critic
+from hts_torchrl.advisor import measured_step_times
 from hts_torchrl.theory import claimed_round_s, expected_round_s
 
+NO_GAMMA = ("pareto", "phases", "replayed")  # whose sums are no Gamma variables
+SOURCES = Path(hts_torchrl.__file__).parents[1]
 COLUMNS = (
-    "envs", "alpha", "measured", "min", "max", "cores", "expected", "claim 1", "limit", "barrier",
+    "envs", "alpha", "measured", "min", "max", "cores", "expected", "claim 1", "limit", "gymnasium",
+    "sb3",
 )  # fmt: skip
+TRACE_S = 20.0
+
+
+def measured_trace() -> list[float]:
+    """Return the times of a football task's steps, in units of their mean."""
+    group = FootballEnvs("run_to_score_with_keeper").group([0])
+    times = np.array(list(measured_step_times(group, TRACE_S)))
+    group.close()
+    return (times / times.mean()).round(4).tolist()
 
 
 def measure_collector(make_env, num_envs: int, alpha: int, seconds: float) -> tuple[float, float]:
@@ -63,7 +84,7 @@ def measure_collector(make_env, num_envs: int, alpha: int, seconds: float) -> tu
     return rounds * frames / took_s, cores
 
 
-def measure_barrier(make_env, num_envs: int, seconds: float) -> float:
+def measure_gymnasium(make_env, num_envs: int, seconds: float) -> float:
     makers = [partial(make_env, index) for index in range(num_envs)]
     envs = AsyncVectorEnv(makers, context="fork")  # torchrl's default would import torch in each
     envs.reset(seed=0)
@@ -76,29 +97,39 @@ def measure_barrier(make_env, num_envs: int, seconds: float) -> float:
     return speed
 
 
-def expectation(case: str, num_envs: int, alpha: int, mean_s: float) -> float:
+def measure_stable_baselines3(make_env, num_envs: int, seconds: float) -> float:
+    program = Path(__file__).with_name("barrier_stable_baselines3.py")
+    task = {"num_envs": num_envs, "seconds": seconds, "arguments": make_env.keywords}
+    result = subprocess.run(
+        [interpreter("stable_baselines3"), program], input=json.dumps(task), text=True, check=True,
+        stdout=subprocess.PIPE, env=os.environ | {"PYTHONPATH": str(SOURCES)},
+    )  # fmt: skip
+    return float(result.stdout)
+
+
+def expectation(case: str, num_envs: int, alpha: int, mean_s: float, trace: list[float]) -> float:
     if case == "slow":  # the sum of one environment, ten times longer, outlasts all others
         return num_envs / (SLOWER * mean_s)
-    if case in ("pareto", "phases"):  # their sums are no Gamma variables
-        round_s = drawn_round_s(case, num_envs, alpha, mean_s)
+    if case in NO_GAMMA:
+        round_s = drawn_round_s(case, num_envs, alpha, mean_s, trace)
     else:
         round_s = expected_round_s(num_envs, alpha, mean_s, shape=SHAPES[case])
     return num_envs * alpha / round_s
 
 
-def drawn_round_s(case: str, num_envs: int, alpha: int, mean_s: float) -> float:
+def drawn_round_s(case: str, num_envs: int, alpha: int, mean_s: float, trace: list[float]) -> float:
     """Return the mean time of the slowest environment's steps in a round."""
     rounds = max(200, 64 * PHASE_STEPS // alpha)
     steps = rounds * alpha
     each = [
-        np.fromiter(times_s(env, case, mean_s, seed=99), float, steps) for env in range(num_envs)
+        np.fromiter(times_s(env, case, mean_s, 99, trace), float, steps) for env in range(num_envs)
     ]
     return float(np.reshape(each, (num_envs, rounds, alpha)).sum(2).max(0).mean())
 
 
 def claim(case: str, num_envs: int, alpha: int, mean_s: float) -> float:
     """Return what the paper's Claim 1 says, which is of Gamma variables that are all alike."""
-    if case in ("slow", "pareto", "phases"):
+    if case in ("slow", *NO_GAMMA):
         return float("nan")
     return num_envs * alpha / claimed_round_s(num_envs, alpha, mean_s, shape=SHAPES[case])
 
@@ -121,7 +152,8 @@ def draw(rows: list[dict[str, float]], path: Path) -> None:
         axes.errorbar(alphas, middle, [middle - low, high - middle], fmt="o", **style,
                       label=f"measured, {num_envs:g} environments")  # fmt: skip
         axes.plot(alphas, [row["expected"] for row in mine], **style, label="exact expectation")
-        axes.plot(alphas, [row["barrier"] for row in mine], ":", **style, label="AsyncVectorEnv")
+        axes.plot(alphas, [row["gymnasium"] for row in mine], ":", **style, label="AsyncVectorEnv")
+        axes.plot(alphas, [row["sb3"] for row in mine], "--", **style, label="SubprocVecEnv")
     axes.set(xscale="log", yscale="log", xlabel="steps between rendezvous", ylabel="steps a second")
     axes.legend(fontsize=8)
     axes.figure.savefig(path, dpi=150)
@@ -129,9 +161,9 @@ def draw(rows: list[dict[str, float]], path: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Throughput against the length of a round")
-    parser.add_argument("--case", choices=SHAPES, default="exponential")
+    parser.add_argument("--case", choices=[*SHAPES, "replayed"], default="exponential")
     parser.add_argument("--num-envs", type=int, nargs="+", default=[16, 64])
-    parser.add_argument("--alphas", type=int, nargs="+", default=[1, 4, 16, 64, 128, 256])
+    parser.add_argument("--alphas", type=int, nargs="+", default=[1, 4, 16, 64, 128, 256, 512])
     parser.add_argument("--mean-ms", type=float, default=5.0)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=5.0)
@@ -141,28 +173,33 @@ def main() -> None:
     if args.quick:
         args.repeats, args.seconds, args.alphas = 1, 1.0, [1, 16, 128]
     mean_s, rows = args.mean_ms / 1000, []
+    trace = measured_trace() if args.case == "replayed" else []
     print(machine())
     print(f"{args.case}, mean {args.mean_ms:g} ms; steps a second")
-    print(" ".join(f"{name:>9}" for name in COLUMNS), "measured/expected measured/barrier")
+    print(" ".join(f"{name:>9}" for name in COLUMNS), "measured/expected measured/best barrier")
     for num_envs in args.num_envs:
         measured: dict[int, list[tuple[float, float]]] = {alpha: [] for alpha in args.alphas}
-        barrier = []
+        barriers: dict[str, list[float]] = {"gymnasium": [], "sb3": []}
         for seed in range(args.repeats):
-            make_env = partial(timed_cartpole, case=args.case, mean_s=mean_s, seed=seed)
-            barrier.append(measure_barrier(make_env, num_envs, args.seconds))
+            make_env = partial(
+                timed_cartpole, case=args.case, mean_s=mean_s, seed=seed, trace=trace
+            )
+            barriers["gymnasium"].append(measure_gymnasium(make_env, num_envs, args.seconds))
+            barriers["sb3"].append(measure_stable_baselines3(make_env, num_envs, args.seconds))
             for alpha, turns in measured.items():
                 turns.append(measure_collector(make_env, num_envs, alpha, args.seconds))
         for alpha, turns in measured.items():
             speeds, cores = zip(*turns, strict=True)
             values = (
                 num_envs, alpha, np.median(speeds), min(speeds), max(speeds), np.median(cores),
-                expectation(args.case, num_envs, alpha, mean_s),
+                expectation(args.case, num_envs, alpha, mean_s, trace),
                 claim(args.case, num_envs, alpha, mean_s),
-                without_waiting(args.case, num_envs, mean_s), np.median(barrier),
+                without_waiting(args.case, num_envs, mean_s), *map(np.median, barriers.values()),
             )  # fmt: skip
             rows.append(dict(zip(COLUMNS, map(float, values), strict=True)))
             text = " ".join(f"{value:9.4g}" for value in values)
-            ratios = [rows[-1]["measured"] / rows[-1][name] for name in ("expected", "barrier")]
+            against = rows[-1]["expected"], max(rows[-1][name] for name in barriers)
+            ratios = [rows[-1]["measured"] / speed for speed in against]
             print(text, " ".join(f"{ratio:16.2f}" for ratio in ratios), flush=True)
     args.output.mkdir(parents=True, exist_ok=True)
     draw(rows, args.output / f"rendezvous_{args.case}.png")

@@ -27,7 +27,7 @@ sent after each update. Gymnasium's wrapper (OpenCV) preprocesses the pixels.
 ``--tune`` measures for each row, this project's too: torch threads of the main process and of the
 workers, emulator threads, number of workers, vectorisation, memory format, and for the common loop
 ``torch.compile`` of the update (the policy compiled as well was slower); the best four of each row
-take turns, and the fastest are compared.
+take turns, and the fastest are compared. ``--settings`` compares the given ones instead.
 """
 
 from __future__ import annotations
@@ -197,6 +197,24 @@ def candidates(system: str, task: Run) -> list[Run]:
         for grid in grids.get(system, [executors])
         for values in product(*grid.values())
     ]
+
+
+def given(text: str, task: Run) -> Run:
+    """Return the run of ``system name=value ...``, as tables have it.
+
+    Raises:
+        ValueError: if a name or a value is none of ``Run``'s.
+    """
+    system, *pairs = text.split()
+    kinds = {field.name: type(field.default) for field in fields(Run)[6:]}
+    values = dict(pair.split("=", 1) for pair in pairs)
+    if system not in NAMES or not values.keys() <= kinds.keys():
+        raise ValueError(text)
+    typed = {
+        name: value == "True" if kinds[name] is bool else kinds[name](value)
+        for name, value in values.items()
+    }
+    return replace(task, system=system, **typed)
 
 
 def native_group(game: str, num_envs: int, num_threads: int) -> EnvGroup:
@@ -523,6 +541,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=20)
     parser.add_argument("--seconds", type=float, default=4, help="of a turn")
     parser.add_argument("--tune", action="store_true", help="find each row's best setting first")
+    parser.add_argument("--settings", nargs="+", metavar="'ROW NAME=VALUE ...'", default=[])
     parser.add_argument("--bf16", action="store_true", help="add all rows in bfloat16")
     parser.add_argument("--quick", action="store_true", help="2 turns of 3 s: does it run?")
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results")
@@ -553,7 +572,10 @@ def main() -> None:
         if args.bf16 and game != CARTPOLE:
             own = [name for name in rows if not peer_of(name)]
             of_each += [(name, replace(task, bf16=True)) for name in own]
-        runs = [tune(*row) if args.tune else candidates(*row)[0] for row in of_each]
+        if args.settings:
+            runs = [given(text, task) for text in args.settings]
+        else:
+            runs = [tune(*row) if args.tune else candidates(*row)[0] for row in of_each]
         speeds |= contest(runs, args.turns, args.seconds)
         text.append(report({run: speeds[run] for run in runs}))
         print("\n", *text, sep="\n", flush=True)
