@@ -183,7 +183,7 @@ def candidates(system: str, task: Run) -> list[Run]:
         "plain_sync": [{"main_threads": threads[::-1], "workers": workers}],
         "async_batched": [
             learner | {"envs": ["driver"], "workers": workers},
-            learner | {"envs": ["server", "server, short messages"]},
+            learner | {"envs": ["server", "server-short-messages"]},
             learner | {"envs": ["threads"]},
         ],
         "stable_baselines3": [learner | layouts | vectorisations],
@@ -333,7 +333,7 @@ def make_async_batched(run: Run, policy: nn.Module, env: partial) -> AsyncBatche
     """Environments in threads or processes; the policy in a thread, or in a process of its own."""
     kwargs = {"frames_per_batch": run.frames, "max_batch_size": run.num_envs}
     if run.envs.startswith("server"):
-        chunk = run.steps if run.envs.endswith("short messages") else "auto"
+        chunk = run.steps if run.envs.endswith("short-messages") else "auto"
         kwargs |= {"policy_factory": partial(make_served_model, run), "transport": "auto"}
         kwargs |= {"env_backend": "multiprocessing", "transition_chunk_size": chunk}
     else:
