@@ -142,7 +142,7 @@ def without_waiting(case: str, num_envs: int, mean_s: float) -> float:
 
 
 def draw(rows: list[dict[str, float]], path: Path) -> None:
-    axes = Figure(figsize=(7, 4.5), layout="constrained").subplots()
+    axes = Figure(figsize=(8, 4), layout="constrained").subplots()
     for colour, num_envs in enumerate(dict.fromkeys(row["envs"] for row in rows)):
         mine = [row for row in rows if row["envs"] == num_envs]
         alphas = [row["alpha"] for row in mine]
@@ -155,7 +155,7 @@ def draw(rows: list[dict[str, float]], path: Path) -> None:
         axes.plot(alphas, [row["gymnasium"] for row in mine], ":", **style, label="AsyncVectorEnv")
         axes.plot(alphas, [row["sb3"] for row in mine], "--", **style, label="SubprocVecEnv")
     axes.set(xscale="log", yscale="log", xlabel="steps between rendezvous", ylabel="steps a second")
-    axes.legend(fontsize=8)
+    axes.figure.legend(fontsize=8, loc="outside right upper")
     axes.figure.savefig(path, dpi=150)
 
 
