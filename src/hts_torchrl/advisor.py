@@ -39,7 +39,7 @@ _SUMMED = 100
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds of each part, measured while the other cores are busy."""
+    """Seconds of each part: executor and actor in a crew, the others while all cores are busy."""
 
     step_s: Array
     """Each step of one environment ``[K]``, resets included."""
@@ -97,12 +97,12 @@ def speed(costs: Costs, settings: Settings) -> float:
 
 
 def advice(costs: Costs, settings: Settings) -> Settings:
-    """Return settings for the same task that are no slower, changed only where it pays.
+    """Return the settings that suit the same task.
 
-    Of the crews that are within 5 % of the fastest the one with the least work, which leaves most
-    to the learner; so many actors that they are no limit; twice the environments while that is a
-    quarter faster, because cores wait for them; and where a very long round would be faster, the
-    shortest one with 95 % of its speed.
+    Of the crews within 5 % of the fastest, the one with the least work, which leaves most to the
+    learner; so many actors that they are no limit; twice the environments while that is a quarter
+    faster, because cores wait for them; and where a very long round would be faster, the shortest
+    one with 95 % of its speed.
     """
     better = _suited_crew(costs, settings)
     while True:
@@ -241,7 +241,7 @@ class Advisor:
                 if index == 0:
                     until_s = time.perf_counter() + seconds
                 if index % 3 == 0:
-                    collector.trace_round(index + 2)
+                    collector.trace_round(index + 2)  # the next one has started
                 elif index % 3 == 2:
                     for worker, works in (collector.trace or {}).items():
                         spans[worker.split()[0]] += [end - begin for begin, end in works]
