@@ -573,7 +573,10 @@ def main() -> None:
             own = [name for name in rows if not peer_of(name)]
             of_each += [(name, replace(task, bf16=True)) for name in own]
         if args.settings:
-            runs = [given(text, task) for text in args.settings]
+            try:
+                runs = [given(text, task) for text in args.settings]
+            except ValueError as error:
+                parser.error(f"--settings: {error}; such as 'trainer workers=2' is needed")
         else:
             runs = [tune(*row) if args.tune else candidates(*row)[0] for row in of_each]
         speeds |= contest(runs, args.turns, args.seconds)

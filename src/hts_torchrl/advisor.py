@@ -74,7 +74,6 @@ def limits(costs: Costs, settings: Settings) -> dict[str, float]:
     group, steps = settings.envs_per_executor, settings.steps_per_round
     rows = settings.inference_batch_size
     env_s, pass_s = float(costs.step_s.mean()), costs.pass_s[rows]
-    row_s = pass_s / min(rows, settings.num_envs)
     mean_s = group * env_s + costs.visit_s + math.ceil(group / rows) * pass_s
     variance = group * float(costs.step_s.var())
     shape = mean_s**2 / variance if variance else 1e6
@@ -82,13 +81,24 @@ def limits(costs: Costs, settings: Settings) -> dict[str, float]:
     frames = settings.num_envs * steps
     if settings.delay == 0:
         round_s += frames * costs.update_s
-    work_s = env_s + costs.visit_s / group + row_s + costs.update_s
     return {
-        "cores": settings.cores / work_s,
+        "cores": settings.cores / (_collect_s(costs, settings) + costs.update_s),
         "learner": 1 / costs.update_s,
-        "actors": max(settings.num_actors, 1) / row_s,
+        "actors": max(settings.num_actors, 1) / _row_s(costs, settings),
         "rendezvous": frames / round_s,
     }
+
+
+def _collect_s(costs: Costs, settings: Settings) -> float:
+    """Return the seconds of CPU in which a step is collected."""
+    visit_s = costs.visit_s / settings.envs_per_executor
+    return float(costs.step_s.mean()) + visit_s + _row_s(costs, settings)
+
+
+def _row_s(costs: Costs, settings: Settings) -> float:
+    """Return the actor's seconds for one of the rows of a pass."""
+    rows = settings.inference_batch_size
+    return costs.pass_s[rows] / min(rows, settings.num_envs)
 
 
 def speed(costs: Costs, settings: Settings) -> float:
@@ -313,10 +323,7 @@ def _describe(step_s: Array) -> Iterator[str]:
 
 def _staleness(costs: Costs, settings: Settings) -> str:
     """Compare the age of the data with an asynchronous system's of the same costs."""
-    rows = settings.inference_batch_size
-    act_s = float(costs.step_s.mean()) + costs.visit_s + costs.pass_s[rows] / rows
-    collects = settings.cores / act_s
-    load = collects * costs.update_s
+    load = settings.cores / _collect_s(costs, settings) * costs.update_s
     lag = f"{expected_lag(1, load):.1f}" if load < 1 else "more and more"
     return f"age of the data   {settings.delay} update; {lag} in an asynchronous system (Claim 2)"
 

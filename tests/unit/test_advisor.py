@@ -19,6 +19,7 @@ from hts_torchrl.advisor import (
     Settings,
     _busy,
     _random_action,
+    _staleness,
     _suggestion,
     advice,
     best_settings,
@@ -125,6 +126,15 @@ class TestAdvice:
         assert better.steps_per_round > 5
         longest = replace(better, steps_per_round=4096)
         assert speed(varying, better) >= 0.95 * speed(varying, longest)
+
+
+@pytest.mark.parametrize(
+    ("group", "update_s", "lag"), [(1, 0.001, "5.3"), (4, 0.001, "10.7"), (4, 0.002, "more and")]
+)
+def test_asynchronous_data_is_as_old_as_the_learner_is_busy(group, update_s, lag):
+    costs = replace(COSTS, update_s=update_s)
+    line = _staleness(costs, replace(SETTINGS, envs_per_executor=group))
+    assert line.startswith(f"age of the data   1 update; {lag} ")
 
 
 class TestPrecision:
