@@ -41,6 +41,16 @@ def test_a_config_makes_a_run_that_fits_its_environment(line):
     assert data.evaluation_frames < schedule.frames_per_round * schedule.num_rounds
 
 
+@pytest.mark.parametrize("config", ["cartpole_a2c", "cartpole_ppo"])
+def test_cartpoles_share_an_executor_however_many_there_are(config, monkeypatch, tmp_path):
+    lines = []
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(HTSCommandLine, "_run_subcommand", lambda line, _: lines.append(line))
+    run("fit", f"--config={CONFIGS / config}.yaml", "--data.num_envs=4")
+    crew = lines[-1].datamodule.crew
+    assert (crew.num_envs, crew.num_executors, crew.batch_size) == (4, 1, 4)
+
+
 @pytest.mark.parametrize(
     "line",
     [f"{task} baselines/synchronous.yaml" for task in ("football/corner.yaml", "pong.yaml")],
