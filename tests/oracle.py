@@ -1,7 +1,7 @@
 """The whole schedule again, in plain loops: what every batch must hold.
 
-It shares with the package only the draws and the pass of the policy; no buffer, no worker, no
-collector. For Gymnasium environments with a flat observation.
+It shares with the package only the pass of the policy; no draw, no buffer, no worker, no collector.
+For Gymnasium environments with a flat observation.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import numpy as np
 from torch import Tensor, nn
 
 from hts_torchrl.config import EnvSpec
-from hts_torchrl.draws import env_seed, normal_draws, uniform_draws
 from hts_torchrl.inference import PolicyInference
+from tests import philox
 
 Cells = dict[Any, np.ndarray]
 
@@ -54,7 +54,7 @@ class Oracle:
         places = []
         for index in range(self.num_envs):
             env = self.make_env(index)
-            places.append(_Place(env, index, env.reset(seed=env_seed(self.seed, index))[0]))
+            places.append(_Place(env, index, env.reset(seed=philox.env_seed(self.seed, index))[0]))
         for number in range(count):
             version = max(0, number - self.delay)
             if version:
@@ -66,10 +66,10 @@ class Oracle:
     def _step(self, places: list[_Place], step: int, version: int) -> Cells:
         """All environments once: the cells ``[N, ...]`` of one column."""
         action = self.spec.action
-        draw = normal_draws if action.kind == "continuous" else uniform_draws
+        draw = philox.normal if action.kind == "continuous" else philox.uniform
         rows = []
         for place in places:
-            draws = draw(self.seed, place.index, step, 1, action.num_draws)
+            draws = np.array([draw(self.seed, place.index, step, action.num_draws)])
             observation = np.array(place.observation)[None]
             answer = self._inference.answer({"observation": observation}, draws)
             cells = {key: value[0] for key, value in answer.items()}
@@ -95,6 +95,6 @@ class Oracle:
         place.observation = after
         if ends:
             place.score, place.steps, place.episode = np.float32(0), 0, place.episode + 1
-            seed = env_seed(self.seed, place.index, number=place.episode)
+            seed = philox.env_seed(self.seed, place.index, place.episode)
             place.observation = place.env.reset(seed=seed)[0]
         return cells

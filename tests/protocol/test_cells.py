@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hts_torchrl import HTSCollector, ProtocolError
-from hts_torchrl.draws import env_seed, uniform_draws
+from tests import philox
 from tests.fakes import (
     NUM_ACTIONS,
     SEED_RANGE,
@@ -63,7 +63,7 @@ def story(entry) -> dict[str, np.ndarray]:
     for index, actions in enumerate(entry("action")):
         env, row = CoordinateEnv(index), {}
         rows.append(row)
-        observation, _ = env.reset(seed=env_seed(SEED, index))
+        observation, _ = env.reset(seed=philox.env_seed(SEED, index))
         score = np.float32(0)
         for action in actions:
             before, episode = observation, env.episode
@@ -77,7 +77,7 @@ def story(entry) -> dict[str, np.ndarray]:
             for key, value in told.items():
                 row.setdefault(key, []).append(value)
             if terminated or truncated:
-                seed = env_seed(SEED, index, number=env.episode + 1)
+                seed = philox.env_seed(SEED, index, env.episode + 1)
                 observation, score = env.reset(seed=seed)[0], np.float32(0)
     return {key: np.array([row[key] for row in rows]) for key in rows[0]}
 
@@ -91,7 +91,7 @@ def test_every_next_observation_is_the_true_one_also_where_an_episode_ends(entry
 
 
 def test_environments_are_seeded_by_their_index(entry):
-    seeds = [env_seed(SEED, index) % SEED_RANGE for index in range(ENVS)]
+    seeds = [philox.env_seed(SEED, index) % SEED_RANGE for index in range(ENVS)]
     assert entry("observation")[:, 0, 4].tolist() == seeds
 
 
@@ -123,7 +123,8 @@ def test_trajectories_are_numbered_by_environment_and_episode(entry, story):
 
 
 def test_every_action_is_what_the_environments_own_draw_decides(entry):
-    draws = [uniform_draws(SEED, index, 0, ROUNDS * STEPS, 1)[:, 0] for index in range(ENVS)]
+    steps = range(ROUNDS * STEPS)
+    draws = [[philox.uniform(SEED, index, step, 1)[0] for step in steps] for index in range(ENVS)]
     assert np.array_equal(entry("action"), np.floor(np.array(draws) * NUM_ACTIONS))
 
 

@@ -1,9 +1,55 @@
+import math
+
 import numpy as np
 import pytest
 
 from hts_torchrl.draws import env_seed, normal_draws, uniform_draws
+from tests import philox
 
 DRAWS = pytest.mark.parametrize("draws", [uniform_draws, normal_draws])
+
+
+PI = [0x243F6A8885A308D3, 0x13198A2E03707344, 0xA4093822299F31D0, 0x082EFA98EC4E6C89]
+# Of the file kat_vectors of Random123, the authors' own implementation: counter, key, words.
+KNOWN = [
+    (
+        2**256 - 1,
+        (2**64 - 1, 2**64 - 1),
+        [0x87B092C3013FE90B, 0x438C3C67BE8D0224, 0x9CC7D7C69CD777B6, 0xA09CAEBF594F0BA0],
+    ),
+    (
+        sum(word << 64 * place for place, word in enumerate(PI)),
+        (0x452821E638D01377, 0xBE5466CF34E90C6C),
+        [0xA528F45403E61D95, 0x38C72DBD566E9788, 0xA5A1610E72FD18B5, 0x57BD43B5E52B7FE6],
+    ),
+]
+
+
+@pytest.mark.parametrize(("counter", "key", "words"), KNOWN)
+def test_uniform_draws_are_the_known_answers_of_philox(counter, key, words):
+    """A step of up to four draws has one counter; NumPy counts on before it draws."""
+    drawn = uniform_draws(*key, counter - 1, 1, 4)
+    assert drawn[0].tolist() == [((word >> 13) + 0.5) / 2**51 for word in words]
+
+
+@pytest.mark.parametrize(("counter", "key", "words"), [*KNOWN, (0, (0, 0), [0x16554D9ECA36314C])])
+def test_the_tests_own_philox_gives_the_known_answers(counter, key, words):
+    assert philox.philox(counter, key)[: len(words)] == words
+
+
+def test_a_step_with_more_than_four_draws_has_a_counter_for_each_four():
+    expected = [philox.uniform(7, 3, step, 9) for step in (5, 6)]
+    assert uniform_draws(7, 3, 5, 2, 9).tolist() == expected
+
+
+def test_normal_draws_are_those_of_box_and_muller():
+    one, two, three, four = philox.uniform(7, 3, 5, 4)
+    expected = [
+        math.sqrt(-2 * math.log(one)) * math.cos(2 * math.pi * three),
+        math.sqrt(-2 * math.log(two)) * math.cos(2 * math.pi * four),
+        math.sqrt(-2 * math.log(one)) * math.sin(2 * math.pi * three),
+    ]
+    assert normal_draws(7, 3, 5, 1, 3)[0].tolist() == pytest.approx(expected, rel=1e-12)
 
 
 @DRAWS
@@ -121,3 +167,28 @@ def test_environments_streams_and_seeds_are_seeded_apart():
         for seed in range(4) for env in range(50) for stream in ("train", "evaluation")
     }  # fmt: skip
     assert len(seeds) == 4 * 50 * 2
+
+
+# As NumPy's SeedSequence gave them when they were written down: a run of yesterday must come again.
+@pytest.mark.parametrize(
+    ("arguments", "seeds"),
+    [
+        ((0, 0), [514218651, 1568081619, 4872604, 1308096438]),
+        ((7, 3), [329398229, 1305472572, 764793435, 278559799]),
+        ((-1, 2), [1269553893, 1294199626, 878142225, 1974617407]),
+        ((7, 3, "evaluation"), [1618387478]),
+    ],
+)
+def test_environment_seeds_are_those_of_earlier_runs(arguments, seeds):
+    assert [env_seed(*arguments, number=number) for number in range(len(seeds))] == seeds
+
+
+@pytest.mark.parametrize("seed", [0, 7, 2**40, -1])
+def test_environment_seeds_hash_seed_environment_stream_and_number(seed):
+    for number in range(3):
+        assert env_seed(seed, 9, number=number) == philox.env_seed(seed, 9, number)
+
+
+def test_no_two_games_of_a_run_have_the_same_seed():
+    seeds = {env_seed(1, env, number=number) for env in range(20) for number in range(50)}
+    assert len(seeds) == 20 * 50

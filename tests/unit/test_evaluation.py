@@ -1,3 +1,5 @@
+import math
+
 import gymnasium
 import numpy as np
 import pytest
@@ -6,8 +8,8 @@ from gymnasium import spaces
 from torch import nn
 
 from hts_torchrl import A2C, AtariEnvs, GymEnvs, make_actor_critic
-from hts_torchrl.draws import env_seed
 from hts_torchrl.evaluation import Evaluation
+from tests import philox
 from tests.fits import cartpole, quiet_trainer
 from tests.policies import echo_policy
 
@@ -76,8 +78,9 @@ def test_environments_are_seeded_apart_from_those_of_training():
             return super().reset(seed=seed, options=options)
 
     Evaluation(Seeded, 3, seed=7).run(echo_policy())
-    assert list(seeds.values()) == [env_seed(7, index, "evaluation") for index in range(3)]
-    assert not set(seeds.values()) & {env_seed(7, index) for index in range(3)}
+    expected = [philox.env_seed(7, index, stream=b"evaluation") for index in range(3)]
+    assert list(seeds.values()) == expected
+    assert not set(expected) & {philox.env_seed(7, index) for index in range(3)}
 
 
 class TiltedNet(nn.Module):
@@ -148,13 +151,27 @@ def test_evaluating_leaves_weights_and_generator_alone():
 
 
 def test_validation_of_the_trainer_logs_the_scores_of_the_evaluation():
-    data, learner = cartpole(evaluation_episodes=5, seed=2), A2C()
-    learner.build_policy(data.env_spec)
+    data, learner = cartpole(env=CountdownEnv, evaluation_episodes=5), A2C()
     (metrics,) = quiet_trainer(limit_val_batches=1).validate(learner, data, verbose=False)
-    scores = Evaluation(CARTPOLE, 5, seed=2).run(learner.policy).scores
-    assert metrics["eval/score"] == pytest.approx(scores.mean())
-    assert metrics["eval/score_std"] == pytest.approx(scores.std())
-    assert metrics["eval/episode_length"] == pytest.approx(scores.mean())
+    # Scores 10 to 50 in games of 1 to 5 steps.
+    assert metrics["eval/score"] == pytest.approx(30.0)
+    assert metrics["eval/score_std"] == pytest.approx(math.sqrt(200))
+    assert metrics["eval/episode_length"] == pytest.approx(3.0)
+
+
+def test_each_step_of_an_evaluation_has_a_draw_of_its_own():
+    """The actions of the first environment, of a policy to which all are equally likely."""
+    taken = []
+
+    class Recording(CountdownEnv):
+        def step(self, action):
+            taken.append(int(action))
+            observation, reward, _, _, info = super().step(action)
+            return observation, reward, False, len(taken) == 1100, info
+
+    Evaluation(Recording, 1, seed=7).run(echo_policy())
+    seed = philox.env_seed(7, 0, stream=b"evaluation")
+    assert taken == [int(4 * philox.uniform(seed, 0, step, 1)[0]) for step in range(1100)]
 
 
 def test_evaluation_during_training_does_not_change_training():

@@ -100,6 +100,17 @@ def test_a_publication_does_not_touch_the_weights_that_act(weights):
         weights.exchange()
 
 
+def test_none_of_many_publications_is_missed(weights):
+    """A replica loads after each exchange, as an actor does in a long run."""
+    replica, version = Mixed(), 0
+    for update in range(1, 70):
+        weights.publish(Mixed(float(update)).state_dict())
+        weights.exchange()
+        version = weights.load(replica, version)
+        assert version == update
+        assert same_bits(replica, Mixed(float(update)))
+
+
 def test_random_weights_arrive_bit_for_bit_in_any_memory_order(weights):
     source = Mixed()
     with torch.no_grad():

@@ -1,3 +1,5 @@
+import struct
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -72,6 +74,18 @@ def test_a_seed_lasts_for_the_steps_it_has_to():
     assert game.actions.tolist() == [3]
 
 
+@pytest.mark.parametrize(("steps_per_seed", "index"), [(3, 1), (4, 1), (5, 0)])
+def test_a_game_that_ends_with_the_last_step_of_its_seed_ends_the_seed(steps_per_seed, index):
+    game = journal(storage(ends=(3,)), steps_per_seed=steps_per_seed).stretch(0)
+    assert (game.index, len(game.actions)) == (index, 0 if index else 4)
+
+
+def test_a_seed_lasts_from_its_own_first_step_on():
+    """Games of 3 and 2 steps, and a seed of 3: the second game's end does not end its seed."""
+    game = journal(storage(ends=(2,)), storage(ends=(0,)), steps_per_seed=3).stretch(0)
+    assert (game.index, game.actions.tolist()) == (1, [3, 0, 1, 2, 3])
+
+
 def test_writing_a_round_leaves_the_journal_before_it_as_it_was():
     before = journal(storage())
     after = before.after(SPEC, storage())
@@ -88,6 +102,22 @@ def test_the_checksum_tells_rewards_and_the_last_observation_apart(key, cell):
     changed[key][cell] += 1
     one, other = (journal(arrays).stretch(0).checks[-1, 1] for arrays in (changed, storage()))
     assert one != other
+
+
+def test_the_checksum_is_a_crc_of_rewards_and_each_rounds_last_observation():
+    first, second = storage(), storage()
+    second["next", "reward"] += 1
+    written = journal(first, second)
+    played = struct.pack("<4f", 4, 5, 6, 7) + struct.pack("<3f", 7, 7, 7)
+    sums = [zlib.crc32(played)]
+    played += struct.pack("<4f", 5, 6, 7, 8) + struct.pack("<3f", 7, 7, 7)
+    assert written.stretch(1).checks[:, 1].tolist() == [*sums, zlib.crc32(played)]
+
+
+def test_the_checksum_of_a_game_within_a_round_is_of_its_own_rewards():
+    game = journal(storage(ends=(1,))).stretch(0)
+    played = struct.pack("<2f", 2, 3) + struct.pack("<3f", 3, 3, 3)
+    assert game.checks.tolist() == [[2, zlib.crc32(played)]]
 
 
 def test_the_checksum_begins_with_the_seed():

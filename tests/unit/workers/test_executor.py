@@ -10,11 +10,12 @@ from hts_torchrl.buffers.board import Board
 from hts_torchrl.buffers.doorbell import CrewStopped
 from hts_torchrl.buffers.journal import Journal
 from hts_torchrl.config import ArraySpec, CrewConfig
-from hts_torchrl.draws import env_seed, uniform_draws
+from hts_torchrl.envs.gym import SerialGroup
 from hts_torchrl.envs.make_group import make_group
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.schedule import Schedule
 from hts_torchrl.workers.executor import Executor, ExecutorTask
+from tests import philox
 from tests.fakes import SEED_RANGE, CoordinateEnv, CoordinateEnvs, UndeclaredEnv
 
 STEPS = 4
@@ -65,7 +66,32 @@ def test_environments_are_made_and_seeded_by_their_global_index(board, executor)
     executor.put_state(0)
     observation = board.state.observations["observation"]
     assert observation[2:, 0].tolist() == [12, 13]
-    assert observation[2:, 4].tolist() == [env_seed(5, env) % SEED_RANGE for env in (12, 13)]
+    assert observation[2:, 4].tolist() == [philox.env_seed(5, env) % SEED_RANGE for env in (12, 13)]
+
+
+def seeds_seen(board, executor) -> list[int]:
+    """The seeds of environment 12 at each step of two rounds, modulo 4096."""
+    rounds = [play_round(board, executor, number)["observation"][2, :, 4] for number in range(2)]
+    return np.concatenate(rounds).astype(int).tolist()
+
+
+def test_each_game_has_a_seed_of_its_own(board):
+    executor = make(board, CoordinateEnvs(lengths=(1,)))
+    expected = [philox.env_seed(5, 12, number) % SEED_RANGE for number in range(2 * STEPS)]
+    assert len(set(expected)) == 2 * STEPS
+    assert seeds_seen(board, executor) == expected
+
+
+@pytest.mark.parametrize(("steps_per_seed", "games"), [(3, 2), (4, 2), (5, 3)])
+def test_a_seed_is_given_anew_where_a_game_ends_with_its_last_step_or_after(
+    board, monkeypatch, steps_per_seed, games
+):
+    """Games have 2 steps: 4 steps are just enough for a seed of 4."""
+    monkeypatch.setattr(SerialGroup, "steps_per_seed", steps_per_seed)
+    executor = make(board, CoordinateEnvs(lengths=(2,)))
+    numbers = [step // (2 * games) for step in range(2 * STEPS)]
+    expected = [philox.env_seed(5, 12, number) % SEED_RANGE for number in numbers]
+    assert seeds_seen(board, executor) == expected
 
 
 def test_draws_continue_from_round_to_round(board, executor):
@@ -75,7 +101,7 @@ def test_draws_continue_from_round_to_round(board, executor):
         for step in range(STEPS):
             executor.put_state(step)
             drawn.append(board.state.draws[3].copy())
-    assert np.array_equal(drawn, uniform_draws(5, 13, 0, 2 * STEPS, 1))
+    assert np.array_equal(drawn, [philox.uniform(5, 13, step, 1) for step in range(2 * STEPS)])
 
 
 def test_only_the_executors_own_rows_are_written(board, executor):
@@ -197,7 +223,7 @@ class TestAnnouncements:
 
     def test_a_state_is_whole_when_it_is_announced(self, seen):
         assert np.array_equal(np.stack(seen["states"], 1), seen["storage"]["observation"])
-        drawn = [uniform_draws(5, env, 0, STEPS, 1) for env in (12, 13)]
+        drawn = [[philox.uniform(5, env, step, 1) for step in range(STEPS)] for env in (12, 13)]
         assert np.array_equal(np.stack(seen["draws"], 1), drawn)
 
     def test_a_round_is_whole_when_it_is_reported(self, seen, board):
