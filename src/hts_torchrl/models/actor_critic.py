@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import torch
+from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModule
 from torch import Tensor, nn
 from torch import distributions as d
@@ -157,6 +158,28 @@ class ActorCritic(ActorValueOperator):
     def distribution(self, parameters: Mapping[str, Tensor]) -> d.Distribution:
         """Return the distribution of B actions."""
         return self._distribution(**parameters, **self._distribution_kwargs)
+
+    # What TorchRL's losses ask an actor network for: so the whole may be given to them, too.
+
+    def get_dist(self, tensordict: TensorDictBase) -> d.Distribution:
+        """Return the distribution of actions for a batch's observations."""
+        dist: d.Distribution = self.get_policy_operator().get_dist(tensordict)
+        return dist
+
+    def build_dist_from_params(self, tensordict: TensorDictBase) -> d.Distribution:
+        """Return the distribution whose parameters a batch holds."""
+        dist: d.Distribution = self.get_policy_operator().build_dist_from_params(tensordict)
+        return dist
+
+    @property
+    def dist_sample_keys(self) -> list[Key]:
+        """The action's key."""
+        return list(self.get_policy_operator().dist_sample_keys)
+
+    @property
+    def log_prob_keys(self) -> list[Key]:
+        """The log-probability's key."""
+        return list(self.get_policy_operator().log_prob_keys)
 
 
 BUILT_IN_TRUNKS: dict[str, Callable[[tuple[int, ...]], nn.Module]] = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import cast
 
 from torch import Tensor, nn
 
@@ -28,7 +29,9 @@ class MLP(nn.Sequential):
 
     def forward(self, observation: Tensor) -> Tensor:
         """Return features ``[B, width]``."""
-        dtype = next(self.parameters()).dtype
+        dtype = cast(
+            "Tensor", self[0].weight
+        ).dtype  # TorchRL's losses leave no parameters() to ask
         batch = observation.shape[: observation.ndim - self._dimensions]
         flat = observation.to(dtype).reshape(*batch, -1)
         features: Tensor = super().forward(flat)  # type: ignore[no-untyped-call]

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from hts_torchrl.models.initialization import orthogonal
+
+_DENSE = torch.contiguous_format
 
 
 class PixelTrunk(nn.Sequential):
@@ -27,14 +30,20 @@ class PixelTrunk(nn.Sequential):
 
     def forward(self, pixels: Tensor) -> Tensor:
         """Return features ``[B, out_features]``."""
-        dtype = next(self.parameters()).dtype
+        dtype = cast(
+            "Tensor", self[1].weight
+        ).dtype  # TorchRL's losses leave no parameters() to ask
         if torch.is_autocast_enabled(pixels.device.type):
             dtype = torch.get_autocast_dtype(pixels.device.type)
-        # A bfloat16 convolution rearranges its input faster than a copy does; a float32 one slower.
-        order = torch.channels_last if dtype == torch.float32 else torch.contiguous_format
         # A copy also of pixels that have the type already: they may be the batch itself.
         images = pixels.reshape(-1, *pixels.shape[-3:])
-        scaled = images.to(dtype, memory_format=order, copy=True).mul_(1 / 255)
+        if dtype == torch.float32:
+            # channels_last, in a form that vmap knows: TorchRL's value estimators run under it.
+            rows = images.permute(0, 2, 3, 1).to(dtype, memory_format=_DENSE, copy=True)
+            images = rows.permute(0, 3, 1, 2)
+        else:  # a bfloat16 convolution rearranges its input faster than a copy does
+            images = images.to(dtype, memory_format=_DENSE, copy=True)
+        scaled = images.mul_(1 / 255)
         features: Tensor = super().forward(scaled)  # type: ignore[no-untyped-call]
         return features.reshape(*pixels.shape[:-3], -1)
 
