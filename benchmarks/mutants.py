@@ -1,0 +1,138 @@
+"""Small faults in the source, one at a time: which test sees each of them?
+
+Run: python benchmarks/mutants.py [--only TEXT] [--wide] [--check]
+
+The faults are in ``mutants.toml``: a file, what it holds, what it holds then, and in words what is
+wrong. Each is put into a copy of the package, never into the working tree, and the tests of that
+file run against the copy until one fails. Before that they must pass on a copy without a fault.
+``--wide`` runs the whole default selection on a fault that those do not see, which takes long.
+
+A fault that changes nothing that can be seen has a reason. The exit status is 1 if another one
+survives. It is 2, before any test runs, if a text is not found exactly once in its file; with
+``--check`` that is all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "src" / "hts_torchrl"
+TABLE = Path(__file__).with_suffix(".toml")
+EVERYTHING = ["tests", "-m", "not slow and not gpu"]
+LIMIT_S = 1800
+FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
+BROKEN = (2, 3, 4, 5)
+"""Statuses of pytest when it was stopped, or failed itself, or found no test."""
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One fault."""
+
+    file: str
+    what: str
+    old: str
+    new: str
+    reason: str = ""
+    """Why no test can see it; empty where one must."""
+
+    def put_into(self, package: Path) -> None:
+        """Break a copy of the package."""
+        path = package / self.file
+        path.write_text(path.read_text().replace(self.old, self.new))
+
+
+def read(only: str) -> tuple[dict[str, list[str]], list[Mutant]]:
+    """Return the tests of each file, and the mutants with ``only`` in their file or words."""
+    table = tomllib.loads(TABLE.read_text())
+    mutants = [Mutant(**entry) for entry in table["mutant"]]
+    return table["tests"], [m for m in mutants if only in f"{m.file}: {m.what}"]
+
+
+def misplaced(mutants: list[Mutant]) -> list[str]:
+    """Name the mutants whose old text is not in its file exactly once."""
+    return [
+        f"{mutant.file}: {mutant.what}: found {count} times: {mutant.old!r}"
+        for mutant in mutants
+        if (count := (PACKAGE / mutant.file).read_text().count(mutant.old)) != 1
+    ]
+
+
+def failing_test(mutant: Mutant | None, tests: list[str]) -> str | None:
+    """Return the first test that fails with a mutant in the package, or None."""
+    with tempfile.TemporaryDirectory() as folder:
+        package = Path(folder) / "hts_torchrl"
+        shutil.copytree(PACKAGE, package, ignore=shutil.ignore_patterns("__pycache__"))
+        if mutant is not None:
+            mutant.put_into(package)
+        (Path(folder) / "only_this.py").write_text(
+            f"import hts_torchrl\nassert hts_torchrl.__file__.startswith({folder!r})\n"
+        )
+        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
+        try:
+            run = subprocess.run(
+                [*command, "-p", "only_this", *tests],
+                cwd=ROOT,
+                env=os.environ | {"PYTHONPATH": folder, "PYTHONDONTWRITEBYTECODE": "1"},
+                capture_output=True,
+                text=True,
+                timeout=LIMIT_S,
+            )
+        except subprocess.TimeoutExpired:
+            return f"the limit of {LIMIT_S} s"
+    failed = FAILED.search(run.stdout)
+    if failed is not None:
+        return failed[1].removeprefix("tests/")
+    if run.returncode in BROKEN:
+        raise SystemExit(f"pytest broke down:\n{run.stdout[-3000:]}\n{run.stderr[-3000:]}")
+    return f"exit status {run.returncode}" if run.returncode else None
+
+
+def verdict(mutant: Mutant, tests: list[str], *, wide: bool) -> str | None:
+    """Return who sees a mutant, or why nobody can; None if it survives."""
+    seen = failing_test(mutant, tests)
+    if seen is None and wide and not mutant.reason:
+        seen = failing_test(mutant, EVERYTHING)
+    if seen is not None and mutant.reason:
+        raise SystemExit(f"{mutant.what}: is said to be harmless, but {seen} fails")
+    return f"harmless: {mutant.reason}" if mutant.reason else seen
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--only", default="", help="mutants with this text in file or words")
+    parser.add_argument("--wide", action="store_true", help="run all tests on survivors")
+    parser.add_argument("--check", action="store_true", help="only look whether all apply")
+    arguments = parser.parse_args()
+    tests, mutants = read(arguments.only)
+    if wrong := misplaced(mutants):
+        print("\n".join(wrong), file=sys.stderr)
+        raise SystemExit(2)
+    if arguments.check:
+        print(f"{len(mutants)} mutants apply")
+        return
+    for file in sorted({mutant.file for mutant in mutants}):
+        if seen := failing_test(None, tests[file]):
+            raise SystemExit(f"{seen} fails without a mutant")
+    print("| file | mutant | seen by |\n|---|---|---|", flush=True)
+    survivors = 0
+    for mutant in mutants:
+        seen = verdict(mutant, tests[mutant.file], wide=arguments.wide)
+        survivors += seen is None
+        print(f"| `{mutant.file}` | {mutant.what} | {seen or '**nobody**'} |", flush=True)
+    print(f"\n{len(mutants)} mutants, {survivors} survived")
+    raise SystemExit(survivors > 0)
+
+
+if __name__ == "__main__":
+    main()
