@@ -83,7 +83,7 @@ def collect(envs: Any, network: str, num_envs: int, steps: int, per_executor: in
     spec = (envs.group([0]) if network == "nature" else GymEnvs("CartPole-v1").group([0])).spec
     return HTSCollector(
         envs, make_actor_critic(network, spec), num_envs=num_envs,
-        envs_per_executor=per_executor, frames_per_batch=num_envs * steps,
+        envs_per_executor=per_executor, frames_per_batch=num_envs * steps, clone=False,
     )  # fmt: skip
 
 

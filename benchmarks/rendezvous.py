@@ -69,8 +69,9 @@ def measure_collector(make_env, num_envs: int, alpha: int, seconds: float) -> tu
     spec = GymEnvs("CartPole-v1").group([0]).spec
     frames = num_envs * alpha
     collector = HTSCollector(
-        make_env, make_actor_critic("mlp", spec), num_envs=num_envs, frames_per_batch=frames
-    )
+        make_env, make_actor_critic("mlp", spec), num_envs=num_envs, frames_per_batch=frames,
+        clone=False,
+    )  # fmt: skip
     batches, rounds = iter(collector), 0
     for _ in range(2):
         next(batches)

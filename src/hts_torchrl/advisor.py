@@ -244,6 +244,7 @@ class Advisor:
             inference_batch_size=rows,
             precision=precision,
             policy_device=str(self._trainer.strategy.root_device),
+            clone=False,
         )
         spans: dict[str, list[float]] = {"executor": [], "actor": [], "learner": []}
         try:

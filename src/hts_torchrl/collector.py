@@ -57,7 +57,7 @@ class HTSCollector(BaseCollector):
     ``("next", "episode_reward")`` and ``("next", "step_count")`` (raw score and steps of the game
     so far), ``("next", "episode_end")``, ``("collector", "traj_ids")`` and
     ``("collector", "policy_version")`` (updates in the acting weights), int64 ``[N, T]``.
-    **Its memory is reused**: it is valid until the following ``next``, unless ``clone`` is set.
+    It is yours to keep, unless ``clone=False`` asks for a view.
 
     The same seed gives the same bits whatever ``num_actors``, ``envs_per_executor``,
     ``step_barrier``, ``start_method`` and timing.
@@ -90,7 +90,8 @@ class HTSCollector(BaseCollector):
         first_env: global index of environment 0; ranks of a distributed run differ in it.
         debug: poison each storage before it is filled (every byte 0xFF: NaN in floats), and check
             that every cell of a finished round was written once; no bit changes by it.
-        clone: hand out batches with memory of their own.
+        clone: hand out batches with memory of their own, copied while the next round runs; False
+            hands out views of the shared memory, each valid until the following ``next`` only.
 
     Raises:
         ConfigurationError: for settings that cannot work.
@@ -123,7 +124,7 @@ class HTSCollector(BaseCollector):
         recover: Recover = "fail",
         first_env: int = 0,
         debug: bool = False,
-        clone: bool = False,
+        clone: bool = True,
     ) -> None:
         super().__init__()
         self._crew: Crew | None = None
@@ -272,12 +273,12 @@ class HTSCollector(BaseCollector):
             self._wait_round(round_index)
             self._check_cells(round_index)
             self._meet(round_index, asked_s)
-            batch = self._batch(round_index)
             self._round += 1
             self._frames += schedule.frames_per_round
             if schedule.starts_before_update() and schedule.exists(round_index + 1):
                 self._start_round(round_index + 1)
             self._note(round_index)
+            batch = self._batch(round_index)
             if self._post_collect_hook is not None:
                 self._post_collect_hook(batch)
             self._handed_out_s = time.perf_counter()

@@ -333,6 +333,7 @@ class HTSDataModule(LightningDataModule):
                 precision=self._precision,
                 policy_device=str(self.trainer.strategy.root_device),
                 first_env=self.trainer.global_rank * self.schedule.num_envs,
+                clone=False,  # no learner keeps a round
                 **self._settings,
             )
         return TrajectoryCollector(

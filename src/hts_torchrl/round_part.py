@@ -16,7 +16,7 @@ class RoundPart:
     """
 
     round: TensorDictBase
-    """The whole round ``[N, T]``, the same in all of its parts."""
+    """The whole round ``[N, T]``, the same in all of its parts; valid until the next round's."""
     index: int
     """0 to ``count - 1``."""
     count: int

@@ -1,6 +1,7 @@
 """TorchRL's own parts take the collector and its batches as they take TorchRL's collectors."""
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -8,7 +9,13 @@ from tensordict import TensorDict
 from torch import nn
 from torch.distributions import Categorical
 from torchrl.collectors import Collector
-from torchrl.data import LazyTensorStorage, ReplayBuffer, SamplerWithoutReplacement
+from torchrl.data import (
+    LazyMemmapStorage,
+    LazyTensorStorage,
+    ListStorage,
+    ReplayBuffer,
+    SamplerWithoutReplacement,
+)
 from torchrl.envs import GymEnv
 from torchrl.modules import MLP, ActorValueOperator, ProbabilisticActor, ValueOperator
 from torchrl.objectives import A2CLoss, ClipPPOLoss
@@ -95,6 +102,30 @@ class TestBatches:
         buffer = ReplayBuffer(storage=LazyTensorStorage(ENVS * STEPS), batch_size=ENVS * STEPS)
         buffer.extend(batch.reshape(-1))
         assert digest([buffer[:]]) == digest([batch.reshape(-1)])
+
+
+@pytest.mark.parametrize("storage", [ListStorage, LazyTensorStorage, LazyMemmapStorage])
+def test_a_replay_buffer_takes_batches_as_they_come(storage):
+    policy, rounds = policy_for(CARTPOLE), 4
+    expected = torch.cat(play(collect(CARTPOLE, policy, rounds=rounds))).reshape(-1)
+    buffer = ReplayBuffer(storage=storage(rounds * ENVS * STEPS))
+    for batch in collect(CARTPOLE, policy, rounds=rounds):
+        buffer.extend(batch.reshape(-1))
+    kept = buffer[:]
+    assert digest([torch.stack(kept) if isinstance(kept, list) else kept]) == digest([expected])
+
+
+@pytest.mark.parametrize("keep", [copy.deepcopy, lambda batch: pickle.loads(pickle.dumps(batch))])
+def test_a_batch_can_be_copied_and_pickled(keep):
+    batches = list(collect(CARTPOLE, policy_for(CARTPOLE)))
+    assert digest(list(map(keep, batches))) == digest(batches)
+    assert keep(batches[0]).names == [None, "time"]
+
+
+def test_a_batch_can_be_kept_in_files(tmp_path):
+    (batch,) = collect(CARTPOLE, policy_for(CARTPOLE), rounds=1)
+    batch.memmap(tmp_path)
+    assert digest([TensorDict.load_memmap(tmp_path)]) == digest([batch])
 
 
 def test_a_batch_has_the_entries_of_torchrls_own_collector():

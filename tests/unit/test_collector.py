@@ -77,8 +77,34 @@ class TestBatches:
         keys = ("done", "terminated", "truncated")
         assert not any(batch[key].any() for batch in play(collect()) for key in keys)
 
-    def test_a_batch_is_valid_until_the_next_one_is_asked_for(self):
-        collector = collect()
+    def test_a_list_of_batches_is_what_was_handed_out_one_by_one(self):
+        copied = digest(play(collect(clone=False), echo_weights))
+        collector, kept = collect(), []
+        for batch in collector:
+            kept.append(batch)
+            collector.update_policy_weights_(echo_weights(len(kept)))
+        assert digest(kept) == copied
+
+    def test_no_two_batches_have_memory_in_common(self):
+        batches = list(collect())
+        pointers = [{tensor.data_ptr() for tensor in batch.values(True, True)} for batch in batches]
+        assert sum(map(len, pointers)) == len(set.union(*pointers))
+
+    def test_the_next_round_runs_while_a_batch_is_copied(self, monkeypatch):
+        collector, started = collect(), []
+        original = TensorDict.clone
+
+        def clone(batch, recurse=True):
+            started.extend([collector._started] if recurse else [])
+            return original(batch, recurse)
+
+        monkeypatch.setattr(TensorDict, "clone", clone)
+        next(iter(collector))
+        collector.shutdown()
+        assert set(started) == {1}
+
+    def test_a_view_is_valid_until_the_next_one_is_asked_for(self):
+        collector = collect(clone=False)
         iterator = iter(collector)
         batch = next(iterator)
         copied = batch.clone()
@@ -86,23 +112,15 @@ class TestBatches:
         assert digest([batch]) == digest([copied])
         collector.shutdown()
 
-    def test_memory_is_reused_two_batches_later(self):
-        collector = collect()
+    def test_the_memory_of_a_view_is_reused_two_batches_later(self):
+        collector = collect(clone=False)
         iterator = iter(collector)
         batches = [next(iterator) for _ in range(3)]
         assert batches[0]["observation"].data_ptr() == batches[2]["observation"].data_ptr()
         collector.shutdown()
 
-    def test_a_cloned_batch_stays_what_it_was(self):
-        collector = collect(clone=True)
-        iterator = iter(collector)
-        batch = next(iterator)
-        before = digest([batch])
-        list(iterator)
-        assert digest([batch]) == before
-
-    def test_the_last_batch_is_valid_after_shutdown(self):
-        collector = collect()
+    def test_the_last_view_is_valid_after_shutdown(self):
+        collector = collect(clone=False)
         batch = next(iter(collector))
         before = digest([batch])
         collector.shutdown()

@@ -41,7 +41,7 @@ class TestRoundLoader:
         assert first is not third
 
     def test_iterating_again_goes_on(self):
-        loader = RoundLoader(collector(clone=True), 1)
+        loader = RoundLoader(collector(), 1)
         first = next(iter(loader)).round
         second = next(iter(loader)).round
         assert torch.equal(
@@ -297,6 +297,17 @@ def test_rounds_reach_a_lightning_module_of_the_users_own():
     module = Module(make_actor_critic("mlp", cartpole().env_spec))
     quiet_trainer().fit(module, datamodule=cartpole(2))
     assert module.shapes == [(4, 8), (4, 8)]
+
+
+def test_a_learner_is_handed_views_of_two_storages_in_turn():
+    class Places(Callback):
+        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):  # noqa: ARG002
+            places.append(batch.round["next", "reward"].data_ptr())
+
+    places = []
+    watched_fit(A2C(), cartpole(4), callbacks=[Places()])
+    assert len(set(places)) == 2
+    assert places[:2] == places[2:]
 
 
 class TestCollection:
