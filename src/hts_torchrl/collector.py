@@ -58,6 +58,8 @@ class HTSCollector(BaseCollector):
     so far), ``("next", "episode_end")``, ``("collector", "traj_ids")`` and
     ``("collector", "policy_version")`` (updates in the acting weights), int64 ``[N, T]``.
     It is yours to keep, unless ``clone=False`` asks for a view.
+    What a Gymnasium environment returns as ``info`` is not kept: wrap what is needed of it into the
+    observation.
 
     The same seed gives the same bits whatever ``num_actors``, ``envs_per_executor``,
     ``step_barrier``, ``start_method`` and timing.

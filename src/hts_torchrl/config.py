@@ -27,6 +27,10 @@ class ArraySpec:
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
 
+    def __str__(self) -> str:
+        """Return type and shape, as ``float32 [4]``."""
+        return f"{self.dtype} {list(self.shape)}"
+
 
 @dataclass(frozen=True)
 class ActionSpec:
@@ -48,6 +52,11 @@ class ActionSpec:
         return len(self.sizes) if self.sizes else math.prod(self.array.shape)
 
 
+_TAKEN: frozenset[Key] = frozenset(
+    {"action", "next", "reward", "done", "terminated", "truncated", "collector"}
+)
+
+
 @dataclass(frozen=True)
 class EnvSpec:
     """Observations by key, and actions, of one environment."""
@@ -56,17 +65,36 @@ class EnvSpec:
     action: ActionSpec
 
     def __post_init__(self) -> None:
-        """Refuse an environment without observations."""
+        """Refuse an environment without observations, or with names that a batch uses."""
         if not self.observations:
             raise ConfigurationError("the environment has no observation")
+        taken = sorted(map(str, _TAKEN.intersection(self.observations)))
+        if taken:
+            raise ConfigurationError(
+                f"the environment has observations named {taken}, which are other entries of a "
+                "batch: give them other names, with gymnasium.wrappers.TransformObservation or "
+                "torchrl's RenameTransform"
+            )
+
+    def __str__(self) -> str:
+        """Name shapes, types and bounds in one line."""
+        seen = ", ".join(f"{key!r} {array}" for key, array in self.observations.items())
+        action = self.action
+        accepted = f"{action.kind} {list(action.sizes) or action.array}"
+        if action.low is not None and action.high is not None:
+            accepted += f" from {action.low.tolist()} to {action.high.tolist()}"
+        return f"observations {seen} and actions {accepted}"
 
     def __eq__(self, other: object) -> bool:
-        """Compare shapes and kinds; bounds of actions are not compared."""
+        """Compare shapes, kinds and bounds."""
         if not isinstance(other, EnvSpec):
             return NotImplemented
-        return self.observations == other.observations and (
-            (self.action.kind, self.action.array, self.action.sizes)
-            == (other.action.kind, other.action.array, other.action.sizes)
+        ours, theirs = self.action, other.action
+        bounds = ((ours.low, theirs.low), (ours.high, theirs.high))
+        return (
+            self.observations == other.observations
+            and (ours.kind, ours.array, ours.sizes) == (theirs.kind, theirs.array, theirs.sizes)
+            and all(np.array_equal(np.asarray(one), np.asarray(two)) for one, two in bounds)
         )
 
     __hash__ = None  # type: ignore[assignment]

@@ -66,9 +66,17 @@ def test_an_environment_without_observations_is_refused():
         EnvSpec({}, continuous(-1.0))
 
 
-def test_specs_that_differ_in_bounds_alone_are_equal():
-    assert EnvSpec({"observation": VECTOR}, continuous(-1.0)) == EnvSpec(
-        {"observation": VECTOR}, continuous(-2.0)
+@pytest.mark.parametrize("name", ["action", "reward", "done", "next"])
+def test_an_observation_named_as_another_entry_of_a_batch_is_refused(name):
+    with pytest.raises(ConfigurationError, match=rf"observations named \['{name}'\]"):
+        EnvSpec({name: VECTOR, "observation": VECTOR}, continuous(-1.0))
+
+
+def test_a_spec_is_described_in_one_line():
+    described = str(EnvSpec({"observation": VECTOR}, continuous(-1.0)))
+    assert described == (
+        "observations 'observation' float32 [3] and actions continuous float32 [3] "
+        "from [-1.0, -1.0, -1.0] to [1.0, 1.0, 1.0]"
     )
 
 
@@ -76,6 +84,7 @@ def test_specs_that_differ_in_bounds_alone_are_equal():
     "other",
     [
         EnvSpec({"pixels": VECTOR}, continuous(-1.0)),
+        EnvSpec({"observation": VECTOR}, continuous(-2.0)),
         EnvSpec({"observation": ArraySpec((4,), FLOATS)}, continuous(-1.0)),
         EnvSpec(
             {"observation": VECTOR}, ActionSpec("discrete", ArraySpec((), np.dtype(np.int64)), (3,))
@@ -83,5 +92,5 @@ def test_specs_that_differ_in_bounds_alone_are_equal():
         "observation",
     ],
 )
-def test_specs_of_other_shapes_or_kinds_are_not_equal(other):
+def test_specs_of_other_shapes_kinds_or_bounds_are_not_equal(other):
     assert EnvSpec({"observation": VECTOR}, continuous(-1.0)) != other

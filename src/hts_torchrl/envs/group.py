@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
 from hts_torchrl.config import EnvSpec, Key
+from hts_torchrl.errors import ConfigurationError
 
 Array: TypeAlias = np.ndarray[Any, Any]
 Observation: TypeAlias = dict[Key, Array]
@@ -98,6 +99,25 @@ class EnvFactory(ABC):
     @abstractmethod
     def group(self, indices: Sequence[int], *, render: bool = False) -> EnvGroup:
         """Make the environments of the given global indices."""
+
+
+def require_alike(specs: Mapping[int, EnvSpec]) -> EnvSpec:
+    """Return what environments observe and accept, who must all do the same.
+
+    Args:
+        specs: by the environment's index.
+
+    Raises:
+        ConfigurationError: naming the first that differs.
+    """
+    (first, expected), *others = specs.items()
+    for index, spec in others:
+        if spec != expected:
+            raise ConfigurationError(
+                f"environment {index} has {spec}, but environment {first} has {expected}: one "
+                "policy acts in all of them"
+            )
+    return expected
 
 
 class called:

@@ -20,15 +20,22 @@ from hts_torchrl.envs.group import (
     Transition,
     called,
     close_each,
+    require_alike,
 )
-from hts_torchrl.envs.observed import DeclaredSpace, observing
+from hts_torchrl.envs.observed import DeclaredSpace, as_flag, as_reward, as_tuple, observing
 from hts_torchrl.envs.spaces import env_spec
 from hts_torchrl.errors import ConfigurationError
+
+_RESET = "(observation, info)"
+_STEP = "(observation, reward, terminated, truncated, info)"
 
 
 @dataclass(frozen=True)
 class GymEnvs(EnvFactory):
     """Environments of one Gymnasium id.
+
+    What they return as ``info`` is not kept: what a policy or a loss needs belongs into the
+    observation, by a wrapper of yours around an environment made by a function of yours.
 
     Example:
         >>> from hts_torchrl import GymEnvs
@@ -73,10 +80,14 @@ class SerialGroup:
         self.envs = list(envs)
         self.indices = list(indices)
         self.num_envs = len(self.envs)
-        self.spec: EnvSpec = env_spec(self.envs[0].observation_space, self.envs[0].action_space)
-        self._declared = DeclaredSpace(self.envs[0].observation_space, self.spec.observations)
-        space = self.envs[0].action_space
-        self._action_start = int(space.start) if isinstance(space, gymnasium.spaces.Discrete) else 0
+        spaces = [(env.observation_space, env.action_space) for env in self.envs]
+        self._action_spaces = [action for _, action in spaces]
+        specs = {
+            index: _spec_of(env, index, *pair)
+            for env, index, pair in zip(self.envs, self.indices, spaces, strict=True)
+        }
+        self.spec: EnvSpec = require_alike(specs)
+        self._declared = [DeclaredSpace(space, self.spec.observations) for space, _ in spaces]
         self._after = self._empty()
         self._next = self._empty()
         self._stepping = [observing("step", index) for index in self.indices]
@@ -89,7 +100,8 @@ class SerialGroup:
 
     def _reset(self, row: int, seed: int | None) -> Observation:
         with observing("reset", self.indices[row]):
-            return self._declared.entries(self.envs[row].reset(seed=seed)[0])
+            observation, _ = as_tuple(self.envs[row].reset(seed=seed), _RESET)
+            return self._declared[row].entries(observation)
 
     def reset(self, seeds: Sequence[int]) -> Observation:
         """Seed and reset every environment."""
@@ -109,10 +121,12 @@ class SerialGroup:
         ended = []
         for row, env in enumerate(self.envs):
             with self._stepping[row]:
-                action = env_action(self.spec.action, actions[row], self._action_start)
-                observation, reward, terminates, truncates, _ = env.step(action)
-                rewards[row] = float(reward)
-                seen = self._declared.entries(observation)
+                action = env_action(self.spec.action, actions[row], self._action_spaces[row])
+                observation, reward, terminates, truncates, _ = as_tuple(env.step(action), _STEP)
+                rewards[row] = as_reward(reward)
+                terminates = as_flag("terminated", terminates)
+                truncates = as_flag("truncated", truncates)
+                seen = self._declared[row].entries(observation)
             if terminates or truncates:
                 terminated[row], truncated[row] = terminates, truncates
                 ended.append(row)
@@ -157,10 +171,10 @@ class VectorGroup:
         self.envs = envs
         self.indices = list(indices)
         self.num_envs = envs.num_envs
-        self.spec = env_spec(envs.single_observation_space, envs.single_action_space)
-        self._declared = DeclaredSpace(envs.single_observation_space, self.spec.observations)
-        space = envs.single_action_space
-        self._action_start = int(space.start) if isinstance(space, gymnasium.spaces.Discrete) else 0
+        space, self._action_space = envs.single_observation_space, envs.single_action_space
+        self.spec = _spec_of(envs, self.indices[0], space, self._action_space)
+        self._declared = DeclaredSpace(space, self.spec.observations)
+        self._stepping = observing("step", self.indices)
 
     def _arrays(self, observation: Any) -> Observation:  # noqa: ANN401
         if isinstance(observation, dict):
@@ -174,7 +188,7 @@ class VectorGroup:
 
     def step(self, actions: Array) -> Transition:
         """Step all environments at once."""
-        batch = env_action(self.spec.action, actions, self._action_start)
+        batch = env_action(self.spec.action, actions, self._action_space)
         observation, reward, terminated, truncated, info = self.envs.step(batch)
         following = self._arrays(observation)
         ends = terminated | truncated
@@ -184,6 +198,9 @@ class VectorGroup:
             for row in np.flatnonzero(ends).tolist():
                 with observing("step", self.indices[row]):
                     _store(self._declared.entries(info["final_obs"][row]), after, row)
+        if reward.shape != ends.shape:
+            with self._stepping:
+                reward = np.array([as_reward(each) for each in reward])
         reward = reward.astype(np.float32)
         return Transition(after, following, reward, reward, terminated, truncated, ends)
 
@@ -199,17 +216,28 @@ class VectorGroup:
         self.envs.close()
 
 
-def env_action(spec: ActionSpec, action: Array, start: int) -> Any:  # noqa: ANN401
+def _spec_of(
+    env: Any,  # noqa: ANN401 - a single or a vector environment
+    index: int,
+    observation_space: gymnasium.Space[Any],
+    action_space: gymnasium.Space[Any],
+) -> EnvSpec:
+    try:
+        return env_spec(observation_space, action_space)
+    except ConfigurationError as error:
+        name = env.spec.id if env.spec is not None else type(env.unwrapped).__name__
+        raise ConfigurationError(f"environment {index} ({name}): {error}") from None
+
+
+def env_action(spec: ActionSpec, action: Array, space: gymnasium.Space[Any]) -> Any:  # noqa: ANN401
     """Turn an answer of the policy into what the environment accepts, in memory of its own.
 
-    Continuous actions are clipped to the bounds, as in Stable-Baselines3; the storage keeps the
-    action that was drawn.
+    Choices begin where the space begins. Continuous actions are clipped to the bounds, as in
+    Stable-Baselines3; the storage keeps the action that was drawn.
     """
     if spec.kind == "continuous":
         return np.clip(action, spec.low, spec.high)
-    if spec.kind == "discrete":
-        return action + start
-    return action.copy()
+    return (action + getattr(space, "start", 0)).astype(space.dtype, copy=False)
 
 
 def _store(entries: Observation, into: Observation, row: int) -> None:

@@ -48,6 +48,60 @@ def _holds(declared: np.dtype[Any], array: Array) -> bool:
     return both_integers and bool((array.astype(declared) == array).all())
 
 
+def as_reward(reward: Any) -> float:  # noqa: ANN401
+    """Return the reward of one step.
+
+    Raises:
+        ConfigurationError: if it is not one number.
+    """
+    if isinstance(reward, float | int | np.generic):
+        return float(reward)
+    array = np.asarray(reward)
+    if array.size != 1 or array.dtype.kind not in "biuf":
+        raise ConfigurationError(
+            f"the reward is {_kind(reward)}, but one number is needed: where it has several "
+            "objectives, gymnasium.wrappers.TransformReward or mo-gymnasium's LinearReward weighs "
+            "them into one"
+        )
+    return float(array.item())
+
+
+def as_flag(name: str, value: Any) -> bool:  # noqa: ANN401
+    """Return whether a step ended the episode in this way.
+
+    Raises:
+        ConfigurationError: if that is not one truth value.
+    """
+    if isinstance(value, bool | np.bool_):
+        return bool(value)
+    array = np.asarray(value)
+    if array.size != 1 or array.dtype.kind not in "biu":
+        raise ConfigurationError(f"{name} is {_kind(value)}, but True or False is needed")
+    return bool(array.item())
+
+
+def as_tuple(value: Any, names: str) -> tuple[Any, ...]:  # noqa: ANN401
+    """Return what a call of Gymnasium's interface returned.
+
+    Raises:
+        ConfigurationError: if it is not a tuple of that length, as of environments of old Gym.
+    """
+    length = names.count(",") + 1
+    if not isinstance(value, tuple | list) or len(value) != length:
+        found = f"{len(value)} values" if isinstance(value, tuple | list) else _kind(value)
+        raise ConfigurationError(
+            f"{found}, but Gymnasium's {names} are needed; shimmy's GymV21CompatibilityV0 and "
+            "GymV26CompatibilityV0 wrap environments of the old Gym"
+        )
+    return tuple(value)
+
+
+def _kind(value: Any) -> str:  # noqa: ANN401
+    if isinstance(value, np.ndarray):
+        return f"{value.dtype} {list(value.shape)}"
+    return "None" if value is None else f"a {type(value).__name__}"
+
+
 class DeclaredSpace:
     """The observation space of a Gymnasium environment, as a gate for what it returns.
 

@@ -30,26 +30,42 @@ def env_spec(observation_space: spaces.Space, action_space: spaces.Space) -> Env
 def _array_spec(space: spaces.Space, what: str) -> ArraySpec:  # type: ignore[type-arg]
     supported = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
     if not isinstance(space, supported) or space.shape is None or space.dtype is None:
+        nested = isinstance(space, spaces.Dict | spaces.Tuple)
+        hint = "; gymnasium.wrappers.FlattenObservation makes it a Box" if nested else ""
         raise ConfigurationError(
-            f"the {what} space {space} is not supported; Box, Discrete, MultiDiscrete, "
-            "MultiBinary and (for observations) a flat Dict of these are"
+            f"the {what} space {in_one_line(space)} is not supported; Box, Discrete, "
+            f"MultiDiscrete, MultiBinary and (for observations) a flat Dict of these are{hint}"
         )
+    if 0 in space.shape:
+        raise ConfigurationError(f"the {what} space {in_one_line(space)} has no elements")
     return ArraySpec(tuple(space.shape), np.dtype(space.dtype))
+
+
+def in_one_line(space: object) -> str:
+    """Describe a space; the bounds of an array would take several lines."""
+    return " ".join(str(space).split())
 
 
 def _action_spec(space: spaces.Space) -> ActionSpec:  # type: ignore[type-arg]
     array = _array_spec(space, "action")
+    integers = ArraySpec(array.shape, np.dtype(np.int64))
     match space:
         case spaces.Discrete():
-            return ActionSpec("discrete", ArraySpec((), np.dtype(np.int64)), (int(space.n),))
+            return ActionSpec("discrete", integers, (int(space.n),))
         case spaces.MultiDiscrete() if len(space.shape) == 1:
-            sizes = tuple(int(n) for n in space.nvec)
-            return ActionSpec("multi_discrete", ArraySpec(array.shape, np.dtype(np.int64)), sizes)
+            return ActionSpec("multi_discrete", integers, tuple(int(n) for n in space.nvec))
+        case spaces.MultiBinary() if len(array.shape) == 1:
+            return ActionSpec("multi_discrete", integers, (2,) * array.shape[0])
         case spaces.Box() if np.issubdtype(array.dtype, np.floating):
             low, high = space.low.astype(np.float32), space.high.astype(np.float32)
+            if not (low <= high).all():  # which NaN is not either
+                raise ConfigurationError(
+                    f"the action space {in_one_line(space)} has bounds that are not numbers"
+                )
             spec = ArraySpec(array.shape, np.dtype(np.float32))
             return ActionSpec("continuous", spec, low=low, high=high)
     raise ConfigurationError(
-        f"the action space {space} is not supported; Discrete, a flat MultiDiscrete and a Box of "
-        "floats are"
+        f"the action space {in_one_line(space)} is not supported; Discrete, a flat MultiDiscrete "
+        "or MultiBinary and a Box of floats are: gymnasium.wrappers.TransformAction turns one into "
+        "another"
     )

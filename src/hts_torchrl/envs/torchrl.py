@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,6 +14,8 @@ from torchrl.data import (
     Categorical,
     Composite,
     MultiCategorical,
+    MultiOneHot,
+    NonTensor,
     OneHot,
     TensorSpec,
     Unbounded,
@@ -20,8 +23,17 @@ from torchrl.data import (
 from torchrl.envs import EnvBase
 
 from hts_torchrl.config import ActionSpec, ArraySpec, EnvSpec
-from hts_torchrl.envs.group import Array, Observation, Transition, called, close_each
-from hts_torchrl.envs.observed import as_declared, observing
+from hts_torchrl.envs.group import (
+    Array,
+    Observation,
+    Transition,
+    called,
+    close_each,
+    require_alike,
+)
+from hts_torchrl.envs.layers import is_a, layers_of
+from hts_torchrl.envs.observed import as_declared, as_reward, observing
+from hts_torchrl.envs.spaces import in_one_line
 from hts_torchrl.errors import ConfigurationError
 
 
@@ -35,18 +47,14 @@ class EnvBaseGroup:
         self.envs = list(envs)
         self.indices = list(indices)
         self.num_envs = len(self.envs)
-        env = self.envs[0]
-        if env.batch_size:
-            raise ConfigurationError(
-                f"environment {indices[0]} has batch size {tuple(env.batch_size)}; give unbatched "
-                "environments: the collector does the batching"
-            )
-        observations = {
-            key: _array_spec(spec)
-            for key, spec in env.observation_spec.items(include_nested=True, leaves_only=True)
-            if not isinstance(spec, Composite)
-        }
-        self.spec = EnvSpec(observations, _action_spec(env.action_spec))
+        specs = {}
+        for index, env in zip(self.indices, self.envs, strict=True):
+            try:
+                specs[index] = _env_spec(env)
+            except ConfigurationError as error:
+                raise ConfigurationError(f"environment {index}: {error}") from None
+        self.spec = require_alike(specs)
+        self._reward_keys = [env.reward_key for env in self.envs]
         self._act_on: list[Any] = []
 
     def reset(self, seeds: Sequence[int]) -> Observation:
@@ -88,7 +96,7 @@ class EnvBaseGroup:
             stepped.append(done.get("next"))
             following.append(after)
         self._act_on = following
-        reward = np.array([step.get("reward").sum().item() for step in stepped], np.float32)
+        reward = np.array([self._reward(row, step) for row, step in enumerate(stepped)], np.float32)
         terminated = np.array([step.get("terminated").any().item() for step in stepped])
         done = np.array([step.get("done").any().item() for step in stepped])
         for row in np.flatnonzero(done).tolist():  # step_and_maybe_reset takes no seed
@@ -100,6 +108,11 @@ class EnvBaseGroup:
             terminated, done & ~terminated, done,
         )  # fmt: skip
 
+    def _reward(self, row: int, step: Any) -> float:  # noqa: ANN401
+        reward = step.get(self._reward_keys[row], None)
+        with observing("step", self.indices[row]):
+            return as_reward(None if reward is None else reward.cpu().numpy())
+
     def render(self) -> Array:
         """Return the first environment's picture, from its ``pixels`` key."""
         return np.asarray(self._act_on[0].get("pixels").cpu())
@@ -110,24 +123,69 @@ class EnvBaseGroup:
         close_each({index: env for index, env in envs if not env.is_closed})
 
 
+def _env_spec(env: EnvBase) -> EnvSpec:
+    if env.batch_size:
+        raise ConfigurationError(
+            f"a {type(env).__name__} has batch size {tuple(env.batch_size)}; give unbatched "
+            "environments: the collector does the batching"
+        )
+    _require_one_game(env)
+    observations = {
+        key: _array_spec(spec)
+        for key, spec in env.observation_spec.items(include_nested=True, leaves_only=True)
+        if not isinstance(spec, Composite)
+    }
+    return EnvSpec(observations, _action_spec(env.action_spec))
+
+
+def _require_one_game(env: EnvBase) -> None:
+    """Refuse several rewards or ends in a step, and what fills a policy's memory.
+
+    Raises:
+        ConfigurationError: naming the spec or the transform.
+    """
+    rewards = env.full_reward_spec
+    sizes = {str(key): list(rewards[key].shape) for key in env.reward_keys}
+    if [math.prod(size) for size in sizes.values()] != [1]:
+        raise ConfigurationError(
+            f"the rewards of a step have the shapes {sizes}, but one number is needed: torchrl's "
+            "LineariseRewards weighs several objectives into one"
+        )
+    ends = env.full_done_spec
+    several = [k for k in env.done_keys if not isinstance(k, str) or math.prod(ends[k].shape) != 1]
+    if several:
+        raise ConfigurationError(
+            f"{several} end for several agents apart, but one 'done' of one element is needed"
+        )
+    for layer in layers_of(env):
+        if is_a(layer, "torchrl.TensorDictPrimer"):
+            filled = [str(key) for key in layer.primers.keys()]  # noqa: SIM118 - a spec
+            raise ConfigurationError(
+                f"the transform {type(layer).__name__} fills {filled} for a policy with a memory, "
+                "which is not supported yet; CatFrames shows past observations to one without"
+            )
+
+
 def _array_spec(spec: TensorSpec) -> ArraySpec:
+    if spec.dtype is None or -1 in spec.shape or isinstance(spec, NonTensor):
+        raise ConfigurationError(f"the spec {in_one_line(spec)} is not of a tensor of fixed shape")
     return ArraySpec(tuple(spec.shape), torch.empty((), dtype=spec.dtype).numpy().dtype)
 
 
 def _action_spec(spec: TensorSpec) -> ActionSpec:
-    array = _array_spec(spec)
     match spec:
-        case OneHot():
-            return ActionSpec("one_hot", array, (int(spec.n),))
-        case MultiCategorical():  # which is a Categorical too
-            return ActionSpec("multi_discrete", array, tuple(int(n) for n in spec.nvec))
-        case Categorical():
-            return ActionSpec("discrete", array, (int(spec.n),))
-        case Bounded() | Unbounded() if not isinstance(spec, Binary):
+        case OneHot() if not isinstance(spec, MultiOneHot):
+            return ActionSpec("one_hot", _array_spec(spec), (int(spec.n),))
+        case MultiCategorical() if spec.nvec.ndim == 1:  # which is a Categorical too
+            sizes = tuple(int(n) for n in spec.nvec)
+            return ActionSpec("multi_discrete", _array_spec(spec), sizes)
+        case Categorical() if not isinstance(spec, MultiCategorical | Binary):
+            return ActionSpec("discrete", _array_spec(spec), (int(spec.n),))
+        case Bounded() | Unbounded() if spec.dtype.is_floating_point:
             low = spec.space.low.numpy() if isinstance(spec, Bounded) else None
             high = spec.space.high.numpy() if isinstance(spec, Bounded) else None
-            return ActionSpec("continuous", array, low=low, high=high)
+            return ActionSpec("continuous", _array_spec(spec), low=low, high=high)
     raise ConfigurationError(
-        f"the action spec {spec} is not supported; OneHot, Categorical, MultiCategorical and a "
-        "Bounded or Unbounded of floats are"
+        f"the action spec {in_one_line(spec)} is not supported; OneHot, Categorical, "
+        "MultiCategorical and a Bounded or Unbounded of floats are"
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from tensordict.nn import ProbabilisticTensorDictModule
 from torch import Tensor
@@ -12,6 +13,7 @@ from torch import distributions as d
 from torchrl.modules import OneHotCategorical, TanhNormal
 
 from hts_torchrl.config import ActionSpec
+from hts_torchrl.errors import ConfigurationError
 
 
 class MultiCategorical(d.Independent):  # type: ignore[type-arg]
@@ -55,7 +57,12 @@ def action_head(action: ActionSpec, *, squash: bool = False) -> ProbabilisticTen
     Args:
         action: what the environment accepts.
         squash: whether a continuous action passes through tanh into its bounds.
+
+    Raises:
+        ConfigurationError: if there are no bounds between which it could be squashed.
     """
+    if squash:
+        _require_bounds(action)
     kwargs: dict[str, Any] = {"validate_args": False}
     match action.kind:
         case "discrete":
@@ -76,4 +83,22 @@ def action_head(action: ActionSpec, *, squash: bool = False) -> ProbabilisticTen
         distribution_kwargs=kwargs,
         return_log_prob=True,
         default_interaction_type="random",
+    )
+
+
+def _require_bounds(action: ActionSpec) -> None:
+    if action.kind != "continuous":
+        raise ConfigurationError(
+            f"squash=true, but the action is {action.kind}: only continuous actions are squashed"
+        )
+    low, high = action.low, action.high
+    if low is not None and high is not None:
+        with np.errstate(over="ignore", invalid="ignore"):
+            width = high - low
+        if ((width > 0) & (width < np.inf)).all():
+            return
+    bounds = None if low is None or high is None else (low.tolist(), high.tolist())
+    raise ConfigurationError(
+        f"squash=true, but the action's bounds are {bounds}: each must be finite, and the lower "
+        "one below the upper one; set squash=false, or bound the environment's action space"
     )

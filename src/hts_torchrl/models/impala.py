@@ -8,7 +8,7 @@ from typing import cast
 from torch import Tensor, nn
 
 from hts_torchrl.models.initialization import orthogonal
-from hts_torchrl.models.nature import PixelTrunk
+from hts_torchrl.models.nature import PixelTrunk, channels_of
 
 
 class _Residual(nn.Module):
@@ -32,7 +32,7 @@ class ImpalaResNet(PixelTrunk):
 
     def __init__(self, shape: Sequence[int], widths: Sequence[int] = (16, 32, 32)) -> None:
         stages: list[nn.Module] = []
-        channels = shape[0]
+        channels = channels_of(shape)
         for width in widths:
             stages += [
                 orthogonal(nn.Conv2d(channels, width, 3, padding=1)),

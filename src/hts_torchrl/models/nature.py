@@ -8,23 +8,55 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.models.initialization import orthogonal
 
 _DENSE = torch.contiguous_format
 
 
+def channels_of(shape: Sequence[int]) -> int:
+    """Return the channels of pictures ``[C, H, W]`` or ``[H, W, C]``.
+
+    Raises:
+        ConfigurationError: if they are neither for certain.
+    """
+    return shape[-1] if _channels_come_last(shape) else shape[0]
+
+
+def _channels_come_last(shape: Sequence[int]) -> bool:
+    """Return whether pictures are ``[H, W, C]``, by their sides: equal ones, or the shortest."""
+    if len(shape) != 3:
+        raise ConfigurationError("channels, height and width are needed")
+    first, second, third = shape
+    seem_first = first <= min(second, third) or second == third
+    seem_last = 2 * third <= min(first, second) or first == second
+    if seem_first == seem_last:
+        raise ConfigurationError(
+            "which of these are the channels cannot be told; bring them clearly to the front, "
+            "with gymnasium.wrappers.TransformObservation or torchrl's PermuteTransform"
+        )
+    return seem_last
+
+
 class PixelTrunk(nn.Sequential):
     """Pixels ``[B, C, H, W]`` (uint8, scaled to [0, 1]) to features ``[B, out_features]``.
 
-    There may be more dimensions before these, as TorchRL's losses bring them.
+    Pixels ``[B, H, W, C]``, as cameras and renderers give them, are taken too. There may be more
+    dimensions before these, as TorchRL's losses bring them.
+
+    Raises:
+        ConfigurationError: if the shape does not tell where the channels are.
     """
 
     def __init__(self, convolutions: Sequence[nn.Module], shape: Sequence[int], width: int) -> None:
         body = nn.Sequential(*convolutions, nn.Flatten())
+        channels_last = _channels_come_last(shape)
+        picture = torch.zeros(1, *shape)
         with torch.no_grad():
-            features = body(torch.zeros(1, *shape)).shape[1]
+            features = body(picture.movedim(-1, 1) if channels_last else picture).shape[1]
         super().__init__(body, orthogonal(nn.Linear(features, width)), nn.ReLU())
         self.out_features = width
+        self._channels_last = channels_last
         # channels_last: 1.6 times faster training on a CPU (docs/decisions.md).
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
@@ -37,6 +69,8 @@ class PixelTrunk(nn.Sequential):
             dtype = torch.get_autocast_dtype(pixels.device.type)
         # A copy also of pixels that have the type already: they may be the batch itself.
         images = pixels.reshape(-1, *pixels.shape[-3:])
+        if self._channels_last:
+            images = images.permute(0, 3, 1, 2)
         if dtype == torch.float32:
             # channels_last, in a form that vmap knows: TorchRL's value estimators run under it.
             rows = images.permute(0, 2, 3, 1).to(dtype, memory_format=_DENSE, copy=True)
@@ -53,7 +87,7 @@ class NatureCNN(PixelTrunk):
 
     def __init__(self, shape: Sequence[int]) -> None:
         convolutions = [
-            orthogonal(nn.Conv2d(shape[0], 32, 8, stride=4)),
+            orthogonal(nn.Conv2d(channels_of(shape), 32, 8, stride=4)),
             nn.ReLU(),
             orthogonal(nn.Conv2d(32, 64, 4, stride=2)),
             nn.ReLU(),
@@ -68,7 +102,7 @@ class NipsCNN(PixelTrunk):
 
     def __init__(self, shape: Sequence[int]) -> None:
         convolutions = [
-            orthogonal(nn.Conv2d(shape[0], 16, 8, stride=4)),
+            orthogonal(nn.Conv2d(channels_of(shape), 16, 8, stride=4)),
             nn.ReLU(),
             orthogonal(nn.Conv2d(16, 32, 4, stride=2)),
             nn.ReLU(),

@@ -15,7 +15,7 @@ from hts_torchrl.buffers.logbook import Stopwatch
 from hts_torchrl.buffers.rollout_storage import next_key
 from hts_torchrl.config import ArraySpec, Key
 from hts_torchrl.draws import env_seed, normal_draws, uniform_draws
-from hts_torchrl.envs.group import Observation, SeededGroup, Transition
+from hts_torchrl.envs.group import Observation, SeededGroup, Transition, require_alike
 from hts_torchrl.envs.make_group import make_group
 from hts_torchrl.envs.observed import as_declared, observing
 from hts_torchrl.errors import ConfigurationError
@@ -62,6 +62,7 @@ class Executor:
         self._rows = slice(envs[0], envs[-1] + 1)
         self._global_envs = [board.config.first_env + env for env in envs]
         self._group = make_group(cloudpickle.loads(create_env_fn), self._global_envs)
+        require_alike({board.config.first_env: board.spec, self._global_envs[0]: self._group.spec})
         self._seeded = self._group if isinstance(self._group, SeededGroup) else None
         self._declared: dict[Key, ArraySpec] = {
             key: ArraySpec((len(envs), *array.shape), array.dtype)

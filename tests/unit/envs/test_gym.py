@@ -1,3 +1,4 @@
+import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
@@ -139,6 +140,34 @@ class TestActions:
         group.step(np.array([0, 2]))
         assert recording.actions == [5, 7]
 
+    @pytest.mark.parametrize("in_vector", [False, True], ids=["serial", "vector"])
+    def test_each_of_several_choices_begins_where_the_space_begins(self, in_vector):
+        recording = RecordingEnv(spaces.MultiDiscrete([3, 5], np.int32, start=[2, -1]))
+        group = make_group(vector(recording) if in_vector else recording, [0, 1])
+        group.reset(SEEDS)
+        answers = np.array([[0, 4], [2, 0]])
+        group.step(answers)
+        assert [action.tolist() for action in recording.actions] == [[2, 3], [4, -1]]
+        assert all(recording.space.contains(action) for action in recording.actions)
+        assert answers.tolist() == [[0, 4], [2, 0]]
+
+    def test_environments_of_a_group_may_begin_to_count_their_choices_at_numbers_of_their_own(self):
+        makers = [RecordingEnv(spaces.Discrete(3, start=start)) for start in (5, 9)]
+        group = make_group(makers, [0, 1])
+        group.reset(SEEDS)
+        group.step(np.array([1, 1]))
+        assert [maker.actions for maker in makers] == [[6], [10]]
+
+    @pytest.mark.parametrize("in_vector", [False, True], ids=["serial", "vector"])
+    def test_binary_actions_are_choices_of_two(self, in_vector):
+        recording = RecordingEnv(spaces.MultiBinary(3))
+        group = make_group(vector(recording) if in_vector else recording, [0, 1])
+        assert group.spec.action.sizes == (2, 2, 2)
+        group.reset(SEEDS)
+        group.step(np.array([[0, 1, 1], [1, 0, 0]]))
+        assert [action.tolist() for action in recording.actions] == [[0, 1, 1], [1, 0, 0]]
+        assert all(recording.space.contains(action) for action in recording.actions)
+
     def test_multi_discrete_actions_are_passed_on(self):
         group = make_group(MultiDiscreteEnv, [0, 1])
         group.reset(SEEDS)
@@ -154,6 +183,118 @@ class TestActions:
         group.step(shared)
         shared[:] = 0
         assert recording.actions[0].tolist() == [2, 4]
+
+
+class Returning(CoordinateEnv):
+    """Returns what it is told to, from environment 1 on."""
+
+    def __init__(self, index, *, reset=None, reward=1.0, terminated=False, step=None) -> None:
+        super().__init__(index)
+        self.given = {"reset": reset, "step": step}
+        self.reward, self.terminated = reward, terminated
+
+    def reset(self, *, seed=None, options=None):
+        result = super().reset(seed=seed, options=options)
+        return self.given["reset"](result) if self.given["reset"] and self.index else result
+
+    def step(self, action):
+        observation, *_ = super().step(action)
+        result = observation, self.reward, self.terminated, False, {}
+        return self.given["step"](result) if self.given["step"] and self.index else result
+
+
+class TestReturns:
+    """What Gymnasium's interface says of the values of a step, besides the observation."""
+
+    @staticmethod
+    def step(in_vector: bool = False, **given):
+        def make(index):
+            return Returning(index, **given)
+
+        group = make_group(vector(make) if in_vector else make, [0, 1])
+        group.reset(SEEDS)
+        return group.step(np.array([0, 0]))
+
+    @pytest.mark.parametrize(
+        "reward", [2, True + 1, np.float64(2), np.array(2.0), np.array([2], np.int8), [2.0]]
+    )
+    def test_a_reward_is_one_number_of_whatever_type(self, reward):
+        assert self.step(reward=reward).reward.tolist() == [2.0, 2.0]
+
+    @pytest.mark.parametrize(
+        ("reward", "found"),
+        [
+            (np.array([1.0, 2.0]), r"float64 \[2\]"),
+            ([1.0, 2.0], "a list"),
+            (None, "None"),
+            ("2", "a str"),
+        ],
+    )
+    def test_any_other_reward_is_refused_with_the_wrapper_that_helps(self, reward, found):
+        message = rf"step\(\) of environment 0 .*the reward is {found}, .*LinearReward"
+        with pytest.raises(ConfigurationError, match=message):
+            self.step(reward=reward)
+
+    @pytest.mark.parametrize("columns", [1, 2])
+    def test_rewards_of_a_vector_environment_are_one_number_each(self, columns):
+        def make(_):
+            envs = vector()(0)
+            several = np.full((2, columns), 3.0)
+            return gymnasium.wrappers.vector.TransformReward(envs, lambda _: several)
+
+        group = make_group(make, [0, 1])
+        group.reset(SEEDS)
+        if columns == 1:
+            assert group.step(np.array([0, 0])).reward.tolist() == [3.0, 3.0]
+        else:
+            with pytest.raises(ConfigurationError, match=r"environments \[0, 1\] .*LinearReward"):
+                group.step(np.array([0, 0]))
+
+    @pytest.mark.parametrize("flag", [True, np.True_, 1, np.array([True])])
+    def test_an_end_may_be_any_truth_value(self, flag):
+        assert self.step(terminated=flag).terminated.tolist() == [True, True]
+
+    @pytest.mark.parametrize("flag", [None, "False", np.array([True, False]), 0.5])
+    def test_what_is_no_truth_value_ends_nothing_silently(self, flag):
+        with pytest.raises(
+            ConfigurationError, match=r"environment 0 .* terminated is .* is needed"
+        ):
+            self.step(terminated=flag)
+
+    @pytest.mark.parametrize(
+        ("given", "found"),
+        [
+            ({"reset": lambda result: result[0]}, r"reset\(\) of environment 1 .*float32 \[5\]"),
+            ({"step": lambda result: result[:4]}, r"step\(\) of environment 1 .*4 values"),
+        ],
+    )
+    def test_the_old_gyms_interface_is_refused_with_what_wraps_it(self, given, found):
+        with pytest.raises(ConfigurationError, match=rf"{found}.*shimmy"):
+            self.step(**given)
+
+
+class TestAlike:
+    @pytest.mark.parametrize(
+        ("first", "second"),
+        [
+            (spaces.Discrete(3), spaces.Discrete(4)),
+            (spaces.Box(-1, 1, (2,)), spaces.Box(-2, 2, (2,))),
+            (spaces.Discrete(3), spaces.MultiDiscrete([3])),
+        ],
+    )
+    def test_environments_of_a_group_that_act_differently_are_refused(self, first, second):
+        with pytest.raises(ConfigurationError, match=r"environment 7 has .* environment 6 has"):
+            make_group([None] * 6 + [RecordingEnv(first), RecordingEnv(second)], [6, 7])
+
+    def test_environments_of_a_group_that_observe_differently_are_refused(self):
+        with pytest.raises(ConfigurationError, match=r"environment 1 has .*float32 \[4\]"):
+            make_group([CoordinateEnv, lambda _: gymnasium.make("CartPole-v1")], [0, 1])
+
+    def test_a_space_that_is_not_supported_names_the_environment(self):
+        with pytest.raises(ConfigurationError) as raised:
+            make_group(RecordingEnv(spaces.Dict(text=spaces.Text(5))), [3])
+        assert str(raised.value).startswith("environment 3 (_Recording): the action space Dict(")
+        assert "\n" not in str(raised.value)
 
 
 class TestErrors:

@@ -56,9 +56,40 @@ def test_continuous_actions_are_single_precision_also_where_the_environment_is_n
     assert {action.array.dtype, action.low.dtype, action.high.dtype} == {np.dtype("float32")}
 
 
+def test_a_binary_action_is_a_choice_of_two_for_each_component():
+    action = env_spec(BOX, spaces.MultiBinary(3)).action
+    assert (action.kind, action.sizes, action.array.shape) == ("multi_discrete", (2, 2, 2), (3,))
+
+
+def test_an_action_whose_bounds_are_no_numbers_is_refused():
+    space = spaces.Box(-1.0, 1.0, (2,))
+    space.low[0] = np.nan
+    with pytest.raises(ConfigurationError, match="bounds that are not numbers"):
+        env_spec(BOX, space)
+
+
+@pytest.mark.parametrize("space", [spaces.Box(0, 1, (0,)), spaces.Dict(a=spaces.Box(0, 1, (2, 0)))])
+def test_observations_without_elements_are_refused(space):
+    with pytest.raises(ConfigurationError, match="has no elements"):
+        env_spec(space, TWO)
+
+
+@pytest.mark.parametrize("space", [spaces.Tuple([BOX]), spaces.Dict(a=spaces.Dict(b=BOX))])
+def test_a_nested_observation_is_refused_with_the_wrapper_that_helps(space):
+    with pytest.raises(ConfigurationError, match=r"gymnasium\.wrappers\.FlattenObservation"):
+        env_spec(space, TWO)
+
+
 @pytest.mark.parametrize(
     "space",
-    [spaces.Text(5), spaces.Tuple([BOX]), spaces.Dict({"inner": spaces.Dict({"box": BOX})})],
+    [
+        spaces.Text(5),
+        spaces.Tuple([BOX]),
+        spaces.Dict({"inner": spaces.Dict({"box": BOX})}),
+        spaces.Sequence(BOX),
+        spaces.OneOf([BOX, TWO]),
+        spaces.Graph(BOX, TWO),
+    ],
 )
 def test_other_observations_are_refused(space):
     with pytest.raises(ConfigurationError, match="not supported"):
@@ -66,7 +97,8 @@ def test_other_observations_are_refused(space):
 
 
 @pytest.mark.parametrize(
-    "space", [PICTURE, spaces.MultiBinary(3), spaces.MultiDiscrete([[2, 3]]), spaces.Text(5)]
+    "space",
+    [PICTURE, spaces.MultiBinary([2, 3]), spaces.MultiDiscrete([[2, 3]]), spaces.Text(5)],
 )
 def test_other_actions_are_refused(space):
     with pytest.raises(ConfigurationError, match="not supported"):

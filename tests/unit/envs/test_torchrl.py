@@ -2,8 +2,18 @@ import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
-from torchrl.data import Bounded, Categorical, Composite, MultiCategorical, OneHot, Unbounded
-from torchrl.envs import EnvBase, GymEnv
+from torchrl.data import (
+    Binary,
+    Bounded,
+    Categorical,
+    Composite,
+    MultiCategorical,
+    MultiOneHot,
+    OneHot,
+    Unbounded,
+)
+from torchrl.envs import EnvBase, GymEnv, TransformedEnv
+from torchrl.envs.transforms import LineariseRewards, TensorDictPrimer
 
 from hts_torchrl.envs.make_group import make_group
 from hts_torchrl.envs.torchrl import EnvBaseGroup
@@ -135,6 +145,96 @@ def test_actions_of_every_kind_reach_the_environment(kind, actions):
     envs.reset([7, 8])
     received = envs.step(actions).observation["place"][:, 3]
     assert received.tolist() == actions[:, 0].tolist()
+
+
+@pytest.mark.parametrize(
+    "action",
+    [
+        MultiOneHot([2, 3]),
+        Binary(3),
+        Bounded(0, 5, shape=(2,), dtype=torch.int64),
+        MultiCategorical([[2, 3], [4, 5]]),
+        Composite(left=Categorical(2), right=Categorical(2)),
+    ],
+)
+def test_actions_of_other_kinds_are_refused_in_one_line(action):
+    def make(index):
+        env = CountingEnv(index)
+        env.full_action_spec = Composite(action=action)
+        return env
+
+    with pytest.raises(ConfigurationError, match="environment 4: the action spec") as raised:
+        make_group(make, [4])
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("rewards", "message"),
+    [
+        (Unbounded(shape=(2,)), r"shapes \{'reward': \[2\]\}.*LineariseRewards"),
+        (Composite(reward=Unbounded((1,)), agents=Composite(reward=Unbounded((1,)))), "agents"),
+    ],
+)
+def test_several_rewards_of_a_step_are_refused_and_not_summed(rewards, message):
+    def make(index):
+        env = CountingEnv(index)
+        env.reward_spec = rewards
+        return env
+
+    with pytest.raises(ConfigurationError, match=message):
+        make_group(make, [0])
+
+
+def test_a_reward_may_have_a_key_of_its_own():
+    class Team(CountingEnv):
+        def __init__(self, index):
+            super().__init__(index)
+            self.reward_spec = Composite(team=Composite(reward=Unbounded((1,))))
+
+        def _step(self, tensordict):
+            stepped = super()._step(tensordict)
+            return stepped.set(("team", "reward"), 3 * stepped.pop("reward"))
+
+    envs = make_group(Team, [0])
+    envs.reset([0])
+    assert envs.step(np.array([1])).reward.tolist() == [0.75]
+
+
+def test_linearised_rewards_are_one_number():
+    class Torn(CountingEnv):
+        def __init__(self, index):
+            super().__init__(index)
+            self.reward_spec = Unbounded((2,))
+
+        def _step(self, tensordict):
+            return super()._step(tensordict).set("reward", torch.tensor([1.0, 10.0]))
+
+    weighed = LineariseRewards(["reward"], weights=[2.0, 0.5])
+    envs = make_group(lambda index: TransformedEnv(Torn(index), weighed.clone()), [0])
+    envs.reset([0])
+    assert envs.step(np.array([1])).reward.tolist() == [7.0]
+
+
+def test_agents_that_end_apart_are_refused():
+    def make(index):
+        env = CountingEnv(index)
+        env.full_done_spec = Composite(done=Categorical(2, shape=(3, 1), dtype=torch.bool))
+        return env
+
+    with pytest.raises(ConfigurationError, match="end for several agents apart"):
+        make_group(make, [0])
+
+
+def test_environments_of_a_group_that_act_differently_are_refused():
+    makers = [lambda index: CountingEnv(index), lambda index: CountingEnv(index, "one_hot")]
+    with pytest.raises(ConfigurationError, match=r"environment 1 has .* environment 0 has"):
+        make_group(makers, [0, 1])
+
+
+def test_a_primer_of_a_policys_memory_is_refused():
+    primer = TensorDictPrimer(recurrent_state_h=Unbounded((8,)))
+    with pytest.raises(ConfigurationError, match=r"TensorDictPrimer fills \['recurrent_state_h'\]"):
+        make_group(lambda index: TransformedEnv(CountingEnv(index), primer), [0])
 
 
 def test_a_batched_environment_is_refused():

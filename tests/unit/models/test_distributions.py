@@ -4,6 +4,7 @@ import torch
 from torch.distributions import Categorical
 
 from hts_torchrl.config import ActionSpec, ArraySpec
+from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.models.distributions import (
     DiagonalNormal,
     MultiCategorical,
@@ -83,3 +84,20 @@ def test_a_squashed_action_stays_within_the_bounds_of_its_environment():
 
 def test_a_continuous_action_without_squashing_is_a_plain_gaussian():
     assert action_head(ACTIONS["continuous"]).distribution_class is DiagonalNormal
+
+
+@pytest.mark.parametrize(
+    ("low", "high"),
+    [(-1.0, np.inf), (-np.inf, 1.0), (0.5, 0.5), (-3e38, 3e38), (None, None)],
+)
+def test_without_finite_bounds_nothing_can_be_squashed(low, high):
+    low, high = (None if each is None else np.full(2, each, np.float32) for each in (low, high))
+    action = ActionSpec("continuous", ArraySpec((2,), np.dtype(np.float32)), low=low, high=high)
+    with pytest.raises(ConfigurationError, match="squash=true, but the action's bounds are"):
+        action_head(action, squash=True)
+
+
+@pytest.mark.parametrize("kind", ["discrete", "one_hot", "multi_discrete"])
+def test_choices_cannot_be_squashed(kind):
+    with pytest.raises(ConfigurationError, match=f"the action is {kind}"):
+        action_head(ACTIONS[kind], squash=True)

@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from hts_torchrl.models import NatureCNN, NipsCNN
+from hts_torchrl import ConfigurationError
+from hts_torchrl.models import ImpalaResNet, NatureCNN, NipsCNN, SeedResNet
 
 TRUNKS = pytest.mark.parametrize(("trunk", "width"), [(NatureCNN, 512), (NipsCNN, 256)])
 SHAPE = (4, 84, 84)
@@ -62,3 +63,29 @@ def test_features_of_one_picture_may_differ_only_in_the_last_bits_from_a_plain_c
 def test_the_nature_trunk_is_the_papers_for_football():
     """It has 2560 features before the last layer (Liu et al., 2020)."""
     assert NatureCNN((16, 72, 96))[1].weight.shape == (512, 2560)
+
+
+@pytest.mark.parametrize("trunk", [NatureCNN, NipsCNN, ImpalaResNet, SeedResNet])
+@pytest.mark.parametrize("shape", [(96, 96, 3), (48, 64, 4), (40, 40, 12)])
+def test_pictures_whose_channels_come_last_are_read_as_if_they_came_first(trunk, shape):
+    last = trunk(shape)
+    first = trunk((shape[2], *shape[:2]))
+    first.load_state_dict(last.state_dict())
+    batch = torch.randint(0, 256, (2, *shape), dtype=torch.uint8)
+    assert torch.equal(last(batch), first(batch.permute(0, 3, 1, 2).contiguous()))
+
+
+def test_pictures_whose_channels_come_last_may_have_more_dimensions_before_them():
+    net, batch = NipsCNN((40, 40, 3)), torch.randint(0, 256, (2, 5, 40, 40, 3), dtype=torch.uint8)
+    assert torch.allclose(net(batch)[1, 3], net(batch[1, 3:4])[0], atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(20, 9, 9), (1, 42, 42), (16, 72, 96), (9, 9, 16)[::-1]])
+def test_channels_that_come_first_need_not_be_the_fewest_where_pictures_are_square(shape):
+    assert ImpalaResNet(shape)[0][0].in_channels == shape[0]
+
+
+@pytest.mark.parametrize("shape", [(84, 84, 84), (9, 9, 20), (84, 3, 84), (40, 72, 36), (84, 84)])
+def test_pictures_whose_channels_cannot_be_told_are_refused(shape):
+    with pytest.raises(ConfigurationError, match="channels"):
+        ImpalaResNet(shape)

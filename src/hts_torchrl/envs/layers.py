@@ -1,0 +1,54 @@
+"""What an environment is made of: wrappers and transforms, told by name without their imports."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+_STATISTICS = (
+    "gymnasium.NormalizeObservation",
+    "gymnasium.NormalizeReward",
+    "torchrl.VecNorm",
+    "torchrl.VecNormV2",
+)
+
+
+def layers_of(env: Any) -> Iterator[Any]:  # noqa: ANN401
+    """Yield an environment, and each wrapper, transform and environment inside it.
+
+    What a vector environment keeps in processes of its own is not seen.
+    """
+    seen: set[int] = set()
+    rest = [env]
+    while rest:
+        layer = rest.pop()
+        if layer is None or id(layer) in seen:
+            continue
+        seen.add(id(layer))
+        yield layer
+        rest += [getattr(layer, name, None) for name in ("env", "_env", "base_env", "transform")]
+        for name in ("envs", "transforms"):
+            several = getattr(layer, name, None)
+            rest += list(several) if isinstance(several, Iterable) else []
+
+
+def is_a(layer: Any, name: str) -> bool:  # noqa: ANN401
+    """Return whether an object is of a class, such as ``torchrl.EnvBase``, of some library."""
+    return any(f"{_package(base)}.{base.__name__}" == name for base in type(layer).__mro__)
+
+
+def _package(of: type) -> str:
+    return of.__module__.partition(".")[0]
+
+
+def running_statistics(env: Any) -> list[str]:  # noqa: ANN401
+    """Name the layers that normalise by running statistics of their own, which are not frozen."""
+    return sorted(
+        {
+            type(layer).__name__
+            for layer in layers_of(env)
+            if any(is_a(layer, name) for name in _STATISTICS)
+            and getattr(layer, "update_running_mean", True)
+            and not getattr(layer, "frozen", False)
+        }
+    )
