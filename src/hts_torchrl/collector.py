@@ -21,6 +21,7 @@ from hts_torchrl.buffers.counted_storage import CountedStorage
 from hts_torchrl.buffers.journal import Journal
 from hts_torchrl.config import CrewConfig, Precision, Recover, StartMethod
 from hts_torchrl.envs.group import CreateEnv, EnvFactory, SeededGroup
+from hts_torchrl.envs.layers import warn_of_statistics
 from hts_torchrl.envs.make_group import make_group
 from hts_torchrl.errors import ConfigurationError, ProtocolError, WorkerKilled
 from hts_torchrl.inference import PolicyInference
@@ -159,6 +160,7 @@ class HTSCollector(BaseCollector):
         self._steps_per_seed = group.steps_per_seed if isinstance(group, SeededGroup) else None
         blank = Journal.blank(group.spec.action, num_envs, steps_per_seed=self._steps_per_seed)
         self._journals = {0: blank}  # of the round of the last batch, and of the next
+        warn_of_statistics(group)
         group.close()
         source = policy if policy is not None else policy_factory()  # type: ignore[misc]
         self.policy: TensorDictModuleBase = as_policy(source, self.env_spec)

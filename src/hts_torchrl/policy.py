@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDict, TensorDictBase, unravel_key
 from tensordict.nn import (
     ProbabilisticTensorDictModule,
     ProbabilisticTensorDictSequential,
@@ -16,6 +16,7 @@ from tensordict.nn import (
 )
 from torch import Tensor, nn
 from torch import distributions as d
+from torchrl.modules import GRUModule, LSTMModule
 
 from hts_torchrl.config import EnvSpec, Key
 from hts_torchrl.errors import ConfigurationError
@@ -86,9 +87,10 @@ def as_policy(policy: nn.Module, spec: EnvSpec) -> TensorDictModuleBase:
     standard deviation (continuous actions).
 
     Raises:
-        ConfigurationError: if it is not obvious.
+        ConfigurationError: if it is not obvious, or if the policy has a memory of earlier steps.
     """
     if isinstance(policy, TensorDictModuleBase):
+        _require_no_memory(policy, spec)
         return policy
     if len(spec.observations) != 1:
         raise ConfigurationError(
@@ -100,6 +102,57 @@ def as_policy(policy: nn.Module, spec: EnvSpec) -> TensorDictModuleBase:
         TensorDictModule(policy, in_keys=list(spec.observations), out_keys=keys),
         action_head(spec.action),
     )
+
+
+def _require_no_memory(policy: TensorDictModuleBase, spec: EnvSpec) -> None:
+    """Refuse what an answer to this observation alone would leave out, without a word.
+
+    Raises:
+        ConfigurationError: naming the module, and the key if it has one.
+    """
+    for name, module in policy.named_modules():
+        if isinstance(module, LSTMModule | GRUModule):
+            raise ConfigurationError(f"the policy has a {_named(module, name)}: {_NO_MEMORY}")
+    names = {module: name for name, module in policy.named_modules()}
+    known = {_path(key) for key in spec.observations}
+    for module in _steps(policy):
+        named = _named(module, names.get(module, ""))
+        for key in map(_path, getattr(module, "in_keys", ())):
+            if not any(key == other[: len(key)] or other == key[: len(other)] for other in known):
+                raise ConfigurationError(
+                    f"the policy's {named} reads {_key(key)}, which is none of the observations "
+                    f"{sorted(map(str, spec.observations))} and written by no earlier module: "
+                    f"{_NO_MEMORY}"
+                )
+        written = {_path(key) for key in getattr(module, "out_keys", ())}
+        if ahead := sorted(key for key in written if key[0] == "next"):
+            raise ConfigurationError(
+                f"the policy's {named} writes {_key(ahead[0])} for the next step: {_NO_MEMORY}"
+            )
+        if ("action",) in known & written:
+            raise ConfigurationError(
+                f"the policy's {named} changes an action that was drawn, whose log-probability "
+                "would be another's: exploration belongs into the distribution"
+            )
+        known |= written
+
+
+_NO_MEMORY = (
+    "policies with a memory are not supported yet; gymnasium's FrameStackObservation and torchrl's "
+    "CatFrames show earlier observations to a policy without one"
+)
+
+
+def _named(module: nn.Module, name: str) -> str:
+    return f"{type(module).__name__} ({name})" if name else type(module).__name__
+
+
+def _path(key: Key) -> tuple[str, ...]:
+    return (key,) if isinstance(key, str) else tuple(unravel_key(key))
+
+
+def _key(path: tuple[str, ...]) -> str:
+    return repr(path[0] if len(path) == 1 else path)
 
 
 def values_of(policy: nn.Module, observations: dict[Key, Tensor]) -> Tensor:

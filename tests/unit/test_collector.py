@@ -2,6 +2,7 @@
 
 import copy
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -13,6 +14,7 @@ from tensordict.nn import (
 )
 from torch import nn
 from torch.distributions import Categorical
+from torchrl.modules import LSTMModule
 
 from hts_torchrl import ConfigurationError, GymEnvs, HTSCollector, ProtocolError
 from hts_torchrl.buffers.counted_storage import CountedStorage
@@ -138,6 +140,27 @@ class TestBatches:
         (batch, *_) = play(collect(_dict_policy(), DictEnv, inference_batch_size=1))
         assert (batch["picture"].shape, batch["picture"].dtype) == ((4, 3, 1, 4, 4), torch.uint8)
         assert batch["next", "vector"][:, :, 1].tolist() == [[1, 2, 3]] * 4
+
+
+def _normalised(index):
+    return gymnasium.wrappers.NormalizeReward(
+        gymnasium.wrappers.NormalizeObservation(CoordinateEnvs()(index))
+    )
+
+
+def test_statistics_kept_by_each_environment_are_told_once():
+    with pytest.warns(UserWarning, match="NormalizeObservation and NormalizeReward keep") as told:
+        play(collect(create=_normalised))
+    assert len(told) == 1
+    assert told[0].filename == __file__
+
+
+def test_a_policy_with_a_memory_is_refused_before_anything_starts():
+    memory = LSTMModule(input_size=5, hidden_size=3, in_key="observation", out_key="hidden")
+    net = TensorDictModule(nn.Linear(3, NUM_ACTIONS), ["hidden"], ["logits"])
+    actor = ProbabilisticTensorDictModule(["logits"], ["action"], distribution_class=Categorical)
+    with pytest.raises(ConfigurationError, match="LSTMModule"):
+        collect(ProbabilisticTensorDictSequential(memory, net, actor))
 
 
 class _Flat(nn.Linear):

@@ -6,11 +6,18 @@ from tensordict.nn import (
     ProbabilisticTensorDictModule,
     ProbabilisticTensorDictSequential,
     TensorDictModule,
+    TensorDictModuleBase,
     TensorDictSequential,
 )
 from torch import nn
 from torch.distributions import Categorical
-from torchrl.modules import ActorValueOperator, ProbabilisticActor, ValueOperator
+from torchrl.modules import (
+    ActorValueOperator,
+    GRUModule,
+    LSTMModule,
+    ProbabilisticActor,
+    ValueOperator,
+)
 
 from hts_torchrl.config import ActionSpec, ArraySpec, EnvSpec
 from hts_torchrl.errors import ConfigurationError
@@ -153,6 +160,62 @@ class TestAsPolicy:
         spec = EnvSpec({"a": ArraySpec((6,), FLOATS), "b": ArraySpec((6,), FLOATS)}, ACTION)
         with pytest.raises(ConfigurationError, match=r"\['a', 'b'\]"):
             as_policy(nn.Linear(6, 4), spec)
+
+
+def sequence(*modules) -> ProbabilisticTensorDictSequential:
+    """A policy of modules that read (and write) what their pairs of keys say, and a head."""
+    nets = [TensorDictModule(nn.Identity(), reads, writes) for reads, writes in modules]
+    return ProbabilisticTensorDictSequential(*nets, head())
+
+
+class Exploring(TensorDictModuleBase):
+    """Replaces actions after they were drawn, as TorchRL's ``EGreedyModule`` does."""
+
+    in_keys = out_keys = ("action",)
+
+
+class TestMemory:
+    @pytest.mark.parametrize("recurrent", [LSTMModule, GRUModule])
+    def test_a_recurrent_module_is_refused_by_its_name(self, recurrent):
+        memory = recurrent(input_size=6, hidden_size=5, in_key="observation", out_key="hidden")
+        logits = TensorDictModule(nn.Linear(5, 4), ["hidden"], ["logits"])
+        policy = ProbabilisticTensorDictSequential(TensorDictSequential(memory, logits), head())
+        name = rf"{recurrent.__name__} \(module\.0\.module\.0\): .* FrameStackObservation"
+        with pytest.raises(ConfigurationError, match=name):
+            as_policy(policy, SPEC)
+
+    def test_a_key_that_is_no_observation_and_written_by_nobody_is_refused(self):
+        policy = sequence((["observation", "state"], ["logits"]))
+        with pytest.raises(ConfigurationError, match=r"\(module\.0\) reads 'state', which is none"):
+            as_policy(policy, SPEC)
+
+    def test_a_key_that_only_a_later_module_writes_is_refused(self):
+        policy = sequence((["observation", "state"], ["logits"]), (["observation"], ["state"]))
+        with pytest.raises(ConfigurationError, match="reads 'state'"):
+            as_policy(policy, SPEC)
+
+    def test_what_is_written_for_the_next_step_is_refused(self):
+        policy = sequence((["observation"], ["logits", ("next", "state")]))
+        with pytest.raises(ConfigurationError, match=r"writes \('next', 'state'\)"):
+            as_policy(policy, SPEC)
+
+    def test_an_action_that_is_changed_after_it_was_drawn_is_refused(self):
+        policy = TensorDictSequential(sequence((["observation"], ["logits"])), Exploring())
+        with pytest.raises(ConfigurationError, match=r"Exploring .* changes an action"):
+            as_policy(policy, SPEC)
+
+    @pytest.mark.parametrize("reads", [("agents", "view"), "agents"])
+    def test_a_nested_observation_may_be_read_by_itself_or_with_its_neighbours(self, reads):
+        spec = EnvSpec({("agents", "view"): ArraySpec((6,), FLOATS)}, ACTION)
+        policy = sequence(([reads], ["hidden"]), (["hidden"], ["logits"]))
+        assert as_policy(policy, spec) is policy
+
+    def test_an_action_may_be_read_after_it_was_drawn(self):
+        policy = TensorDictSequential(
+            sequence((["observation"], ["logits"])),
+            ValueOperator(nn.Linear(7, 1), in_keys=["observation", "action"]),
+        )
+        assert as_policy(policy, SPEC) is policy
 
 
 class TestValuesOf:

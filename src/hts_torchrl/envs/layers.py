@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -29,7 +30,19 @@ def layers_of(env: Any) -> Iterator[Any]:  # noqa: ANN401
         rest += [getattr(layer, name, None) for name in ("env", "_env", "base_env", "transform")]
         for name in ("envs", "transforms"):
             several = getattr(layer, name, None)
-            rest += list(several) if isinstance(several, Iterable) else []
+            rest += several if isinstance(several, Iterable) else [several]
+
+
+def warn_of_statistics(env: Any) -> None:  # noqa: ANN401
+    """Warn the caller's caller of statistics that no environment shares with another."""
+    if names := running_statistics(env):
+        warnings.warn(
+            f"{' and '.join(names)} keep running statistics of their own in every environment, and "
+            "begin anew in those of an evaluation: use fixed ones (torchrl's ObservationNorm with "
+            "loc and scale, gymnasium.wrappers.TransformObservation and TransformReward), or "
+            "normalise in the network",
+            stacklevel=3,
+        )
 
 
 def is_a(layer: Any, name: str) -> bool:  # noqa: ANN401
