@@ -7,8 +7,8 @@ import logging
 import time
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeAlias, TypeGuard
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -37,6 +37,11 @@ _log = logging.getLogger(__name__)
 _MOST_RECOVERIES = 3
 
 Trace: TypeAlias = dict[str, list[tuple[float, float]]]
+
+
+def _is_nested(weights: object) -> TypeGuard[dict[Any, Any]]:
+    nested = Mapping, TensorDictBase
+    return type(weights) is dict and any(isinstance(w, nested) for w in weights.values())
 
 
 class HTSCollector(BaseCollector):
@@ -401,30 +406,48 @@ class HTSCollector(BaseCollector):
                 takes the policy that the collector was given.
             weights: the same by keyword.
             policy: the same by keyword.
-            kwargs: TorchRL's arguments for many policies, of which there are none here.
+            kwargs: TorchRL's ``model_id`` and ``weights_dict``, which can name ``policy`` only.
 
         Raises:
-            ConfigurationError: if the names are not those of the collector's policy, or an argument
-                for many policies is given.
+            ConfigurationError: if the weights are not those of a policy like the collector's, by
+                name, shape and type, or not finite; or an argument for many policies is given. What
+                was published before is kept then.
         """
+        if kwargs.pop("model_id", None) not in (None, "policy"):
+            raise ConfigurationError("model_id: one policy acts, whose name is 'policy'")
+        named = kwargs.pop("weights_dict", None) or {}
+        if unknown := [name for name in named if name != "policy"]:
+            raise ConfigurationError(f"weights_dict: no {unknown[0]!r} acts, only 'policy' does")
         if any(value is not None for value in kwargs.values()):
             raise ConfigurationError(
                 f"arguments {sorted(kwargs)} are not supported: one policy acts"
             )
-        given = [item for item in (policy_or_weights, weights, policy) if item is not None]
+        sources = (policy_or_weights, weights, policy, named.get("policy"))
+        given = [source for source in sources if source is not None]
         if len(given) > 1:
             raise ConfigurationError("give the weights once")
-        source = given[0] if given else self.policy
+        state = self._state_of(given[0] if given else self.policy)
+        self.start()
+        self._weights.publish(state)
+
+    def _state_of(self, source: object) -> Mapping[str, torch.Tensor]:
+        """Return weights by ``state_dict`` name, in whatever form TorchRL hands them over."""
         if source is self._source:
             source = self.policy
         if isinstance(source, nn.Module):
-            state = source.state_dict()
-        elif isinstance(source, TensorDictBase):
-            state = source.flatten_keys(".").to_dict()
-        else:
-            state = source
-        self.start()
-        self._weights.publish(state)
+            return source.state_dict()
+        if _is_nested(source):
+            if workers := [name for name in source if not isinstance(name, str)]:
+                raise ConfigurationError(f"weights for worker {workers[0]!r}: one policy acts")
+            source = TensorDict(source)
+        if isinstance(source, TensorDictBase):
+            source = source.flatten_keys(".").to_dict()
+        if not isinstance(source, Mapping):
+            raise ConfigurationError(
+                f"weights of type {type(source).__name__}; a module, its state_dict or a "
+                "TensorDict of its weights is needed"
+            )
+        return source
 
     def trace_round(self, round_index: int) -> None:
         """Keep who works when in a round that has not yet started; :attr:`trace` has it then.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -31,6 +32,7 @@ class PolicyWeights:
         self._acting: Array = arena["weights_acting"]
         slots = torch.from_numpy(arena["weights"])
         self._slots = [_views(slots[slot], module.state_dict()) for slot in range(2)]
+        self._parameters = dict(module.named_parameters(remove_duplicate=False)).keys()
         self._published: int | None = None
         self._versions = [-1, -1]
 
@@ -58,22 +60,56 @@ class PolicyWeights:
             version: number of updates in them; None is one more than the newest.
 
         Raises:
-            ConfigurationError: if a name is missing.
+            ConfigurationError: if a name is missing or unknown, a shape or dtype is not that of the
+                policy, or a value is not finite; what was published before is kept then.
         """
         slot = 1 - int(self._acting[1])
         views = self._slots[slot]
-        missing = sorted(set(views) - set(state))
-        if missing:
-            raise ConfigurationError(
-                f"the weights lack {missing[0]!r} (and {len(missing) - 1} more names); those of "
-                "the collector's policy are needed"
-            )
+        self._require_fitting(state)
         newest = self.newest_version + 1 if version is None else version
         self._versions[slot] = -1  # until all of them are there
         with torch.no_grad():
             for name, view in views.items():
                 view.copy_(state[name])
         self._versions[slot] = self._published = newest
+
+    def _require_fitting(self, state: Mapping[str, Tensor]) -> None:
+        """Refuse what ``copy_`` would broadcast, or what no policy can act with."""
+        own = self._slots[0]
+        for verb, names in (
+            ("lack", own.keys() - state.keys()),
+            ("have", state.keys() - own.keys()),
+        ):
+            if names:
+                raise ConfigurationError(
+                    f"the weights {verb} {min(names, key=str)!r} (and {len(names) - 1} more "
+                    "names); those of the collector's policy are needed"
+                )
+        for name, view in own.items():
+            given = state[name]
+            if not isinstance(given, Tensor) or given.shape != view.shape:
+                found = tuple(given.shape) if isinstance(given, Tensor) else type(given).__name__
+                raise ConfigurationError(
+                    f"the weights' {name!r} has shape {found}; {tuple(view.shape)} is needed"
+                )
+            if not torch.can_cast(given.dtype, view.dtype):
+                raise ConfigurationError(
+                    f"the weights' {name!r} is {given.dtype}, which {view.dtype} cannot hold"
+                )
+        self._require_finite({name: state[name].to(view.dtype) for name, view in own.items()})
+
+    def _require_finite(self, state: Mapping[str, Tensor]) -> None:
+        """Refuse NaN, and in parameters infinity: a buffer may be a mask of -inf."""
+        for name, tensor in state.items():
+            if not tensor.is_floating_point() or math.isfinite(tensor.sum().item()):
+                continue
+            # Element by element, as the sum of large numbers overflows.
+            broken = ~tensor.isfinite() if name in self._parameters else tensor.isnan()
+            if broken.any():
+                raise ConfigurationError(
+                    f"the weights' {name!r} is not finite: {int(broken.sum())} of its "
+                    f"{tensor.numel()} elements are NaN or infinite"
+                )
 
     def exchange(self) -> None:
         """Make the published weights, if any, the acting ones."""

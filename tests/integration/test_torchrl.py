@@ -168,6 +168,22 @@ def _module(net, read, write):
     return TensorDictModule(net, [read], [write])
 
 
+@pytest.mark.parametrize(
+    "weights_of", [lambda loss: loss.actor_network_params, lambda loss: loss.actor_network]
+)
+def test_weights_may_come_from_a_loss(weights_of):
+    policy = policy_for(CARTPOLE)
+    actor, critic = operators(policy)
+    collector = collect(CARTPOLE, copy.deepcopy(actor), delay=0)
+    batches = iter(collector)
+    next(batches)
+    with torch.no_grad():
+        policy.module[1][0].module.bias += torch.tensor([200.0, 0.0])
+    collector.update_policy_weights_(weights_of(ClipPPOLoss(actor, critic)))
+    assert next(batches)["action"].sum() == 0  # the bias leaves no other choice
+    collector.shutdown()
+
+
 @pytest.mark.processes
 def test_torchrls_gym_environments_are_collected_alike_in_processes():
     def create(_):

@@ -11,6 +11,7 @@ from tensordict.nn import (
     ProbabilisticTensorDictModule,
     ProbabilisticTensorDictSequential,
     TensorDictModule,
+    TensorDictParams,
 )
 from torch import nn
 from torch.distributions import Categorical
@@ -296,8 +297,26 @@ class TestPublishing:
             lambda policy: ((), {"policy": policy}),
             lambda policy: ((), {"weights": policy.state_dict()}),
             lambda policy: ((policy,), {"worker_ids": None, "model_id": None}),
+            lambda policy: ((policy,), {"model_id": "policy"}),
+            lambda policy: ((), {"weights_dict": {"policy": policy}}),
+            lambda policy: ((TensorDict(policy.state_dict()),), {}),
+            lambda policy: ((TensorDict.from_module(policy).to_dict(),), {}),
+            lambda policy: ((TensorDictParams(TensorDict.from_module(policy)),), {}),
         ],
-        ids=["module", "state_dict", "tensordict", "data", "policy=", "weights=", "None"],
+        ids=[
+            "module",
+            "state_dict",
+            "tensordict",
+            "data",
+            "policy=",
+            "weights=",
+            "None",
+            "model_id=",
+            "weights_dict=",
+            "flat",
+            "nested",
+            "parameters",
+        ],
     )
     def test_weights_come_in_any_of_torchrls_forms(self, arguments):
         args, kwargs = arguments(self.trained())
@@ -326,10 +345,21 @@ class TestPublishing:
             collector.update_policy_weights_({"weight": torch.zeros(1)})
         collector.shutdown()
 
-    def test_arguments_for_many_policies_are_refused(self):
+    @pytest.mark.parametrize(
+        ("args", "kwargs", "message"),
+        [
+            ((echo_policy(),), {"worker_ids": [1]}, "worker_ids"),
+            ((echo_policy(),), {"model_id": "critic"}, "model_id"),
+            ((), {"weights_dict": {"critic": echo_policy()}}, "no 'critic' acts"),
+            (({1: echo_weights(1)},), {}, "weights for worker 1"),
+            ((3,), {}, "weights of type int"),
+        ],
+        ids=["workers", "model", "models", "by worker", "number"],
+    )
+    def test_arguments_for_many_policies_are_refused(self, args, kwargs, message):
         collector = collect()
-        with pytest.raises(ConfigurationError, match="worker_ids"):
-            collector.update_policy_weights_(echo_policy(), worker_ids=[1])
+        with pytest.raises(ConfigurationError, match=message):
+            collector.update_policy_weights_(*args, **kwargs)
 
 
 class TestRun:

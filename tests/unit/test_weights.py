@@ -166,11 +166,6 @@ def test_a_missing_name_is_named(weights):
         weights.publish(state)
 
 
-def test_further_names_are_ignored(weights):
-    weights.publish({**Mixed().state_dict(), "optimizer": torch.zeros(1)})
-    assert weights.newest_version == 1
-
-
 def test_weights_that_require_a_gradient_can_be_published(weights):
     source = Mixed(1.0)
     weights.publish(dict(source.named_parameters()) | dict(source.named_buffers()))
@@ -187,3 +182,58 @@ def test_a_policy_without_weights_is_allowed():
     weights.exchange()
     assert weights.load(nn.Identity(), -1) == 1
     arena.close()
+
+
+def changed(name: str, value: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Weights that are all ones, but for one entry."""
+    state = Mixed(1.0).state_dict()
+    assert name in state
+    return state | {name: value}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("scalar", torch.ones(1), r"'scalar' has shape \(1,\); \(\) is needed"),
+        ("brain", torch.ones(1), r"'brain' has shape \(1,\); \(7,\) is needed"),
+        ("picture.bias", [0.0] * 8, "'picture.bias' has shape list"),
+        ("count", torch.tensor(1.0), "'count' is torch.float32, which torch.int64 cannot hold"),
+        ("scalar", torch.tensor(1j), "'scalar' is torch.complex64"),
+        ("scalar", torch.tensor(torch.inf), "'scalar' is not finite: 1 of its 1 elements"),
+        ("brain", torch.tensor([1.0] * 5 + [torch.nan, -torch.inf]), "'brain' .* 2 of its 7"),
+        ("transposed", torch.full((5, 4), torch.nan), "'transposed' .* 20 of its 20"),
+    ],
+    ids=["one", "broadcast", "list", "fraction", "complex", "infinity", "parameter", "buffer"],
+)
+def test_weights_that_do_not_fit_are_refused_by_name_and_change_nothing(
+    weights, name, value, message
+):
+    weights.publish(Mixed(2.0).state_dict())
+    with pytest.raises(ConfigurationError, match=message):
+        weights.publish(changed(name, value))
+    weights.exchange()
+    replica = Mixed(5.0)
+    assert weights.load(replica, 0) == 1
+    assert same_bits(replica, Mixed(2.0))
+
+
+def test_an_unknown_name_is_refused(weights):
+    with pytest.raises(ConfigurationError, match=r"the weights have 'head\.weight'"):
+        weights.publish(Mixed().state_dict() | {"head.weight": torch.zeros(1)})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("transposed", torch.full((5, 4), -torch.inf)),
+        ("picture.bias", torch.full((8,), 1e30)),
+        ("picture.bias", torch.full((8,), 1e200, dtype=torch.float64) * 1e-200),
+    ],
+    ids=["a mask of -inf", "a large norm", "double precision"],
+)
+def test_weights_that_a_policy_can_act_with_are_taken(weights, name, value):
+    weights.publish(changed(name, value))
+    weights.exchange()
+    replica = Mixed(5.0)
+    weights.load(replica, 0)
+    assert torch.equal(replica.state_dict()[name], value.float())
