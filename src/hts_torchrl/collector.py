@@ -22,7 +22,7 @@ from hts_torchrl.buffers.journal import Journal
 from hts_torchrl.config import CrewConfig, Precision, Recover, StartMethod
 from hts_torchrl.envs.group import CreateEnv, EnvFactory, SeededGroup
 from hts_torchrl.envs.layers import warn_of_statistics
-from hts_torchrl.envs.make_group import make_group
+from hts_torchrl.envs.make_group import make_group, number_of_envs
 from hts_torchrl.errors import ConfigurationError, ProtocolError, WorkerKilled
 from hts_torchrl.inference import PolicyInference
 from hts_torchrl.policy import as_policy
@@ -71,17 +71,18 @@ class HTSCollector(BaseCollector):
     ``step_barrier``, ``start_method`` and timing.
 
     Args:
-        create_env_fn: an environment factory (``AtariEnvs``, ``GymEnvs``), or a function of the
-            environment's index, or a list with one for each environment, returning a
-            ``gymnasium.Env``, a vector environment of ``envs_per_executor``, or a TorchRL
-            ``EnvBase``.
+        create_env_fn: an environment factory (``AtariEnvs``, ``GymEnvs``); or a function returning
+            a ``gymnasium.Env``, a vector environment of ``envs_per_executor``, or a TorchRL
+            ``EnvBase``, which is given the environment's index if it has an argument without a
+            default; or an ``EnvBase``, of which each environment is a copy; or a list with a
+            function or an ``EnvBase`` for each environment.
         policy: a TensorDict policy with one probabilistic module (``ProbabilisticActor``,
             ``ActorValueOperator``, ``hts_torchrl.models.ActorCritic``), or a plain module that maps
             the observation to logits (discrete) or to mean and standard deviation (continuous).
         policy_factory: makes the policy, where it cannot be pickled; instead of ``policy``.
         frames_per_batch: environment steps in a round, ``num_envs * alpha``.
         total_frames: steps in the whole run, rounded up to whole rounds; -1 is endless.
-        num_envs: environments.
+        num_envs: environments; None is the length of a list, and else 16.
         num_actors: actor processes; 0 runs everything in this process, the serial twin.
         envs_per_executor: environments that one executor process steps in lock step.
         delay: 1 collects the next round during the update; 0 only after it (A2C, PPO, PAAC).
@@ -118,7 +119,7 @@ class HTSCollector(BaseCollector):
         policy_factory: Callable[[], nn.Module] | None = None,
         frames_per_batch: int,
         total_frames: int = -1,
-        num_envs: int = 16,
+        num_envs: int | None = None,
         num_actors: int = 1,
         envs_per_executor: int = 1,
         delay: int = 1,
@@ -138,6 +139,7 @@ class HTSCollector(BaseCollector):
         self._crew: Crew | None = None
         self._board: Board | None = None
         self._closed = False
+        num_envs = number_of_envs(create_env_fn, num_envs, first_env)
         self.schedule = Schedule.from_frames(
             frames_per_batch, total_frames=total_frames, num_envs=num_envs, delay=delay
         )

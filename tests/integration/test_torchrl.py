@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from functools import partial
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from torchrl.data import (
     ReplayBuffer,
     SamplerWithoutReplacement,
 )
-from torchrl.envs import GymEnv
+from torchrl.envs import EnvCreator, GymEnv, TransformedEnv
 from torchrl.modules import MLP, ActorValueOperator, ProbabilisticActor, ValueOperator
 from torchrl.objectives import A2CLoss, ClipPPOLoss
 from torchrl.objectives.value import GAE
@@ -194,6 +195,25 @@ def test_torchrls_gym_environments_are_collected_alike_in_processes():
     parallel = play(collect(create, policy, num_actors=1, envs_per_executor=4), perturbed(policy))
     assert serial[0]["action"].shape == (ENVS, STEPS, 2)
     assert digest(parallel) == digest(serial)
+
+
+@pytest.mark.processes
+def test_environments_are_made_in_processes_however_torchrl_lets_users_write_them():
+    """A function without an argument, a partial one, an ``EnvCreator`` and an ``EnvBase``."""
+    create = [
+        lambda: GymEnv("CartPole-v1"),
+        partial(GymEnv, "CartPole-v1"),
+        EnvCreator(lambda: GymEnv("CartPole-v1")),
+        TransformedEnv(GymEnv("CartPole-v1")),
+    ]
+    create[-1].reset()
+    policy = policy_for(create).get_policy_operator()
+    settings = {"rounds": 1, "num_envs": None}
+    serial = play(collect(create, policy, **settings))
+    parallel = play(collect(create, policy, num_actors=1, envs_per_executor=4, **settings))
+    assert serial[0]["observation"][:, 0].unique(dim=0).shape == (4, 4)
+    assert digest(parallel) == digest(serial)
+    assert not create[-1].is_closed
 
 
 @pytest.mark.processes

@@ -143,6 +143,18 @@ class TestBatches:
         assert batch["next", "vector"][:, :, 1].tolist() == [[1, 2, 3]] * 4
 
 
+def test_a_list_gives_the_number_of_environments():
+    makers = [lambda place=place: CoordinateEnvs()(10 * place) for place in range(3)]
+    (batch, *_) = play(collect(create=makers, num_envs=None))
+    assert batch["observation"][:, 0, 0].tolist() == [0, 10, 20]
+
+
+def test_environments_of_other_executors_must_be_alike():
+    makers = [CoordinateEnvs(), lambda: gymnasium.make("CartPole-v1")]
+    with pytest.raises(ConfigurationError, match=r"environment 1 has .* environment 0 has"):
+        play(collect(create=makers, num_envs=None))
+
+
 def _normalised(index):
     return gymnasium.wrappers.NormalizeReward(
         gymnasium.wrappers.NormalizeObservation(CoordinateEnvs()(index))

@@ -18,7 +18,7 @@ from hts_torchrl.errors import ConfigurationError
 
 Array: TypeAlias = np.ndarray[Any, Any]
 Observation: TypeAlias = dict[Key, Array]
-CreateEnv: TypeAlias = Callable[[int], Any] | Sequence[Callable[[int], Any]]
+CreateEnv: TypeAlias = Callable[..., Any] | Sequence[Callable[..., Any]]
 
 
 @dataclass

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import inspect
+from collections.abc import Sequence
+from functools import partial
+from inspect import Parameter
 from typing import Any
 
+import cloudpickle
+
+from hts_torchrl.config import CrewConfig
 from hts_torchrl.envs.group import CreateEnv, EnvFactory, EnvGroup, called
 from hts_torchrl.envs.gym import SerialGroup, VectorGroup
+from hts_torchrl.envs.layers import is_a
 from hts_torchrl.errors import ConfigurationError
 
 
@@ -16,9 +24,11 @@ def make_group(
     """Make the group of the environments ``indices``, from whatever the user gave.
 
     Args:
-        create_env_fn: an ``EnvFactory``; or a function of the environment's index, or a list with
-            one such function for each environment, returning a ``gymnasium.Env``, a TorchRL
-            ``EnvBase`` or a vector environment with as many environments as ``indices``.
+        create_env_fn: an ``EnvFactory``; a function returning a ``gymnasium.Env``, a TorchRL
+            ``EnvBase`` or a vector environment with as many environments as ``indices``, which is
+            given the environment's index if it has an argument without a default; a TorchRL
+            ``EnvBase``, which is copied; or a list with a function or an ``EnvBase`` for each
+            environment.
         indices: global indices of the environments.
         render: whether :meth:`EnvGroup.render` will be called.
 
@@ -27,37 +37,134 @@ def make_group(
     """
     if isinstance(create_env_fn, EnvFactory):
         return create_env_fn.group(indices, render=render)
-    if isinstance(create_env_fn, Sequence):
-        if max(indices) >= len(create_env_fn):
+    envs: list[Any] = []
+    try:
+        for index, maker in zip(indices, _makers(create_env_fn, indices), strict=True):
+            envs.append(_make(maker, index))
+            if is_a(envs[0], "gymnasium.VectorEnv"):
+                break
+        if len(envs) < len(indices) and _is_list(create_env_fn):
             raise ConfigurationError(
-                f"create_env_fn lists {len(create_env_fn)} environments, but environment "
-                f"{max(indices)} is wanted: give one function each, or lower num_envs"
+                "create_env_fn is a list, which has a function for each environment, but the first "
+                "returned a vector environment: give one function instead, or single environments"
             )
-        makers = [create_env_fn[index] for index in indices]
-    elif callable(create_env_fn):
-        makers = [create_env_fn] * len(indices)
-    else:
+        return _group(envs, indices)
+    except BaseException:
+        for env in envs:
+            with contextlib.suppress(Exception):  # what was raised first is told
+                env.close()
+        raise
+
+
+def number_of_envs(
+    create_env_fn: CreateEnv | EnvFactory, num_envs: int | None, first_env: int = 0
+) -> int:
+    """Return how many environments there are: as many as a list has, or else as many as asked for.
+
+    Args:
+        create_env_fn: what makes them.
+        num_envs: what was asked for; None is the length of a list, and else 16.
+        first_env: index in the list of the first of them; a list may then be that of all ranks.
+
+    Raises:
+        ConfigurationError: if a list has another number.
+    """
+    if not _is_list(create_env_fn):
+        return CrewConfig.num_envs if num_envs is None else num_envs
+    listed = len(create_env_fn) - first_env  # type: ignore[arg-type]
+    number = listed if num_envs is None else num_envs
+    if number < 1 or number > listed or (number < listed and first_env == 0):
         raise ConfigurationError(
-            f"create_env_fn is a {type(create_env_fn).__name__}; a function of the environment's "
-            "index, or a list of such functions, is needed"
+            f"create_env_fn lists {listed} environments from first_env={first_env} on, but "
+            f"num_envs={num_envs}: give one function each, and leave num_envs out"
         )
-    first = _make(makers[0], indices[0])
-    kinds = {base.__module__.split(".")[0] + "." + base.__name__ for base in type(first).__mro__}
-    if "gymnasium.VectorEnv" in kinds:
-        return VectorGroup(first, indices)
-    rest = [_make(maker, index) for maker, index in zip(makers[1:], indices[1:], strict=True)]
-    if "gymnasium.Env" in kinds:
-        return SerialGroup([first, *rest], indices)
-    if "torchrl.EnvBase" in kinds:
-        from hts_torchrl.envs.torchrl import EnvBaseGroup  # noqa: PLC0415 - it imports torch
-
-        return EnvBaseGroup([first, *rest], indices)
-    raise ConfigurationError(
-        f"create_env_fn returned a {type(first).__name__}; a gymnasium.Env, a gymnasium VectorEnv "
-        "or a TorchRL EnvBase is needed"
-    )
+    return number
 
 
-def _make(maker: Callable[[int], Any], index: int) -> Any:  # noqa: ANN401
+def _is_list(create_env_fn: object) -> bool:
+    return isinstance(create_env_fn, Sequence) and not isinstance(create_env_fn, str)
+
+
+def _makers(create_env_fn: Any, indices: Sequence[int]) -> list[Any]:  # noqa: ANN401
+    if not _is_list(create_env_fn):
+        return [create_env_fn] * len(indices)
+    if max(indices) >= len(create_env_fn):
+        raise ConfigurationError(
+            f"create_env_fn lists {len(create_env_fn)} environments, but environment "
+            f"{max(indices)} is wanted: give one function each, or lower num_envs"
+        )
+    return [create_env_fn[index] for index in indices]
+
+
+def _make(maker: Any, index: int) -> Any:  # noqa: ANN401
+    kind = type(maker).__name__
+    if is_a(maker, "torchrl.EnvBase"):
+        return _copy(maker, kind)
+    if is_a(maker, "gymnasium.Env") or is_a(maker, "gymnasium.VectorEnv"):
+        raise ConfigurationError(
+            f"create_env_fn is a {kind}, which is one environment; give a function that makes it: "
+            "`lambda: gymnasium.make(...)`"
+        )
+    if not callable(maker):
+        hint = f": GymEnvs({maker!r}) makes it" if isinstance(maker, str) else ""
+        raise ConfigurationError(
+            f"create_env_fn is a {kind}; a function that returns an environment, a TorchRL "
+            f"EnvBase, or a list of these, is needed{hint}"
+        )
     with called("create_env_fn", index):
-        return maker(index)
+        return maker(index) if _takes_index(maker) else maker()
+
+
+def _copy(env: Any, kind: str) -> Any:  # noqa: ANN401
+    if env.batch_size:
+        raise ConfigurationError(
+            f"create_env_fn is a {kind} of batch size {tuple(env.batch_size)}; give the function "
+            "that makes one of its environments, and num_envs: the collector does the batching"
+        )
+    try:
+        return cloudpickle.loads(cloudpickle.dumps(env))
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        raise ConfigurationError(
+            f"create_env_fn is a {kind} that cannot be copied ({type(error).__name__}: {reason}); "
+            f"give a function that makes it: `lambda: {kind}(...)`"
+        ) from error
+
+
+def _takes_index(maker: Any) -> bool:  # noqa: ANN401
+    """Return whether a function wants an argument: one with a default keeps it, as in TorchRL."""
+    call = maker if isinstance(maker, partial) else partial(maker)
+    if isinstance(call.func, type) and type(call.func).__call__ is not type.__call__:
+        # The signature would be that of the metaclass, as TorchRL's environments have one.
+        call = partial(call.func.__init__, None, *call.args, **call.keywords)  # type: ignore[misc]
+    try:
+        parameters = inspect.signature(call).parameters.values()
+    except ValueError:  # written in C
+        return True
+    positional = (
+        Parameter.POSITIONAL_ONLY,
+        Parameter.POSITIONAL_OR_KEYWORD,
+        Parameter.VAR_POSITIONAL,
+    )
+    first = next((each for each in parameters if each.kind in positional), None)
+    return first is not None and first.default is Parameter.empty
+
+
+def _group(envs: list[Any], indices: Sequence[int]) -> EnvGroup:
+    """Make the group of the kind that all of them are."""
+    kinds = ("gymnasium.VectorEnv", "gymnasium.Env", "torchrl.EnvBase")
+    kind = next((kind for kind in kinds if is_a(envs[0], kind)), None)
+    for env in envs:
+        if kind is None or not is_a(env, kind):
+            wanted = "a gymnasium.Env, a gymnasium VectorEnv or a TorchRL EnvBase"
+            alike = f"another {kind}, as the first is," if kind else wanted
+            raise ConfigurationError(
+                f"create_env_fn returned a {type(env).__name__}; {alike} is needed"
+            )
+    if kind == "gymnasium.VectorEnv":
+        return VectorGroup(envs[0], indices)
+    if kind == "gymnasium.Env":
+        return SerialGroup(envs, indices)
+    from hts_torchrl.envs.torchrl import EnvBaseGroup  # noqa: PLC0415 - it imports torch
+
+    return EnvBaseGroup(envs, indices)
