@@ -17,16 +17,24 @@ import imageio
 import torch
 from jsonargparse import set_parsing_settings
 from lightning.fabric.plugins import CheckpointIO
+from lightning.fabric.utilities.cloud_io import get_filesystem
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint, TQDMProgressBar
+from lightning.pytorch.callbacks import Callback, ProgressBar, TQDMProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from omegaconf.errors import OmegaConfBaseException
 
 from hts_torchrl.advisor import Advisor
-from hts_torchrl.callbacks import LearningCurve, RoundTrace, StopTogether, TrainingStatistics
+from hts_torchrl.callbacks import (
+    BestCheckpoint,
+    LastCheckpoint,
+    LearningCurve,
+    RoundTrace,
+    StopTogether,
+    TrainingStatistics,
+)
 from hts_torchrl.callbacks.stop_together import end_at_once, leave_together
 from hts_torchrl.checkpoints import DurableCheckpointIO, whole_checkpoint
 from hts_torchrl.config_files import expand_configs
@@ -264,14 +272,16 @@ class HTSCommandLine(LightningCLI):
         settings = self._get(self.config_init, "trainer")
         given = settings["callbacks"] or []
         given = given if isinstance(given, list) else [given]
-        callbacks = [*given, TrainingStatistics(), LearningCurve()]
+        last = None if settings["enable_checkpointing"] is False else LastCheckpoint()
+        ours: list[Callback] = [TrainingStatistics(), LearningCurve(), StopTogether(last)]
         trace = self._get(self.config_init, "trace")
         if trace is not None:
-            callbacks.append(RoundTrace(trace))
-        checkpoints = [] if settings["enable_checkpointing"] is False else _last_and_best()
-        callbacks += [StopTogether(*checkpoints[:1]), *checkpoints]
+            ours.append(RoundTrace(trace))
+        if last is not None:
+            ours += [last, BestCheckpoint()]
         if settings["enable_progress_bar"] is not False:
-            callbacks.append(TQDMProgressBar(refresh_rate=20))
+            ours.append(TQDMProgressBar(refresh_rate=20))
+        callbacks = [*given, *(each for each in ours if not _given(each, given))]
         if settings["logger"] in (None, True):  # made here, so that --name decides to the last
             name = self._get(self.config_init, "name")
             kwargs["logger"] = [TensorBoardLogger("runs", name), CSVLogger("runs", name)]
@@ -285,9 +295,9 @@ class HTSCommandLine(LightningCLI):
             raise ConfigurationError(str(error)) from error
         if trainer.world_size > 1:
             end_at_once(trainer.local_rank)
-        elif checkpoints:
+        elif last is not None:
             # Of several ranks, one that failed alone would wait for the others to save with it.
-            checkpoints[0].save_on_exception = True
+            last.save_on_exception = True
         # Each logger looks for a free version, so all must look before the first makes its folder.
         for logger in trainer.loggers:
             _ = logger.version
@@ -352,9 +362,10 @@ class HTSCommandLine(LightningCLI):
         if score is not None:
             lines.append(f"final score:    {float(score):.2f} (mean of the last evaluation)")
         for checkpoint in self.trainer.checkpoint_callbacks:
-            if isinstance(checkpoint, ModelCheckpoint) and checkpoint.best_model_path:
-                label = "best:" if checkpoint.monitor else "checkpoint:"
-                lines.append(f"{label:15} {checkpoint.best_model_path}")
+            path = getattr(checkpoint, "best_model_path", "")
+            if path and get_filesystem(path).exists(path):
+                label = "best:" if getattr(checkpoint, "monitor", None) else "checkpoint:"
+                lines.append(f"{label:15} {path}")
         lines.append(f"log:            {directory}")
         lines += [
             f"learning curve: {callback.path}"
@@ -369,14 +380,10 @@ class HTSCommandLine(LightningCLI):
         print("\n".join(lines))  # noqa: T201
 
 
-def _last_and_best() -> list[ModelCheckpoint]:
-    """Make two callbacks, because save_last writes no evaluation that is not the best so far."""
-    return [
-        ModelCheckpoint(filename="last", enable_version_counter=False),
-        ModelCheckpoint(
-            monitor="eval/score", mode="max", filename="best", enable_version_counter=False
-        ),
-    ]
+def _given(default: Callback, given: Sequence[Callback]) -> bool:
+    """Return whether the user's callbacks stand for one of ours."""
+    kind = ProgressBar if isinstance(default, ProgressBar) else type(default)
+    return any(isinstance(each, kind) for each in given)
 
 
 def _is_checkpoint(path: str) -> bool:

@@ -28,7 +28,7 @@ from hts_torchrl import (
     HTSCollector,
     make_actor_critic,
 )
-from hts_torchrl.callbacks import LearningCurve, TrainingStatistics
+from hts_torchrl.callbacks import LastCheckpoint, LearningCurve, TrainingStatistics
 from hts_torchrl.envs.atari import AtariGroup
 from hts_torchrl.envs.make_group import make_group
 from hts_torchrl.errors import ReplayError
@@ -282,6 +282,61 @@ def test_an_evaluation_that_was_cut_off_is_played_again(tmp_path):
     assert interrupted(tmp_path, "A2C", moment="validation", part=3, **stopped) == 1
     run = train("A2C", tmp_path, tmp_path / "stopped.ckpt", **settings)
     assert run.ends_like(whole)
+
+
+class StopAfter(Callback):
+    """Asks the Trainer to stop, as EarlyStopping and Timer do."""
+
+    def __init__(self, part: int) -> None:
+        self.part = part
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):  # noqa: ARG002
+        trainer.should_stop |= batch_idx == self.part
+
+
+ENDED = {
+    "A2C by max_steps": ("A2C", {"max_steps": 3}),
+    "PPO by max_steps": ("PPO", {"max_steps": 12}),
+    "PPO by max_steps within a round": ("PPO", {"max_steps": 10}),
+    "A2C by max_steps with an evaluation": ("A2C", {"max_steps": 4, "limit_val_batches": 1}),
+    "A2C by a callback": ("A2C", {"stop_after": 2}),
+    "PPO by a callback, which evaluates": ("PPO", {"stop_after": 10, "limit_val_batches": 1}),
+}
+
+
+def fit(learner: str, folder: Path, ckpt_path=None, callbacks=(), **settings):
+    """Train without a schedule, which is another in a run of another length."""
+    torch.manual_seed(0)
+    module = {"A2C": A2C(learning_rate=0.01), "PPO": PPO(epochs=2, minibatches=2)}[learner]
+    data = cartpole(ROUNDS, env=CARTPOLE, evaluation_frames=64, evaluation_episodes=2)
+    statistics = TrainingStatistics()
+    saves = {"enable_checkpointing": bool(callbacks), "default_root_dir": folder}
+    watch = watched_fit(
+        module, data, ckpt_path, callbacks=[statistics, *callbacks], **saves, **settings
+    )
+    return watch, without_time(statistics.state_dict())
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("undisturbed")
+    return {learner: fit(learner, folder) for learner in ("A2C", "PPO")}
+
+
+@pytest.mark.parametrize("how", ENDED)
+def test_training_that_was_ended_early_goes_on_from_last_ckpt_with_the_same_bits(
+    how, undisturbed, tmp_path
+):
+    learner, settings = ENDED[how][0], dict(ENDED[how][1])
+    stop = StopAfter(settings.pop("stop_after", -1))
+    fit(learner, tmp_path, None, [LastCheckpoint(str(tmp_path)), stop], **settings)
+    whole, counted = undisturbed[learner]
+    resumed, counted_again = fit(learner, tmp_path, tmp_path / "last.ckpt")
+    rounds = len(resumed.rounds)
+    assert 0 < rounds < ROUNDS
+    assert digest(resumed.rounds) == digest(whole.rounds[-rounds:])
+    assert torch.equal(resumed.final_weights, whole.final_weights)
+    assert counted == counted_again
 
 
 # The collector alone.

@@ -110,6 +110,27 @@ class TestFit:
         assert "trace.json" not in str(files(tmp_path))
         assert "round_index=-1 of a trace" in refused(capsys, "fit", *CARTPOLE, *A2C, "--trace=-1")
 
+    @pytest.mark.parametrize(
+        ("setting", "updates"),
+        [
+            ("max_steps=2", 2),
+            ("check_val_every_n_epoch=2", 3),
+            ("limit_val_batches=0", 3),
+            ("limit_train_batches=1", 1),
+        ],
+    )
+    def test_leaves_last_ckpt_however_it_ends_and_names_only_what_is_there(
+        self, setting, updates, tmp_path, monkeypatch, capsys
+    ):
+        monkeypatch.chdir(tmp_path)
+        run("fit", *CARTPOLE, *A2C, "--data.evaluation_frames=96", f"--trainer.{setting}")
+        told = dict(line.split(":", 1) for line in capsys.readouterr().out.splitlines())
+        last = Path(told["checkpoint"].strip())
+        assert last.name == "last.ckpt"
+        assert torch.load(last, weights_only=True)["updates"] == updates
+        for name in told.keys() - {"final score"}:
+            assert Path(told[name].strip()).exists()
+
     def test_goes_on_from_a_checkpoint(self, run_directory):
         best = str(run_directory / "checkpoints" / "best.ckpt")
         run("fit", *CARTPOLE, *PPO, "--name=resumed", f"--ckpt_path={best}")

@@ -93,7 +93,7 @@ class TestSettings:
         line = made("fit", *CARTPOLE, *A2C, "--trainer.callbacks=LearningRateMonitor")
         names = {type(callback).__name__ for callback in line.trainer.callbacks}
         assert {"LearningRateMonitor", "TrainingStatistics", "LearningCurve"} <= names
-        assert "ModelCheckpoint" in names
+        assert {"LastCheckpoint", "BestCheckpoint"} <= names
 
     def test_checkpoints_can_be_switched_off(self, made):
         line = made("fit", *CARTPOLE, *A2C, "--trainer.enable_checkpointing=false")

@@ -55,7 +55,8 @@ class TrainingStatistics(Callback):
         self._started_s = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
-        """Start the clock."""
+        """Start the clock; what is measured from now on is compared with now."""
+        self._marks = {"frames": self.frames, "rounds": self._rounds, "seconds": self._earlier_s}
         self._resume()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002

@@ -161,6 +161,8 @@ class Learner(LightningModule):
     def before_round(self) -> None:
         """Take note of where the run is: all of the last round is done, nothing of the next."""
         self._shield.lower()
+        # Lightning's count of logged steps is one off after many a resume; it is this one.
+        self.trainer.fit_loop.epoch_loop._batches_that_stepped = self.trainer.global_step
         steps = self.parts_per_round // self.trainer.accumulate_grad_batches
         self._round_start = RoundStart(self.trainer, copy_optimizers=steps > 1)
 
@@ -329,6 +331,12 @@ class Learner(LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Keep the number of updates; and before a round that was cut off, all as it was then."""
         checkpoint["updates"] = self.updates
+        loop = self.trainer.fit_loop
+        if loop.batch_idx + 1 < loop.max_batches:
+            # max_steps or max_time ended it: Lightning counts a whole epoch, and would not go on.
+            epoch = checkpoint["loops"]["fit_loop"]["epoch_progress"]
+            for count in (epoch["total"], epoch["current"]):
+                count["processed"] = count["completed"] = max(0, count["started"] - 1)
         if self._round_open:
             assert self.policy is not None
             named = self.policy.named_parameters(prefix="policy")

@@ -1,0 +1,45 @@
+"""The two checkpoints of a run: ``last.ckpt`` and, by the evaluations' score, ``best.ckpt``."""
+
+from __future__ import annotations
+
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+
+class LastCheckpoint(ModelCheckpoint):
+    """Writes ``last.ckpt`` after each evaluation, and at the end of training if more was learned.
+
+    A class of its own, so that a ``ModelCheckpoint`` of the user's can be saved beside it.
+
+    Args:
+        dirpath: folder; None is ``checkpoints`` in the Trainer's log directory.
+    """
+
+    def __init__(self, dirpath: str | None = None) -> None:
+        # Apart from the best: save_last writes no evaluation that is not the best so far.
+        super().__init__(
+            dirpath, filename="last", enable_version_counter=False, save_on_train_epoch_end=False
+        )
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
+        """Save what was learned since the last evaluation, however training ended."""
+        if not self._should_skip_saving_checkpoint(trainer):
+            self._save_topk_checkpoint(trainer, self._monitor_candidates(trainer))
+
+
+class BestCheckpoint(ModelCheckpoint):
+    """Writes ``best.ckpt`` after each evaluation whose ``eval/score`` is the highest so far.
+
+    Args:
+        dirpath: folder; None is ``checkpoints`` in the Trainer's log directory.
+    """
+
+    def __init__(self, dirpath: str | None = None) -> None:
+        super().__init__(
+            dirpath,
+            filename="best",
+            monitor="eval/score",
+            mode="max",
+            enable_version_counter=False,
+            save_on_train_epoch_end=False,
+        )
