@@ -41,14 +41,16 @@ class TestExactlyOneBehind:
 
     @pytest.mark.parametrize("delay", [0, 1])
     def test_a_round_was_collected_by_the_weights_of_its_version(self, delay):
-        watch = watched_fit(SGDA2C(fresh_policy(), learning_rate=0.5), cartpole(5, delay=delay))
+        """In a run so long that weights which arrive late only once would be seen."""
+        learner = SGDA2C(fresh_policy(), learning_rate=0.02)
+        watch = watched_fit(learner, cartpole(40, delay=delay))
         for batch, version in zip(watch.rounds, watch.versions, strict=True):
             policy = loaded(watch.round_weights[version])
             expected = policy.get_value_operator()(batch.select("observation"))["state_value"]
             torch.testing.assert_close(batch["state_value"], expected)
-            other = loaded(watch.round_weights[version + 1 if version < 4 else 0])
+            other = loaded(watch.round_weights[version - 1 if version else 1])
             differs = other.get_value_operator()(batch.select("observation"))["state_value"]
-            assert not torch.allclose(batch["state_value"], differs)
+            assert (batch["state_value"] - differs).abs().max() > 1e-4
 
 
 @pytest.fixture

@@ -37,6 +37,16 @@ def test_a_category_is_decided_by_where_the_draw_falls():
     assert actions.tolist() == [0, 2, 2, 3, 3]
 
 
+def test_a_draw_on_the_border_of_two_categories_takes_the_second():
+    dist = d.Categorical(torch.tensor([[0.5, 0.0, 0.5]]))
+    assert sample(dist, torch.tensor([[0.5]], dtype=torch.float64)).tolist() == [2]
+
+
+def test_a_rare_category_is_not_lost_in_the_rounding_of_float32():
+    dist = d.Categorical(torch.tensor([[0.5, 1e-9, 0.5]]))
+    assert sample(dist, torch.tensor([[0.5 + 2e-10]], dtype=torch.float64)).tolist() == [1]
+
+
 @pytest.mark.parametrize(
     "probs", [[0.0, 1.0, 0.0], [0.5, 0.0, 0.5], [1.0, 0.0, 0.0], [0.0, 0.0, 1.0], [0.3, 0.7, 0.0]]
 )

@@ -157,6 +157,13 @@ class TestRows:
         assert one.plus(np.array([4])).last(3).tolist() == [1, 2, 4]
         assert other.last(2).tolist() == [1, 3]
 
+    def test_two_may_grow_from_one_that_has_room_left(self):
+        first = Rows(np.array([1])).plus(np.array([2]))
+        assert len(first._memory.array) == 4
+        one, other = first.plus(np.array([3])), first.plus(np.array([4]))
+        assert one.last(3).tolist() == [1, 2, 3]
+        assert other.last(3).tolist() == [1, 2, 4]
+
     def test_the_type_stays(self):
         assert Rows(np.array([1], np.uint8)).plus(np.array([2])).last(2).dtype == np.uint8
 
