@@ -59,7 +59,8 @@ def flat(policy: nn.Module) -> Tensor:
 
 def flat_gradient(policy: nn.Module) -> Tensor:
     """All gradients as one vector."""
-    return torch.cat([p.grad.flatten() for p in policy.parameters()]).clone()
+    gradients = [p.grad for p in policy.parameters() if p.requires_grad]
+    return torch.cat([gradient.flatten() for gradient in gradients]).clone()
 
 
 class Watch(Callback):

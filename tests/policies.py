@@ -7,6 +7,7 @@ import random
 import signal
 import time
 
+import numpy as np
 import torch
 from tensordict.nn import (
     ProbabilisticTensorDictModule,
@@ -16,6 +17,8 @@ from tensordict.nn import (
 from torch import nn
 from torch.distributions import Categorical
 
+from hts_torchrl import ActorCritic
+from hts_torchrl.envs.group import EnvFactory
 from tests.fakes import NUM_ACTIONS
 
 VERSION_UNIT = 2**16
@@ -100,3 +103,72 @@ def echo_weights(version: int) -> dict[str, torch.Tensor]:
     """Weights of :func:`echo_policy` that name their version."""
     name = next(iter(echo_policy().state_dict()))
     return {name: torch.tensor(float(version))}
+
+
+class Trunk(nn.Sequential):
+    """Two layers of 16 features, and ``extra`` between them."""
+
+    out_features = 16
+
+    def __init__(self, in_features: int, extra: nn.Module) -> None:
+        super().__init__(nn.Linear(in_features, 16), nn.Tanh(), extra, nn.Linear(16, 16), nn.Tanh())
+
+
+def policy_with(extra: nn.Module, envs: EnvFactory, *, frozen: bool = False) -> ActorCritic:
+    """An actor-critic with a layer of the caller's in its trunk, and the same weights each time.
+
+    Args:
+        extra: between two layers of 16 features.
+        envs: whose observations and actions it has.
+        frozen: whether the first layer is not trained.
+    """
+    group = envs.group([0])
+    group.close()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        trunk = Trunk(group.spec.observations["observation"].shape[0], extra)
+        policy = ActorCritic(trunk, group.spec)
+    trunk[0].requires_grad_(not frozen)
+    return policy
+
+
+class Noise(nn.Module):
+    """Adds noise of a generator of the whole process, in one of the two modes."""
+
+    def __init__(self, generator: str, *, learning: bool) -> None:
+        super().__init__()
+        self.generator, self.learning = generator, learning
+
+    def forward(self, features):
+        if self.training is not self.learning:
+            return features
+        draw = {
+            "torch": torch.rand,
+            "numpy": np.random.rand,
+            "python": _python_draws,
+        }
+        return features + torch.as_tensor(draw[self.generator](len(features), 1)).float()
+
+
+def _python_draws(*shape):
+    return [[random.random() for _ in range(shape[1])] for _ in range(shape[0])]
+
+
+class LateNoise(nn.Module):
+    """Adds noise of numpy's global generator in train mode, from the sixth pass on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.passes = 0
+
+    def forward(self, features):
+        self.passes += self.training
+        draw = np.random.rand if self.passes > 5 else np.zeros
+        return features + torch.as_tensor(draw(1)).float()
+
+
+class LateNoiseTrunk(Trunk):
+    """To be named on the command line."""
+
+    def __init__(self, shape) -> None:
+        super().__init__(shape[0], LateNoise())

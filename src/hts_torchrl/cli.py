@@ -165,6 +165,8 @@ class HTSTrainer(Trainer):
     ) -> None:
         """Train twice from the start and compare every bit; exit status 1 if one differs.
 
+        A module that draws from numpy's or Python's global generator is refused by its name.
+
         The first training has the crew that is configured, the second is the serial twin in this
         process (or, where that is configured, the first has one actor).
 
@@ -180,10 +182,11 @@ class HTSTrainer(Trainer):
         if model.policy is None:
             model.build_policy(datamodule.env_spec)
         num_actors = max(1, datamodule.crew.num_actors)
-        mine = record(model, datamodule.for_trial(updates, num_actors=num_actors), self)
+        trial = datamodule.for_trial(updates, num_actors=num_actors, debug=True)
+        mine = record(model, trial, self)
         if manifest is None:
             name = "the serial twin"
-            other = record(model, datamodule.for_trial(updates, num_actors=0), self)
+            other = record(model, datamodule.for_trial(updates, num_actors=0, debug=True), self)
         elif (path := Path(manifest)).exists():
             name, other = manifest, Manifest.read(path)
         else:

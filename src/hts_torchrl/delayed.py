@@ -10,11 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 
 class DelayedGradient:
     """Puts behaviour weights into a module for a while, by value.
+
+    The module's buffers that belong to its weights can be exchanged in the same way.
 
     Values are exchanged and never the parameters themselves: optimisers, distributed hooks and
     compiled graphs hold on to the parameters.
@@ -28,8 +30,8 @@ class DelayedGradient:
         delayed.end_round()             # theta_j becomes the behaviour of the next round
     """
 
-    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
-        self.parameters: list[Tensor] = [p for p in parameters if p.requires_grad]
+    def __init__(self, parameters: Iterable[Tensor]) -> None:
+        self.parameters: list[Tensor] = list(parameters)
         self.behaviour: list[Tensor] = [p.detach().clone() for p in self.parameters]
         self.newest: list[Tensor] = [p.detach().clone() for p in self.parameters]
 
@@ -42,17 +44,17 @@ class DelayedGradient:
     @torch.no_grad()
     def begin_round(self) -> None:
         """Remember the newest weights, theta_j."""
-        torch._foreach_copy_(self.newest, self.parameters)
+        _copy(self.newest, self.parameters)
 
     @torch.no_grad()
     def load_behaviour(self) -> None:
         """Put theta_{j-1} into the parameters."""
-        torch._foreach_copy_(self.parameters, self.behaviour)
+        _copy(self.parameters, self.behaviour)
 
     @torch.no_grad()
     def restore_newest(self) -> None:
         """Put theta_j back into the parameters; gradients stay."""
-        torch._foreach_copy_(self.parameters, self.newest)
+        _copy(self.parameters, self.newest)
 
     @torch.no_grad()
     def add_displacement(self) -> None:
@@ -65,3 +67,8 @@ class DelayedGradient:
     def end_round(self) -> None:
         """Make theta_j the behaviour weights of the next round."""
         self.behaviour, self.newest = self.newest, self.behaviour
+
+
+def _copy(targets: list[Tensor], sources: list[Tensor]) -> None:
+    if targets:  # torch refuses to copy nothing
+        torch._foreach_copy_(targets, sources)

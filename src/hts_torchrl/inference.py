@@ -15,9 +15,20 @@ from torch.distributions import Categorical
 from hts_torchrl.config import ArraySpec, EnvSpec, Key, Precision
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.policy import Evaluation, evaluate, probabilistic_module
+from hts_torchrl.policy_probe import (
+    OTHERS,
+    TORCH,
+    described,
+    differ,
+    drawing_modules,
+    noting_draws,
+    varying_modules,
+)
 from hts_torchrl.sampling import RowDistribution, mode, sample
 
 Array = np.ndarray[Any, Any]
+
+_CHANCE = "chance must come from the policy's distribution"
 
 
 class PolicyInference:
@@ -126,17 +137,19 @@ class PolicyInference:
         """Return shape and dtype of each answer, without the row dimension.
 
         Raises:
-            ConfigurationError: if the policy cannot read the observation, or its action is not what
-                the environment accepts.
+            ConfigurationError: if the policy cannot read the observation, its action is not what
+                the environment accepts, or more than observation and draw decide its answer.
         """
         try:
-            tensors, result = self._pass(greedy=False)
+            with noting_draws((*TORCH, *OTHERS)) as drawn:
+                tensors, result = self._pass(greedy=False)
         except RuntimeError as error:  # torch's word for shapes and types that do not fit
             observations = {str(key): tuple(rows.shape[1:]) for key, rows in self._inputs.items()}
             raise ConfigurationError(
                 f"the policy does not fit the environment (observations of shape {observations}, "
                 f"actions of shape {self._action.array.shape}): {error}"
             ) from error
+        self._refuse_chance(drawn, result)
         answers = {key: value.cpu().numpy() for key, value in tensors.items()}
         specs = {key: ArraySpec(value.shape[1:], value.dtype) for key, value in answers.items()}
         wanted = self._action.array.shape
@@ -152,6 +165,29 @@ class PolicyInference:
                 f"{most} ({self._action.kind})"
             )
         return specs
+
+    def _refuse_chance(self, drawn: Sequence[str], first: Evaluation) -> None:
+        """Refuse a policy whose answers depend on who gives them, and when."""
+        for generator in drawn:
+            # Asked again, because another thread may have drawn.
+            modules = drawing_modules(self.policy, self._run_again, generator)
+            if modules:
+                raise ConfigurationError(
+                    f"the policy draws from {generator} in eval mode, in "
+                    f"{described(self.policy, modules)}: an "
+                    f"action would depend on which actor chose it; {_CHANCE}"
+                )
+        _, second = self._pass(greedy=False)
+        if differ(_written(first), _written(second)):
+            modules = varying_modules(self.policy, self._run_again)
+            raise ConfigurationError(
+                "in eval mode the policy answers the same observation differently when asked again"
+                f" (look at {described(self.policy, modules or [''])}): an action would depend on "
+                f"which actor chose it; {_CHANCE}, and memory must be in the observation"
+            )
+
+    def _run_again(self, _: nn.Module) -> None:
+        self._pass(greedy=False)
 
     def depends_on_row_alone(self, trials: int = 8) -> bool:
         """Return whether a row keeps its bits at another place, and among other rows.
@@ -181,11 +217,8 @@ class PolicyInference:
 
     def _everything(self) -> list[Tensor]:
         answers, result = self._pass(greedy=False)
-        written = result.written
-        if isinstance(written, TensorDictBase):
-            written = dict(written.items(include_nested=True, leaves_only=True))
         # Clones, because the inputs are among them and are about to be rolled.
-        return [value.clone() for value in (*answers.values(), *written.values())]
+        return [value.clone() for value in (*answers.values(), *_written(result))]
 
     def _rows(self) -> list[Tensor]:
         return [*self._inputs.values(), self._draws]
@@ -203,6 +236,13 @@ class PolicyInference:
     def _roll(self) -> None:
         for value in self._rows():
             value.copy_(value.roll(1, 0))
+
+
+def _written(result: Evaluation) -> list[Tensor]:
+    written = result.written
+    if isinstance(written, TensorDictBase):
+        written = dict(written.items(include_nested=True, leaves_only=True))
+    return list(written.values())
 
 
 def _same_bits(values: Sequence[Tensor], others: Sequence[Tensor]) -> bool:

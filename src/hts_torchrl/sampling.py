@@ -6,7 +6,8 @@ decides anything, and no process-global state (generator, exploration type) is r
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
 import torch
@@ -83,16 +84,32 @@ def _invert(probs: Tensor, draw: Tensor) -> Tensor:
 
 
 def _sample_rows(of_row: RowDistribution, draws: Tensor) -> Tensor:
-    generator = torch.default_generator
-    if draws.is_cuda:
-        generator = torch.cuda.default_generators[draws.device.index or 0]
-    # This generator alone: torch.manual_seed takes 100 times longer and seeds every device.
-    state = generator.get_state()
     actions = []
-    try:
+    with borrowed_generators(draws.device) as seed:
         for row, draw in enumerate(draws):
-            generator.manual_seed(int(draw[:1].view(torch.int64)))
+            seed(int(draw[:1].view(torch.int64)))
             actions.append(of_row(row).sample())
-    finally:
-        generator.set_state(state)
     return torch.cat(actions)
+
+
+@contextlib.contextmanager
+def borrowed_generators(device: torch.device) -> Iterator[Callable[[int], None]]:
+    """Give a function that seeds torch's global generators; they are as before afterwards.
+
+    The CPU's, and the one of ``device`` if that is a GPU.
+    """
+    generators = [torch.default_generator]
+    if device.type == "cuda":
+        generators.append(torch.cuda.default_generators[device.index or 0])
+    states = [generator.get_state() for generator in generators]
+
+    def seed(number: int) -> None:
+        # These alone: torch.manual_seed takes 100 times longer and seeds every device.
+        for generator in generators:
+            generator.manual_seed(number)
+
+    try:
+        yield seed
+    finally:
+        for generator, state in zip(generators, states, strict=True):
+            generator.set_state(state)

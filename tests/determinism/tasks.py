@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
-from hts_torchrl import AtariEnvs, GymEnvs, HTSCollector
+from hts_torchrl import A2C, PPO, AtariEnvs, GymEnvs, HTSCollector, Impala
 from hts_torchrl.envs.make_group import make_group
+from hts_torchrl.learner import Learner
 from hts_torchrl.models import make_actor_critic
 from tests.fakes import CoordinateEnvs, MultiDiscreteEnv
-from tests.policies import echo_policy
+from tests.policies import echo_policy, policy_with
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,54 @@ class Task:
         }
         return kind(self.create_env_fn, self.policy(), **(defaults | settings))
 
+
+# Games of about 20 steps: many end, and start again, within the 48 of a run.
+CARTPOLE = GymEnvs("CartPole-v1", {"max_episode_steps": 20})
+PENDULUM = GymEnvs("Pendulum-v1", {"max_episode_steps": 20})
+
+
+@dataclass(frozen=True)
+class Learning:
+    """What learns, on which environments."""
+
+    make: Callable[..., Learner]
+    env: GymEnvs = CARTPOLE
+    trainer: dict[str, Any] = field(default_factory=dict)
+    make_layer: Callable[[], nn.Module] | None = None
+    """Makes a layer for the trunk of the policy."""
+
+    def learner(self, **settings: Any) -> Learner:
+        """An untrained learner."""
+        if self.make_layer is None:
+            return self.make(**settings)
+        return self.make(policy_with(self.make_layer(), self.env, frozen=True), **settings)
+
+
+DECAYING_A2C = partial(A2C, learning_rate=0.01, learning_rate_decay=True)
+SHORT_PPO = partial(PPO, epochs=2, minibatches=2, learning_rate_decay=True, delayed_step="ratio")
+DISPLACING_PPO = partial(PPO, epochs=2, minibatches=1, delayed_step="displacement")
+CHUNKS = {"accumulate_grad_batches": 2}
+BF16 = {"precision": "bf16-mixed"}
+LEARNINGS = {
+    "A2C": Learning(DECAYING_A2C),
+    "PPO": Learning(SHORT_PPO),
+    "PPO displacement": Learning(DISPLACING_PPO),
+}
+"""What has one mode, no layer that draws, and 32 bits."""
+SPECIAL_LEARNINGS = {
+    "A2C squashed": Learning(partial(DECAYING_A2C, squash=True), PENDULUM),
+    "PPO squashed": Learning(partial(SHORT_PPO, squash=True), PENDULUM),
+    "A2C dropout": Learning(DECAYING_A2C, trainer=CHUNKS, make_layer=nn.Dropout),
+    "PPO dropout": Learning(DISPLACING_PPO, make_layer=nn.Dropout),
+    "A2C normalised": Learning(
+        DECAYING_A2C, trainer=CHUNKS, make_layer=partial(nn.BatchNorm1d, 16)
+    ),
+    "PPO normalised": Learning(SHORT_PPO, make_layer=partial(nn.BatchNorm1d, 16)),
+    "Impala dropout": Learning(Impala, make_layer=nn.Dropout),
+    "A2C bfloat16": Learning(DECAYING_A2C, trainer=BF16),
+    "PPO bfloat16": Learning(partial(SHORT_PPO, squash=True), PENDULUM, BF16 | CHUNKS),
+}
+"""What draws while it learns, has statistics, or computes in two precisions."""
 
 TASKS = {
     "coordinates": Task(CoordinateEnvs(), "echo"),

@@ -32,6 +32,7 @@ from hts_torchrl.callbacks import LastCheckpoint, LearningCurve, TrainingStatist
 from hts_torchrl.envs.atari import AtariGroup
 from hts_torchrl.envs.make_group import make_group
 from hts_torchrl.errors import ReplayError
+from tests.determinism.tasks import CARTPOLE, LEARNINGS, SPECIAL_LEARNINGS
 from tests.fakes import CoordinateEnvs
 from tests.fits import Watch, cartpole, watched_fit
 from tests.runs import digest, perturbed
@@ -44,16 +45,9 @@ pytestmark = [
 ]
 
 ROUNDS = 6
-# Games of about 20 steps: many end, and start again, within these 48.
-CARTPOLE = GymEnvs("CartPole-v1", {"max_episode_steps": 20})
 PONG = AtariEnvs("pong", sticky_actions=0.25, max_frames=200)
-LEARNERS: dict[str, Any] = {
-    "A2C": lambda **settings: A2C(learning_rate=0.01, learning_rate_decay=True, **settings),
-    "PPO": lambda **settings: PPO(
-        epochs=2, minibatches=2, learning_rate_decay=True, delayed_step="ratio", **settings
-    ),
-    "PPO displacement": lambda: PPO(epochs=2, minibatches=1, delayed_step="displacement"),
-}
+# Of ours, and known: what is tested is that the bits do not suffer.
+TWO_MODES = "ignore:the policy learns in train mode and acts in eval mode"
 
 
 @dataclass
@@ -65,6 +59,7 @@ class Run:
     statistics: TrainingStatistics
     curve: LearningCurve
     updates: list[int]
+    buffers: dict[str, torch.Tensor]
 
     def ends_like(self, whole: Run) -> bool:
         """Whether this run, resumed, has the bits of the end of another."""
@@ -72,6 +67,8 @@ class Run:
         assert 0 < rounds <= ROUNDS
         assert digest(self.watch.rounds) == digest(whole.watch.rounds[-rounds:])
         assert torch.equal(self.watch.final_weights, whole.watch.final_weights)
+        assert self.buffers.keys() == whole.buffers.keys()
+        assert all(torch.equal(mine, whole.buffers[name]) for name, mine in self.buffers.items())
         assert self.optimizer["param_groups"] == whole.optimizer["param_groups"]
         for number, values in whole.optimizer["state"].items():
             mine = self.optimizer["state"][number]
@@ -93,20 +90,23 @@ def without_time(state: dict[str, Any]) -> dict[str, Any]:
 
 
 class Final(Callback):
-    """Keeps the optimiser's state when training ends."""
+    """Keeps the optimiser's state and the policy's buffers when training ends."""
 
     def on_train_end(self, trainer, pl_module):
+        self.buffers = {name: b.clone() for name, b in pl_module.policy.named_buffers()}
         self.optimizer = copy.deepcopy(trainer.optimizers[0].state_dict())
         self.updates = pl_module.updates
 
 
 def train(learner: str, folder: Path, ckpt_path=None, callbacks=(), **settings) -> Run:
-    torch.manual_seed(0)
-    trainer_settings = settings.pop("trainer", {})
+    """Train to the end, in a process whose generator has another state when a run is resumed."""
+    torch.manual_seed(0 if ckpt_path is None else 1)
+    task = (LEARNINGS | SPECIAL_LEARNINGS)[learner]
+    trainer_settings = task.trainer | settings.pop("trainer", {})
     final, statistics, curve = Final(), TrainingStatistics(), LearningCurve()
-    settings = {"env": CARTPOLE, "evaluation_episodes": 2} | settings
+    settings = {"env": task.env, "evaluation_episodes": 2} | settings
     watch = watched_fit(
-        LEARNERS[learner](**settings.pop("learner", {})),
+        task.learner(**settings.pop("learner", {})),
         cartpole(ROUNDS, **settings),
         ckpt_path,
         callbacks=[statistics, curve, final, *callbacks],
@@ -115,14 +115,14 @@ def train(learner: str, folder: Path, ckpt_path=None, callbacks=(), **settings) 
         default_root_dir=folder,
         **trainer_settings,
     )
-    return Run(watch, final.optimizer, statistics, curve, [final.updates])
+    return Run(watch, final.optimizer, statistics, curve, [final.updates], final.buffers)
 
 
 def saving(folder: Path, **when: Any) -> ModelCheckpoint:
     return ModelCheckpoint(folder, filename="{step}", save_top_k=-1, **when)
 
 
-@pytest.fixture(scope="module", params=sorted(LEARNERS))
+@pytest.fixture(scope="module", params=sorted(LEARNINGS))
 def saved(request, tmp_path_factory):
     """A whole run of each algorithm, with a checkpoint after each step of its optimiser."""
     folder = tmp_path_factory.mktemp("saved")
@@ -131,7 +131,7 @@ def saved(request, tmp_path_factory):
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    return sorted(folder.glob("*.ckpt"), key=lambda path: int(path.stem.split("=")[1]))
+    return sorted(folder.glob("step=*.ckpt"), key=lambda path: int(path.stem.split("=")[1]))
 
 
 def test_resuming_after_any_step_of_the_optimiser_gives_the_bits_of_the_whole_run(saved, tmp_path):
@@ -247,7 +247,7 @@ def interrupted(
     return stop.evaluations
 
 
-@pytest.mark.parametrize("learner", sorted(LEARNERS))
+@pytest.mark.parametrize("learner", sorted(LEARNINGS))
 @pytest.mark.parametrize("moment", ["start", "backward", "step", "end"])
 @pytest.mark.parametrize("part", [2, 3, 4])
 def test_ctrl_c_at_any_moment_leaves_what_resumes_to_the_same_bits(
@@ -273,6 +273,18 @@ def interrupt_steps(monkeypatch, number: int) -> None:
             return loss
 
         monkeypatch.setattr(optimizer, "step", step)
+
+
+@pytest.mark.filterwarnings(TWO_MODES)
+@pytest.mark.parametrize("learner", SPECIAL_LEARNINGS)
+def test_what_draws_or_normalises_or_rounds_resumes_to_the_same_bits(learner, tmp_path):
+    """From a checkpoint in the middle of a round or after it, and from one that Ctrl-C left."""
+    whole = train(learner, tmp_path, callbacks=[saving(tmp_path, every_n_train_steps=1)])
+    paths = checkpoints(tmp_path)
+    for path in (paths[1], paths[len(paths) // 2]):
+        assert train(learner, tmp_path, path).ends_like(whole), path
+    interrupted(tmp_path, learner, part=3)
+    assert train(learner, tmp_path, tmp_path / "stopped.ckpt").ends_like(whole)
 
 
 def test_an_evaluation_that_was_cut_off_is_played_again(tmp_path):

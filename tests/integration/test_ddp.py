@@ -8,11 +8,13 @@ import pytest
 import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
+from torch import nn
 
 from hts_torchrl import GymEnvs, make_actor_critic
 from hts_torchrl.callbacks import LearningCurve, TrainingStatistics
 from hts_torchrl.callbacks.stop_together import leave_together
 from tests.fits import SGDA2C, SGDPPO, Watch, cartpole, quiet_trainer, watched_fit
+from tests.policies import policy_with
 
 ROUNDS = 4
 ENVS = 4  # of each rank
@@ -20,6 +22,7 @@ STEPS = 8
 LEARNERS = {
     "a2c": (SGDA2C, {"gae_lambda": 0.95}),
     "displacement": (SGDPPO, {"epochs": 2, "minibatches": 1, "delayed_step": "displacement"}),
+    "dropout and statistics": (SGDPPO, {"epochs": 2, "minibatches": 1}),
 }
 
 
@@ -45,6 +48,9 @@ def make_learner(name):
     torch.manual_seed(0)
     learner_class, settings = LEARNERS[name]
     policy = make_actor_critic("mlp", GymEnvs("CartPole-v1").group([0]).spec)
+    if name == "dropout and statistics":
+        layers = nn.Sequential(nn.Dropout(), nn.BatchNorm1d(16))
+        policy = policy_with(layers, GymEnvs("CartPole-v1"))
     return learner_class(policy, learning_rate=0.1, **settings)
 
 
@@ -125,6 +131,7 @@ def runs(request, directory):
 
 
 @pytest.mark.processes
+@pytest.mark.filterwarnings("ignore:the policy learns in train mode and acts in eval mode")
 class TestTwoRanks:
     def test_have_environments_of_their_own(self, runs):
         (first, second), single, _ = runs

@@ -117,12 +117,3 @@ def test_every_parameter_is_exchanged():
             parameter.add_(1.0)
     delayed.load_behaviour()
     assert all(map(torch.equal, linear.parameters(), before))
-
-
-def test_a_frozen_parameter_is_left_alone(theta):
-    frozen = nn.Parameter(torch.tensor([1.0]), requires_grad=False)
-    delayed = DelayedGradient([frozen, theta])
-    with torch.no_grad():
-        frozen.fill_(2.0)
-    delayed.load_behaviour()
-    assert frozen.item() == 2.0

@@ -1,9 +1,11 @@
+import hashlib
+import itertools
 import math
 
 import numpy as np
 import pytest
 
-from hts_torchrl.draws import env_seed, normal_draws, uniform_draws
+from hts_torchrl.draws import env_seed, normal_draws, uniform_draws, update_seed
 from tests import philox
 
 DRAWS = pytest.mark.parametrize("draws", [uniform_draws, normal_draws])
@@ -199,3 +201,18 @@ def test_environment_seeds_hash_seed_environment_stream_and_number(seed):
 def test_no_two_games_of_a_run_have_the_same_seed():
     seeds = {env_seed(1, env, number=number) for env in range(20) for number in range(50)}
     assert len(seeds) == 20 * 50
+
+
+def test_seeds_of_updates_parts_and_ranks_differ():
+    keys = itertools.product([-1, 0, 1, 2**32], range(4), range(4), range(3))
+    seeds = {update_seed(*key) for key in keys}
+    assert len(seeds) == 4 * 4 * 4 * 3
+    assert all(0 <= seed < 2**63 for seed in seeds)
+    # Torch's CPU generator takes the lower half.
+    assert len({seed % 2**32 for seed in seeds}) == len(seeds)
+
+
+def test_the_seed_of_an_update_is_the_same_in_every_version():
+    key = (5).to_bytes(8, "little") + bytes([7, *[0] * 7, 2, *[0] * 7]) + bytes(8)
+    expected = int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little") // 2
+    assert update_seed(5, 7, 2) == expected

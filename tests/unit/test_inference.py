@@ -7,7 +7,7 @@ from tensordict.nn import (
     TensorDictModule,
 )
 from torch import nn
-from torch.distributions import Categorical
+from torch.distributions import Beta, Categorical, Independent
 
 from hts_torchrl.config import ActionSpec, ArraySpec, EnvSpec
 from hts_torchrl.draws import normal_draws, uniform_draws
@@ -15,7 +15,7 @@ from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.inference import PolicyInference, one_thread
 from hts_torchrl.models import make_actor_critic
 from hts_torchrl.policy import as_policy
-from tests.policies import echo_policy
+from tests.policies import Noise, echo_policy
 
 FLOATS = np.dtype(np.float32)
 WIDTH = 64
@@ -228,6 +228,75 @@ class TestOutputs:
         spec = discrete(4)
         inference = PolicyInference(as_policy(nn.Linear(WIDTH, 4), spec), spec, batch_size=2)
         assert sorted(inference.outputs()) == ["action", "action_log_prob"]
+
+
+class TestChance:
+    """What decides an answer beside the observation and its draw is refused."""
+
+    @pytest.mark.parametrize(
+        ("generator", "name"),
+        [
+            ("torch", "torch's global generator"),
+            ("numpy", "numpy's global generator (np.random)"),
+            ("python", "Python's global generator (random)"),
+        ],
+    )
+    def test_of_a_global_generator_is_refused_by_the_modules_name(self, generator, name):
+        spec = discrete(4)
+        noise = Noise(generator, learning=False)
+        policy = as_policy(nn.Sequential(nn.Linear(WIDTH, 4), noise), spec)
+        with pytest.raises(ConfigurationError) as refused:
+            PolicyInference(policy, spec, batch_size=2).outputs()
+        assert str(refused.value) == (
+            f"the policy draws from {name} in eval mode, in module.0.module.1 (Noise): an action "
+            "would depend on which actor chose it; chance must come from the policy's distribution"
+        )
+
+    def test_in_train_mode_says_nothing_of_how_it_acts(self):
+        spec = discrete(4)
+        noise = Noise("torch", learning=True)
+        policy = as_policy(nn.Sequential(nn.Linear(WIDTH, 4), noise, nn.Dropout()), spec)
+        PolicyInference(policy, spec, batch_size=2).outputs()
+
+    def test_of_another_source_is_refused_by_the_modules_name(self):
+        spec = discrete(4)
+
+        class Counting(nn.Linear):
+            passes = 0
+
+            def forward(self, rows):
+                self.passes += 1
+                return super().forward(rows) + self.passes * torch.arange(4.0)
+
+        policy = as_policy(nn.Sequential(Counting(WIDTH, 4)), spec)
+        wanted = r"answers the same observation differently .* module.0.module.0 \(Counting\)\)"
+        with pytest.raises(ConfigurationError, match=wanted):
+            PolicyInference(policy, spec, batch_size=2).outputs()
+
+    def test_of_a_distribution_that_samples_by_torchs_generator_is_ours(self):
+        spec = continuous(2)
+
+        class Heads(nn.Linear):
+            def forward(self, rows):
+                return super().forward(rows).exp().chunk(2, -1)
+
+        policy = ProbabilisticTensorDictSequential(
+            TensorDictModule(
+                Heads(WIDTH, 4), ["observation"], ["concentration1", "concentration0"]
+            ),
+            ProbabilisticTensorDictModule(
+                ["concentration1", "concentration0"],
+                ["action"],
+                distribution_class=IndependentBeta,
+                return_log_prob=True,
+            ),
+        )
+        PolicyInference(policy, spec, batch_size=2).outputs()
+
+
+class IndependentBeta(Independent):
+    def __init__(self, concentration1, concentration0):
+        super().__init__(Beta(concentration1, concentration0), 1)
 
 
 class TestProbe:

@@ -141,6 +141,12 @@ class TestCommandLine:
             "(the round differs in action)"
         )
 
+    def test_names_a_module_that_draws_from_a_global_generator_however_late(self, capsys):
+        network = "--model.network=tests.policies.LateNoiseTrunk"
+        message = refused(capsys, "verify", *CARTPOLE, *A2C_FLAGS, network, "--updates=8")
+        assert message.startswith("the policy draws from numpy's global generator (np.random) in ")
+        assert "train mode, in module.0.module.2 (LateNoise): no checkpoint holds" in message
+
     def test_no_update_is_refused(self, capsys):
         message = refused(capsys, "verify", *CARTPOLE, *A2C_FLAGS, "--updates=0")
         assert message == "--updates=0; 1 or more is needed"

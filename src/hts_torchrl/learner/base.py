@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from abc import abstractmethod
 from dataclasses import replace
@@ -17,16 +18,20 @@ from torch.optim import Optimizer
 from hts_torchrl.allocator import keep_freed_memory
 from hts_torchrl.config import EnvSpec, Key
 from hts_torchrl.delayed import DelayedGradient
+from hts_torchrl.draws import update_seed
 from hts_torchrl.errors import ConfigurationError, ProtocolError
 from hts_torchrl.evaluation import Evaluation
 from hts_torchrl.inference import one_thread
 from hts_torchrl.learner.finite import require_finite_gradients
+from hts_torchrl.learner.modes import evaluating, layers_of_two_modes
 from hts_torchrl.learner.round_start import RoundStart
 from hts_torchrl.learner.shield import Shield
 from hts_torchrl.models import make_actor_critic
 from hts_torchrl.objectives.returns import gae_targets
 from hts_torchrl.policy import evaluate, probabilistic_module
+from hts_torchrl.policy_probe import OTHERS, described, drawing_modules, noting_draws
 from hts_torchrl.round_part import RoundPart
+from hts_torchrl.sampling import borrowed_generators
 
 
 def require(condition: bool, setting: str, wanted: str) -> None:
@@ -84,6 +89,10 @@ class Learner(LightningModule):
         require(threads_work, f"num_threads={num_threads}", "None, or 1 or more,")
         self.policy = policy
         self.updates = 0
+        self._seed = 0
+        self._is_inspected = True
+        self._watches_draws = False
+        self._layers_of_two_modes: list[nn.Module] = []
         self._round_open = False
         self._round_start: RoundStart | None = None
         self._shield = Shield()
@@ -137,7 +146,8 @@ class Learner(LightningModule):
         """Take the behaviour weights of the first round, and the learner's threads."""
         assert self.policy is not None
         keep_freed_memory()
-        self._delayed = DelayedGradient(self.policy.parameters())
+        self._delayed = DelayedGradient(self._trained().values())
+        self._statistics = DelayedGradient(self._kept_buffers().values())
         self._round_open = False
         self._log_prob_key: Key = probabilistic_module(self.policy).log_prob_key
         self._threads = torch.get_num_threads()
@@ -148,8 +158,21 @@ class Learner(LightningModule):
         """Take the weights with which a resumed run acts, one update behind those it learns."""
         acting = getattr(self._collector, "acting_weights", None)
         if acting is not None:
-            named = self.actor_critic.named_parameters()
-            self._delayed.set_behaviour(acting[name] for name, p in named if p.requires_grad)
+            self._delayed.set_behaviour(acting[name] for name in self._trained())
+            self._statistics.set_behaviour(acting[name] for name in self._kept_buffers())
+        data = getattr(self.trainer, "datamodule", None)
+        self._seed = int(getattr(data, "seed", 0))
+        self._is_inspected = False
+        self._watches_draws = bool(getattr(getattr(data, "crew", None), "debug", False))
+
+    def _trained(self) -> dict[str, Tensor]:
+        """Return the policy's parameters that are trained."""
+        return {name: p for name, p in self.actor_critic.named_parameters() if p.requires_grad}
+
+    def _kept_buffers(self) -> dict[str, Tensor]:
+        """Return what else belongs to the weights, such as the statistics of a BatchNorm."""
+        kept = self.actor_critic.state_dict()
+        return {name: buffer for name, buffer in self.actor_critic.named_buffers() if name in kept}
 
     def on_fit_end(self) -> None:
         """Give the threads back."""
@@ -167,12 +190,50 @@ class Learner(LightningModule):
         self._round_start = RoundStart(self.trainer, copy_optimizers=steps > 1)
 
     def training_step(self, part: RoundPart, _: int) -> Tensor:
-        """Return the loss of one part of a round."""
+        """Return the loss of one part of a round.
+
+        What is drawn meanwhile from torch's global generators (by a Dropout, or for an entropy
+        without closed form) is decided by the run's seed, the update and the part.
+        """
         self._part = part
-        if part.is_first:
-            self._begin_round(part.round)
-        samples = self._taken(self._rows(part))
-        self._before_forward(part)
+        with borrowed_generators(self.device) as seed:
+            watched = self._watches_draws or not self._is_inspected
+            if not self._is_inspected:
+                self._inspect(part.round)
+            seed(update_seed(self._seed, self.updates, part.index, self.global_rank))
+            if part.is_first:
+                self._begin_round(part.round)
+            samples = self._taken(self._rows(part))
+            self._before_forward(part)
+            return self._watched_loss(samples) if watched else self._loss_of(samples)
+
+    def _inspect(self, batch: TensorDictBase) -> None:
+        """Look once, with the first observations, for layers that act differently in learning."""
+        few = {key: rows.flatten(0, 1)[:_FEW] for key, rows in self._observations(batch).items()}
+        self._layers_of_two_modes = layers_of_two_modes(self.actor_critic, few)
+        self._is_inspected = True
+
+    def _watched_loss(self, samples: TensorDictBase) -> Tensor:
+        """Return the loss, unless a generator was drawn from that nobody seeds."""
+        with noting_draws(OTHERS) as drawn:
+            loss = self._loss_of(samples)
+        few = self._observations(samples[:_FEW])
+        for generator in drawn:
+            # Run again, and a copy, because another thread may have drawn.
+            names = drawing_modules(
+                copy.deepcopy(self.actor_critic),
+                lambda policy: evaluate(policy, few, len(samples[:_FEW])),
+                generator,
+            )
+            if names:
+                raise ConfigurationError(
+                    f"the policy draws from {generator} in train mode, in "
+                    f"{described(self.actor_critic, names)}: no checkpoint holds its state, and a "
+                    "resumed run would differ; torch's generator is seeded for each update"
+                )
+        return loss
+
+    def _loss_of(self, samples: TensorDictBase) -> Tensor:
         result = evaluate(self.actor_critic, self._observations(samples), samples.shape[0])
         if result.value is None:
             raise ConfigurationError(NO_VALUE)
@@ -194,8 +255,7 @@ class Learner(LightningModule):
                 f"the round was collected {self.lag} updates ago (policy_version "
                 f"{int(versions.flatten()[0])}, updates {self.updates}); 0 or 1 is possible"
             )
-        self._delayed.begin_round()
-        self._round_open = True
+        self._open_round()
         if "state_value" not in batch.keys():  # noqa: SIM118 - a TensorDict is no dict
             raise ConfigurationError(NO_VALUE)
         after = batch["next"]
@@ -221,6 +281,12 @@ class Learner(LightningModule):
             batch.shape,
         ).reshape(-1)
 
+    def _open_round(self) -> None:
+        """Keep the newest weights: those of a round that is cut off, and the next behaviour."""
+        self._delayed.begin_round()
+        self._statistics.begin_round()
+        self._round_open = True
+
     def _next_value(self, batch: TensorDictBase) -> Tensor:
         """Shift the stored values by a step; evaluate what no actor saw: the true final ones."""
         after = batch["next"]
@@ -231,14 +297,21 @@ class Learner(LightningModule):
         if unseen.any():
             if self.lag:
                 self._delayed.load_behaviour()
-            final = after.select(*self._observation_keys)[unseen]
-            with torch.no_grad():
-                result = evaluate(self.actor_critic, self._observations(final), final.shape[0])
-            assert result.value is not None
-            next_value[unseen] = result.value.float()
+                self._statistics.load_behaviour()
+            next_value[unseen] = self._value_of(after.select(*self._observation_keys)[unseen])
             if self.lag:
                 self._delayed.restore_newest()
+                self._statistics.restore_newest()
         return next_value
+
+    def _value_of(self, final: TensorDictBase) -> Tensor:
+        """Return float32 values ``[B, 1]`` of observations that no actor saw, as an actor would."""
+        policy = self.actor_critic
+        with torch.no_grad(), evaluating(self._layers_of_two_modes):
+            result = evaluate(policy, self._observations(final), final.shape[0])
+        if result.value is None:
+            raise ConfigurationError(NO_VALUE)
+        return result.value.float()
 
     @property
     def actor_critic(self) -> nn.Module:
@@ -292,6 +365,10 @@ class Learner(LightningModule):
     def _end_round(self) -> None:
         self._round_open = False
         self._delayed.end_round()
+        self._statistics.end_round()
+        if self.trainer.world_size > 1:  # all act with those of rank 0, which it saves
+            for buffer in self._statistics.parameters:
+                torch.distributed.broadcast(buffer, 0)
         self.updates += 1
 
     def on_train_batch_end(self, outputs: Any, batch: RoundPart, batch_idx: int) -> None:  # noqa: ANN401, ARG002
@@ -338,11 +415,10 @@ class Learner(LightningModule):
             for count in (epoch["total"], epoch["current"]):
                 count["processed"] = count["completed"] = max(0, count["started"] - 1)
         if self._round_open:
-            assert self.policy is not None
-            named = self.policy.named_parameters(prefix="policy")
-            names = [name for name, parameter in named if parameter.requires_grad]
-            newest = (weights.clone() for weights in self._delayed.newest)
-            checkpoint["state_dict"].update(zip(names, newest, strict=True))
+            names = [*self._trained(), *self._kept_buffers()]
+            newest = [*self._delayed.newest, *self._statistics.newest]
+            for name, weights in zip(names, newest, strict=True):
+                checkpoint["state_dict"][f"policy.{name}"] = weights.clone()
             if self._round_start is not None:
                 self._round_start.put_into(checkpoint)
 
@@ -364,6 +440,8 @@ class Learner(LightningModule):
         self.updates = checkpoint["updates"]
 
 
+_FEW = 64
+"""Rows on which a policy is looked at."""
 NO_VALUE = (
     "the policy has no value ('state_value'): an actor-critic is needed, such as network='mlp', "
     "hts_torchrl.ActorCritic or torchrl's ActorValueOperator"

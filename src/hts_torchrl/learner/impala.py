@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from typing import Literal
 
-import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
 from torch import distributions as d
 
 from hts_torchrl.errors import ConfigurationError
-from hts_torchrl.learner.base import NO_VALUE, Learner, require
+from hts_torchrl.learner.base import Learner, require
 from hts_torchrl.objectives.a2c import mean_entropy, policy_gradient_loss, value_loss
 from hts_torchrl.objectives.vtrace import vtrace_targets
-from hts_torchrl.policy import evaluate
 from hts_torchrl.round_part import RoundPart
 
 
@@ -93,16 +91,13 @@ class Impala(Learner):
         """Flatten the trajectories, and evaluate what they ended on."""
         age = (self.updates - batch["collector", "policy_version"]).float()
         self.log_losses({"mean": age.mean(), "max": age.max()}, "staleness")
+        self._open_round()
         after = batch["next"]
         self._shape = batch.shape
         self._unseen = after["truncated"].squeeze(-1).clone()
         self._unseen[:, -1] = True
         final = after.select(*self._observation_keys)[self._unseen]
-        with torch.no_grad():
-            result = evaluate(self.actor_critic, self._observations(final), final.shape[0])
-        if result.value is None:
-            raise ConfigurationError(NO_VALUE)
-        self._final_value = result.value.float()
+        self._final_value = self._value_of(final)
         self._samples = TensorDict(
             {
                 **self._observations(batch),

@@ -116,7 +116,7 @@ class PPO(Learner):
             )
         epoch, minibatch = divmod(part.index, self.minibatches)
         if minibatch == 0:
-            entropy = (torch.initial_seed(), self.updates, epoch)
+            entropy = (self._seed % 2**64, self.updates, epoch)  # the same on all ranks
             seed = int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0] >> 1)
             generator = torch.Generator().manual_seed(seed)
             order = torch.randperm(frames, generator=generator).to(self.device)

@@ -20,7 +20,7 @@ def mean_entropy(distribution: d.Distribution) -> Tensor:
     """Return the mean entropy of B distributions.
 
     Where it has no closed form (a squashed Gaussian) it is estimated by one reparametrised sample,
-    from torch's generator of this process.
+    from torch's global generator, which a :class:`~hts_torchrl.learner.Learner` seeds for that.
     """
     try:
         return distribution.entropy().mean()
