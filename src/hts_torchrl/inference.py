@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
-from torch.distributions import Categorical
+from torch.distributions import Bernoulli, Categorical, Distribution, Independent
 
 from hts_torchrl.config import ArraySpec, EnvSpec, Key, Precision
 from hts_torchrl.errors import ConfigurationError
@@ -159,6 +159,11 @@ class PolicyInference:
                 f"accepts {wanted} ({self._action.kind})"
             )
         dist, most = result.distribution, max(self._action.sizes, default=0)
+        if _is_discrete(dist, tensors["action"]) == (self._action.kind == "continuous"):
+            raise ConfigurationError(
+                f"the policy draws actions from a {type(dist).__name__}, but the environment's are "
+                f"{self._action.kind}"
+            )
         if isinstance(dist, Categorical) and dist.probs.shape[-1] != most:
             raise ConfigurationError(
                 f"the policy chooses among {dist.probs.shape[-1]} actions, but the environment has "
@@ -243,6 +248,12 @@ def _written(result: Evaluation) -> list[Tensor]:
     if isinstance(written, TensorDictBase):
         written = dict(written.items(include_nested=True, leaves_only=True))
     return list(written.values())
+
+
+def _is_discrete(dist: Distribution, action: Tensor) -> bool:
+    while isinstance(dist, Independent):
+        dist = dist.base_dist
+    return isinstance(dist, Bernoulli) or not action.is_floating_point()
 
 
 def _same_bits(values: Sequence[Tensor], others: Sequence[Tensor]) -> bool:

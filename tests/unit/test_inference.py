@@ -7,7 +7,14 @@ from tensordict.nn import (
     TensorDictModule,
 )
 from torch import nn
-from torch.distributions import Beta, Categorical, Independent
+from torch.distributions import (
+    Bernoulli,
+    Beta,
+    Categorical,
+    Independent,
+    Normal,
+    OneHotCategorical,
+)
 
 from hts_torchrl.config import ActionSpec, ArraySpec, EnvSpec
 from hts_torchrl.draws import normal_draws, uniform_draws
@@ -297,6 +304,49 @@ class TestChance:
 class IndependentBeta(Independent):
     def __init__(self, concentration1, concentration0):
         super().__init__(Beta(concentration1, concentration0), 1)
+
+
+def drawn_from(distribution, *keys: str, event: tuple[int, ...] = ()) -> nn.Module:
+    """A policy that draws from a distribution whose parameters are all one half."""
+
+    class Halves(nn.Module):
+        def forward(self, observation):
+            half = torch.full((len(observation), *event), 0.5)
+            return half if len(keys) == 1 else (half,) * len(keys)
+
+    return ProbabilisticTensorDictSequential(
+        TensorDictModule(Halves(), ["observation"], list(keys)),
+        ProbabilisticTensorDictModule(list(keys), ["action"], distribution_class=distribution),
+    )
+
+
+class TestKindOfAction:
+    def outputs(self, policy, spec):
+        return PolicyInference(policy, spec, batch_size=4).outputs()
+
+    def test_a_density_is_no_choice(self):
+        """CartPole would take 0.7 for 0."""
+        with pytest.raises(ConfigurationError, match=r"from a Normal, .* are discrete"):
+            self.outputs(drawn_from(Normal, "loc", "scale"), discrete(4))
+
+    def test_a_choice_is_no_number(self):
+        spec = continuous(1)
+        policy = drawn_from(OneHotCategorical, "logits", event=(1,))
+        with pytest.raises(
+            ConfigurationError, match=r"from a OneHotCategorical, .* are continuous"
+        ):
+            self.outputs(policy, spec)
+
+    def test_bernoulli_draws_binary_actions_though_they_are_floats(self):
+        binary = ActionSpec("multi_discrete", ArraySpec((3,), np.dtype(np.int64)), (2, 2, 2))
+        spec = EnvSpec(discrete(2).observations, binary)
+        outputs = self.outputs(drawn_from(IndependentBernoulli, "logits", event=(3,)), spec)
+        assert outputs["action"].shape == (3,)
+
+
+class IndependentBernoulli(Independent):
+    def __init__(self, logits) -> None:
+        super().__init__(Bernoulli(logits=logits), 1)
 
 
 class TestProbe:

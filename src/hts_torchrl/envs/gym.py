@@ -197,7 +197,7 @@ class VectorGroup:
             after = {key: array.copy() for key, array in following.items()}
             for row in np.flatnonzero(ends).tolist():
                 with observing("step", self.indices[row]):
-                    _store(self._declared.entries(info["final_obs"][row]), after, row)
+                    _store(self._declared.entries(_last_of(info, row)), after, row)
         if reward.shape != ends.shape:
             with self._stepping:
                 reward = np.array([as_reward(each) for each in reward])
@@ -238,6 +238,15 @@ def env_action(spec: ActionSpec, action: Array, space: gymnasium.Space[Any]) -> 
     if spec.kind == "continuous":
         return np.clip(action, spec.low, spec.high)
     return (action + getattr(space, "start", 0)).astype(space.dtype, copy=False)
+
+
+def _last_of(info: Any, row: int) -> Any:  # noqa: ANN401
+    if not isinstance(info, dict) or "final_obs" not in info:
+        raise ConfigurationError(
+            "the last observation of an episode is missing: vector environments of Gymnasium give "
+            "it as info['final_obs']"
+        )
+    return info["final_obs"][row]
 
 
 def _store(entries: Observation, into: Observation, row: int) -> None:

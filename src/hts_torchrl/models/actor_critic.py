@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib
 import math
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
+import numpy as np
 import torch
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModule
@@ -25,7 +27,7 @@ from hts_torchrl.models.distributions import action_head, parameter_keys
 from hts_torchrl.models.impala import ImpalaResNet, SeedResNet
 from hts_torchrl.models.initialization import orthogonal
 from hts_torchrl.models.mlp import MLP
-from hts_torchrl.models.nature import NatureCNN, NipsCNN
+from hts_torchrl.models.nature import NatureCNN, NipsCNN, PixelTrunk
 
 
 class Trunk(Protocol):
@@ -229,6 +231,7 @@ def make_actor_critic(network: str, spec: EnvSpec, *, squash: bool = False) -> A
         ) from error
     if not hasattr(trunk, "out_features"):
         raise ConfigurationError(f"the network {network!r} has no out_features, its trunk's width")
+    _mind_type(network, trunk, array)
     return ActorCritic(
         trunk,
         spec,
@@ -237,6 +240,22 @@ def make_actor_critic(network: str, spec: EnvSpec, *, squash: bool = False) -> A
         squash=squash,
         several_players=several,
     )
+
+
+def _mind_type(network: str, trunk: nn.Module, observation: ArraySpec) -> None:
+    """Refuse pictures that would be scaled wrongly, and warn of a choice that is read as a size."""
+    if isinstance(trunk, PixelTrunk) and observation.dtype != np.uint8:
+        raise ConfigurationError(
+            f"the network {network!r} reads pictures of uint8 and scales them itself, but these "
+            f"are {observation.dtype}: leave out torchrl's ToTensorImage, or give uint8 from 0 to "
+            "255 by gymnasium.wrappers.TransformObservation"
+        )
+    if isinstance(trunk, MLP) and not observation.shape and observation.dtype.kind in "iu":
+        warnings.warn(
+            "the observation is one integer, whose size the network reads: if it is a choice "
+            "(Discrete), gymnasium.wrappers.FlattenObservation shows it as a vector of 0 and 1",
+            stacklevel=3,
+        )
 
 
 def _has_players(observation: ArraySpec, action: ActionSpec) -> bool:

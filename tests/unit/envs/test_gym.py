@@ -334,6 +334,16 @@ class TestErrors:
         with pytest.raises(ConfigurationError, match=r"step\(\) of environment 6 returned"):
             group.step(np.array([0, 0]))
 
+    def test_a_vector_environment_that_loses_the_last_observation_is_refused(self):
+        def make(_):
+            return gymnasium.wrappers.vector.DictInfoToList(vector()(0))
+
+        group = make_group(make, [0, 1])
+        group.reset(SEEDS)
+        with pytest.raises(ConfigurationError, match=r"environment 0 .*info\['final_obs'\]"):  # noqa: PT012 - the third
+            for _ in range(3):
+                group.step(np.array([0, 0]))
+
     @pytest.mark.parametrize("broken", [3, 4, 5])
     def test_all_others_are_closed_where_one_raises(self, broken):
         closed = []

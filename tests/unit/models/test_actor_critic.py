@@ -125,6 +125,27 @@ class TestActorCritic:
         assert torch.equal(source.heads(observations)[1], copy.heads(observations)[1])
 
 
+class TestTypes:
+    @pytest.mark.parametrize("network", ["nature", "nips", "impala", "seed"])
+    @pytest.mark.parametrize("dtype", ["float32", "float64", "int8", "bool"])
+    def test_pictures_of_another_type_than_bytes_are_refused(self, network, dtype):
+        """They would be scaled by 1 / 255, though ``ToTensorImage`` has done so."""
+        pictures = ArraySpec((4, 84, 84), np.dtype(dtype))
+        with pytest.raises(ConfigurationError, match=rf"these are {dtype}: .* ToTensorImage"):
+            make_actor_critic(network, EnvSpec({"pixels": pictures}, ACTIONS["discrete"]))
+
+    def test_a_choice_that_is_read_as_a_size_is_warned_of(self):
+        choice = EnvSpec({"observation": ArraySpec((), np.dtype(np.int64))}, ACTIONS["discrete"])
+        with pytest.warns(UserWarning, match="FlattenObservation") as told:
+            make_actor_critic("mlp", choice)
+        assert told[0].filename == __file__
+
+    def test_channels_that_cannot_be_told_name_the_shape(self):
+        pictures = ArraySpec((64, 64, 64), np.dtype(np.uint8))
+        with pytest.raises(ConfigurationError, match=r"\(64, 64, 64\): .*PermuteTransform"):
+            make_actor_critic("impala", EnvSpec({"pixels": pictures}, ACTIONS["discrete"]))
+
+
 class TestPlayers:
     """k players with pictures of their own and the same policy."""
 
