@@ -76,8 +76,7 @@ def test_the_displacement_from_the_behaviour_weights_is_added_to_the_newest(thet
 
 
 def test_the_displacement_of_one_plain_step_is_the_delayed_gradient(theta):
-    expected = updates_at_behaviour(nn.Parameter(theta.detach().clone()), 5)
-    assert updates_by_displacement(theta, 5, steps=1) == expected
+    assert updates_by_displacement(theta, 5, steps=1) == [4.0, 0.0, -2.0, -2.0, -1.0]
 
 
 def test_restoring_keeps_the_gradient(theta):

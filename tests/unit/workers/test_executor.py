@@ -8,7 +8,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from hts_torchrl.buffers.board import Board
 from hts_torchrl.buffers.doorbell import CrewStopped
-from hts_torchrl.buffers.journal import Journal
+from hts_torchrl.buffers.journal import Journal, Stretch
 from hts_torchrl.config import ArraySpec, CrewConfig
 from hts_torchrl.envs.gym import SerialGroup
 from hts_torchrl.envs.make_group import make_group
@@ -35,8 +35,9 @@ def board():
     board.close()
 
 
-def make(board, create):
-    return Executor(board, 1, cloudpickle.dumps(create), 5, blank_stretches(board))
+def make(board, create, stretches=None):
+    stretches = blank_stretches(board) if stretches is None else stretches
+    return Executor(board, 1, cloudpickle.dumps(create), 5, stretches)
 
 
 def blank_stretches(board):
@@ -91,6 +92,15 @@ def test_a_seed_is_given_anew_where_a_game_ends_with_its_last_step_or_after(
     executor = make(board, CoordinateEnvs(lengths=(2,)))
     numbers = [step // (2 * games) for step in range(2 * STEPS)]
     expected = [philox.env_seed(5, 12, number) % SEED_RANGE for number in numbers]
+    assert seeds_seen(board, executor) == expected
+
+
+def test_steps_that_were_played_again_count_for_the_seed(board, monkeypatch):
+    """A game of 2 steps was played; with the next one the seed has lasted for 4."""
+    monkeypatch.setattr(SerialGroup, "steps_per_seed", 4)
+    played = Stretch(0, 1, np.zeros(2, np.uint8), np.empty((0, 2), np.int64))
+    executor = make(board, CoordinateEnvs(lengths=(2,)), [played, played])
+    expected = [philox.env_seed(5, 12, number) % SEED_RANGE for number in (0, 0, 1, 1, 1, 1, 2, 2)]
     assert seeds_seen(board, executor) == expected
 
 

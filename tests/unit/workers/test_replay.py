@@ -1,9 +1,13 @@
+import struct
+import zlib
+
 import gymnasium
 import numpy as np
 import pytest
 
 from hts_torchrl.buffers.journal import Stretch, checksum
 from hts_torchrl.config import ActionSpec, ArraySpec, EnvSpec
+from hts_torchrl.envs.group import Transition
 from hts_torchrl.envs.gym import SerialGroup
 from hts_torchrl.errors import ReplayError
 from hts_torchrl.workers.replay import Replay
@@ -64,3 +68,20 @@ def test_a_game_that_is_another_names_environment_seed_and_step():
 
 def test_games_may_end_within_a_stretch():
     play_again([Stretch(0, 0, np.zeros(100, np.uint8), np.empty((0, 2), np.int64))])
+
+
+def verify_one_step(reward: float, last: float) -> None:
+    """Compare a step with one whose reward was 0.5 and whose observation was 0, 1, 2, 3."""
+    known = zlib.crc32(struct.pack("<5f", 0.5, 0, 1, 2, 3))
+    stretch = Stretch(0, 0, np.zeros(1, np.uint8), np.array([[1, known]]))
+    seen = {"observation": np.array([[0, 1, 2, last]], np.float32)}
+    ends, score = np.zeros(1, bool), np.array([7.0])
+    transition = Transition(seen, seen, np.array([reward]), score, ends, ends, ends)
+    Replay([stretch], [0], SPEC).verify(0, transition)
+
+
+def test_a_step_is_compared_by_its_reward_and_the_last_observation_of_a_round():
+    verify_one_step(0.5, 3)
+    for reward, last in ((0.25, 3), (0.5, 4)):
+        with pytest.raises(ReplayError, match="by step 1,"):
+            verify_one_step(reward, last)
