@@ -22,12 +22,12 @@ from hts_torchrl.envs.group import (
     close_each,
     require_alike,
 )
-from hts_torchrl.envs.observed import DeclaredSpace, as_flag, as_reward, as_tuple, observing
+from hts_torchrl.envs.observed import DeclaredSpace, as_flag, as_returned, as_reward, observing
 from hts_torchrl.envs.spaces import env_spec
 from hts_torchrl.errors import ConfigurationError
 
-_RESET = "(observation, info)"
-_STEP = "(observation, reward, terminated, truncated, info)"
+_RESET = ("observation", "info")
+_STEP = ("observation", "reward", "terminated", "truncated", "info")
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class SerialGroup:
 
     def _reset(self, row: int, seed: int | None) -> Observation:
         with observing("reset", self.indices[row]):
-            observation, _ = as_tuple(self.envs[row].reset(seed=seed), _RESET)
+            observation, _ = as_returned(self.envs[row].reset(seed=seed), _RESET)
             return self._declared[row].entries(observation)
 
     def reset(self, seeds: Sequence[int]) -> Observation:
@@ -122,13 +122,14 @@ class SerialGroup:
         for row, env in enumerate(self.envs):
             with self._stepping[row]:
                 action = env_action(self.spec.action, actions[row], self._action_spaces[row])
-                observation, reward, terminates, truncates, _ = as_tuple(env.step(action), _STEP)
+                observation, reward, terminates, truncates, _ = as_returned(env.step(action), _STEP)
                 rewards[row] = as_reward(reward)
-                terminates = as_flag("terminated", terminates)
-                truncates = as_flag("truncated", truncates)
+                if terminates is not False:
+                    terminated[row] = as_flag("terminated", terminates)
+                if truncates is not False:
+                    truncated[row] = as_flag("truncated", truncates)
                 seen = self._declared[row].entries(observation)
-            if terminates or truncates:
-                terminated[row], truncated[row] = terminates, truncates
+            if terminated[row] or truncated[row]:
                 ended.append(row)
                 _store(seen, self._after, row)
                 seen = self._reset(row, None if self.next_seed is None else self.next_seed(row))
@@ -237,7 +238,8 @@ def env_action(spec: ActionSpec, action: Array, space: gymnasium.Space[Any]) -> 
     """
     if spec.kind == "continuous":
         return np.clip(action, spec.low, spec.high)
-    return (action + getattr(space, "start", 0)).astype(space.dtype, copy=False)
+    chosen = action + getattr(space, "start", 0)
+    return chosen if chosen.dtype == space.dtype else chosen.astype(space.dtype)
 
 
 def _last_of(info: Any, row: int) -> Any:  # noqa: ANN401

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -48,13 +49,19 @@ def _holds(declared: np.dtype[Any], array: Array) -> bool:
     return both_integers and bool((array.astype(declared) == array).all())
 
 
+# A union would be built in every step.
+_NUMBERS = (float, int, np.generic)
+_FLAGS = (bool, np.bool_)
+_SEVERAL = (tuple, list)
+
+
 def as_reward(reward: Any) -> float:  # noqa: ANN401
     """Return the reward of one step.
 
     Raises:
         ConfigurationError: if it is not one number.
     """
-    if isinstance(reward, float | int | np.generic):
+    if isinstance(reward, _NUMBERS):
         return float(reward)
     array = np.asarray(reward)
     if array.size != 1 or array.dtype.kind not in "biuf":
@@ -72,7 +79,7 @@ def as_flag(name: str, value: Any) -> bool:  # noqa: ANN401
     Raises:
         ConfigurationError: if that is not one truth value.
     """
-    if isinstance(value, bool | np.bool_):
+    if isinstance(value, _FLAGS):
         return bool(value)
     array = np.asarray(value)
     if array.size != 1 or array.dtype.kind not in "biu":
@@ -80,20 +87,21 @@ def as_flag(name: str, value: Any) -> bool:  # noqa: ANN401
     return bool(array.item())
 
 
-def as_tuple(value: Any, names: str) -> tuple[Any, ...]:  # noqa: ANN401
+def as_returned(value: Any, names: Sequence[str]) -> Sequence[Any]:  # noqa: ANN401
     """Return what a call of Gymnasium's interface returned.
 
     Raises:
-        ConfigurationError: if it is not a tuple of that length, as of environments of old Gym.
+        ConfigurationError: if these are not as many values, as from environments of the old Gym.
     """
-    length = names.count(",") + 1
-    if not isinstance(value, tuple | list) or len(value) != length:
-        found = f"{len(value)} values" if isinstance(value, tuple | list) else _kind(value)
+    several = isinstance(value, _SEVERAL)
+    if not several or len(value) != len(names):
+        found = f"{len(value)} values" if several else _kind(value)
         raise ConfigurationError(
-            f"{found}, but Gymnasium's {names} are needed; shimmy's GymV21CompatibilityV0 and "
-            "GymV26CompatibilityV0 wrap environments of the old Gym"
+            f"{found}, but Gymnasium's ({', '.join(names)}) are needed; shimmy's "
+            "GymV21CompatibilityV0 and GymV26CompatibilityV0 wrap environments of the old Gym"
         )
-    return tuple(value)
+    returned: Sequence[Any] = value
+    return returned
 
 
 def _kind(value: Any) -> str:  # noqa: ANN401
