@@ -1,3 +1,4 @@
+from dataclasses import replace
 from multiprocessing import Pipe
 from types import SimpleNamespace
 
@@ -155,6 +156,17 @@ def test_the_score_of_an_episode_is_summed_up_and_starts_anew(board, executor):
 def test_every_episode_has_a_number_of_its_own(board, executor):
     arrays = play_round(board, executor)
     assert arrays["collector", "traj_ids"][2:].tolist() == [[2, 2, 2, 6], [3, 3, 3, 3]]
+
+
+def test_a_lost_life_begins_a_trajectory_and_no_game(board, monkeypatch):
+    """Environment 12's third step terminates, but the game goes on."""
+    step = SerialGroup.step
+    lost = {"episode_end": np.zeros(2, bool)}
+    monkeypatch.setattr(SerialGroup, "step", lambda *args: replace(step(*args), **lost))
+    arrays = play_round(board, make(board, CoordinateEnvs()))
+    assert arrays["next", "terminated"][2, :, 0].tolist() == [False, False, True, False]
+    assert arrays["collector", "traj_ids"][2].tolist() == [2, 2, 2, 6]
+    assert arrays["next", "step_count"][2, :, 0].tolist() == [1, 2, 3, 4]
 
 
 def test_an_observation_that_is_not_declared_is_refused_with_environment_round_and_step(board):
