@@ -3,11 +3,13 @@
 Run: python benchmarks/determinism.py [--quick] [--updates 20]
 
 Tasks: CartPole and Pendulum (MLP), Pong and football's 3 against 1 (Nature CNN), each with A2C, PPO
-in both delayed forms. Where gfootball is installed: the same football on its engine, and with three
-players.
+in both delayed forms. Pendulum again with squashed actions, CartPole with a Dropout layer and in
+bf16-mixed. Where gfootball is installed: the same football on its engine, and with three players.
 Crews: the serial twin; 1, 2, 4 actors; 1, 2, 4 environments an executor; random delays in executors
-and actors; forkserver and spawn. A digest covers every collected batch, the weights and the
-optimiser's state. The exit status is 1 if a crew differs, or if another seed does not.
+and actors; forkserver and spawn. One more run is resumed from a checkpoint at half its length, with
+other states of the process's generators. A digest covers every collected batch, the weights and the
+optimiser's state. The exit status is 1 if a crew or the resumed run differs, or another seed does
+not.
 """
 
 from __future__ import annotations
@@ -21,23 +23,29 @@ import sys
 import time
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 from lightning.pytorch import Callback, Trainer, seed_everything
+from torch import nn
 
 from hts_torchrl import (
     A2C,
     PPO,
+    ActorCritic,
     AtariEnvs,
     FootballEnvs,
     GymEnvs,
     HTSDataModule,
     make_actor_critic,
 )
+from hts_torchrl.config import Precision
 from hts_torchrl.envs.group import EnvFactory, EnvGroup
 from hts_torchrl.learner import Learner
+from hts_torchrl.models.mlp import MLP
 
 NUM_ENVS = 8
 
@@ -84,16 +92,49 @@ CREWS = (
     Crew(2, jitter=True), Crew(4, 2, jitter=True), Crew(start_method="spawn"),
 )  # fmt: skip
 QUICK_CREWS = (Crew(0), Crew(), Crew(2, 2, jitter=True))
-ENVS = {
-    "CartPole": (GymEnvs("CartPole-v1"), "mlp"),
-    "Pendulum": (GymEnvs("Pendulum-v1"), "mlp"),
-    "Pong": (AtariEnvs("pong"), "nature"),
-    "Football": (FootballEnvs("3_vs_1_with_keeper"), "nature"),
+
+
+class DropoutMLP(MLP):
+    """The built-in network, and a Dropout of its features."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        super().__init__(shape)
+        self.dropout = nn.Dropout(0.1)
+
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        return self.dropout(super().forward(observation))
+
+
+@dataclass(frozen=True)
+class Task:
+    envs: EnvFactory
+    network: str
+    squash: bool = False
+    dropout: bool = False
+    precision: Precision = "32-true"
+
+    def policy(self) -> nn.Module:
+        group = self.envs.group([0])
+        group.close()
+        if not self.dropout:
+            return make_actor_critic(self.network, group.spec, squash=self.squash)
+        shape = group.spec.observations["observation"].shape
+        return ActorCritic(DropoutMLP(shape), group.spec, critic_trunk=DropoutMLP(shape))
+
+
+TASKS = {
+    "CartPole": Task(GymEnvs("CartPole-v1"), "mlp"),
+    "Pendulum": Task(GymEnvs("Pendulum-v1"), "mlp"),
+    "squashed": Task(GymEnvs("Pendulum-v1"), "mlp", squash=True),
+    "Dropout": Task(GymEnvs("CartPole-v1"), "mlp", dropout=True),
+    "bfloat16": Task(GymEnvs("CartPole-v1"), "mlp", precision="bf16-mixed"),
+    "Pong": Task(AtariEnvs("pong"), "nature"),
+    "Football": Task(FootballEnvs("3_vs_1_with_keeper"), "nature"),
 }
 if importlib.util.find_spec("gfootball_engine"):  # scripts/install_gfootball.sh
-    ENVS["gfootball"] = (FootballEnvs("3_vs_1_with_keeper", engine="gfootball"), "nature")
+    TASKS["gfootball"] = Task(FootballEnvs("3_vs_1_with_keeper", engine="gfootball"), "nature")
     team = FootballEnvs("3_vs_1_with_keeper", engine="gfootball", num_players=3)
-    ENVS["3 players"] = (team, "nature")
+    TASKS["3 players"] = Task(team, "nature")
 ALGORITHMS: dict[str, tuple[type[Learner], dict[str, Any]]] = {
     "A2C": (A2C, {}),
     "PPO ratio": (PPO, {"epochs": 2, "minibatches": 2}),
@@ -101,12 +142,16 @@ ALGORITHMS: dict[str, tuple[type[Learner], dict[str, Any]]] = {
 }
 
 
-@dataclass
 class Digest(Callback):
-    """SHA-256 over every round, and in the end over weights and optimiser state."""
+    """SHA-256 over every round, and in the end over weights and optimiser state.
 
-    sha: Any = field(default_factory=hashlib.sha256)
-    updates: int = 0
+    Args:
+        sha: of the rounds before the first.
+    """
+
+    def __init__(self, sha: Any = None) -> None:
+        self.sha = sha or hashlib.sha256()
+        self.updates = 0
 
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
         if batch.is_first:
@@ -127,17 +172,58 @@ class Digest(Callback):
         self.sha.update(tensor.detach().cpu().contiguous().numpy().tobytes())
 
 
+class Saving(Callback):
+    """Saves a checkpoint after an update, and the digest of the rounds until then."""
+
+    def __init__(self, path: Path, update: int, digest: Digest) -> None:
+        self.path, self.update, self.digest = path, update, digest
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        if batch.is_last and pl_module.updates == self.update:
+            trainer.save_checkpoint(self.path)
+            self.sha = self.digest.sha.copy()
+
+
 def train(env: str, algorithm: str, crew: Crew, *, updates: int, seed: int = 1) -> str:
     """Train with a crew and return the digest of all that came of it."""
-    envs, network = ENVS[env]
+    digest = Digest()
+    fit(TASKS[env], algorithm, crew, [digest], updates=updates, seed=seed)
+    assert digest.updates == updates
+    return digest.sha.hexdigest()
+
+
+def train_and_resume(env: str, algorithm: str, *, updates: int, seed: int = 1) -> str:
+    """Do the same with the serial twin, resumed from a checkpoint at half its length."""
+    with TemporaryDirectory() as folder:
+        before = Digest()
+        saving = Saving(Path(folder, "half.ckpt"), updates // 2, before)
+        settings = {"updates": updates, "seed": seed}
+        fit(TASKS[env], algorithm, Crew(0), [before, saving], **settings)
+        after = Digest(saving.sha)
+        fit(TASKS[env], algorithm, Crew(0), [after], path=saving.path, **settings)
+    assert after.updates == updates
+    return after.sha.hexdigest()
+
+
+def fit(
+    task: Task,
+    algorithm: str,
+    crew: Crew,
+    callbacks: list[Callback],
+    *,
+    updates: int,
+    seed: int,
+    path: Path | None = None,
+) -> None:
     steps = 5 if algorithm == "A2C" else 16
-    seed_everything(seed, verbose=False)
-    policy = make_actor_critic(network, envs.group([0]).spec)
+    # A process that resumes has other states of all generators than the one that was stopped.
+    seed_everything(seed if path is None else seed + 1000, verbose=False)
+    policy = task.policy()
     if crew.jitter:
         policy.module[0].module.register_forward_pre_hook(late)
     learner_class, settings = ALGORITHMS[algorithm]
     data = HTSDataModule(
-        JitterEnvs(envs) if crew.jitter else envs,
+        JitterEnvs(task.envs) if crew.jitter else task.envs,
         num_envs=NUM_ENVS,
         num_actors=crew.num_actors,
         envs_per_executor=crew.envs_per_executor,
@@ -146,22 +232,19 @@ def train(env: str, algorithm: str, crew: Crew, *, updates: int, seed: int = 1) 
         total_frames=NUM_ENVS * steps * updates,
         seed=seed,
     )
-    digest = Digest()
     trainer = Trainer(
-        max_epochs=1, accelerator="cpu", gradient_clip_val=0.5, callbacks=[digest], logger=False,
+        max_epochs=1, accelerator="cpu", gradient_clip_val=0.5, callbacks=callbacks, logger=False,
         enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
-        limit_val_batches=0,
+        limit_val_batches=0, precision=task.precision,
     )  # fmt: skip
-    trainer.fit(learner_class(policy, **settings), data)
-    assert digest.updates == updates
-    return digest.sha.hexdigest()
+    trainer.fit(learner_class(policy, **settings), data, ckpt_path=path)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="three crews instead of nine")
     parser.add_argument("--updates", type=int, default=20)
-    parser.add_argument("--tasks", nargs="+", choices=ENVS, default=list(ENVS))
+    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
@@ -176,6 +259,11 @@ def main() -> int:
                 failures += not same
                 verdict = "PASS" if same else "FAIL"
                 print(f"{env:9} {algorithm:17} {crew!s:35} {digest[:16]} {verdict}", flush=True)
+            resumed = train_and_resume(env, algorithm, updates=arguments.updates)
+            same = resumed == digests[Crew(0)]
+            failures += not same
+            verdict = "PASS" if same else "FAIL"
+            print(f"{env:9} {algorithm:17} {'resumed':35} {resumed[:16]} {verdict}", flush=True)
             other = train(env, algorithm, Crew(0), updates=arguments.updates, seed=2)
             differs = other != digests[Crew(0)]
             failures += not differs

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 
 import pytest
 from benchmarks import determinism
-from benchmarks.determinism import Crew
+from benchmarks.determinism import Crew, Task
 
 from hts_torchrl import AtariEnvs, FootballEnvs, GymEnvs
 
@@ -16,15 +16,15 @@ pytestmark = pytest.mark.processes
 
 SERIAL = Crew(0)
 # Games so short that they end, and start again, within these few rounds.
-ENVS = {
-    "CartPole": (GymEnvs("CartPole-v1", {"max_episode_steps": 40}), "mlp"),
-    "Pendulum": (GymEnvs("Pendulum-v1", {"max_episode_steps": 50}), "mlp"),
-    "Breakout": (AtariEnvs("breakout", max_frames=48), "nature"),
-    "Football": (FootballEnvs("3_vs_1_with_keeper"), "nature"),
-    "gfootball": (FootballEnvs("3_vs_1_with_keeper", engine="gfootball"), "nature"),
-    "gfootball team": (
-        FootballEnvs("3_vs_1_with_keeper", engine="gfootball", num_players=3),
-        "nature",
+TASKS = {
+    "CartPole": Task(GymEnvs("CartPole-v1", {"max_episode_steps": 40}), "mlp"),
+    "Dropout": Task(GymEnvs("CartPole-v1", {"max_episode_steps": 40}), "mlp", dropout=True),
+    "Pendulum": Task(GymEnvs("Pendulum-v1", {"max_episode_steps": 50}), "mlp"),
+    "Breakout": Task(AtariEnvs("breakout", max_frames=48), "nature"),
+    "Football": Task(FootballEnvs("3_vs_1_with_keeper"), "nature"),
+    "gfootball": Task(FootballEnvs("3_vs_1_with_keeper", engine="gfootball"), "nature"),
+    "gfootball team": Task(
+        FootballEnvs("3_vs_1_with_keeper", engine="gfootball", num_players=3), "nature"
     ),
 }
 UPDATES = {
@@ -47,7 +47,7 @@ RUNS = [
 
 @pytest.fixture(autouse=True)
 def _short_games(monkeypatch):
-    monkeypatch.setattr(determinism, "ENVS", ENVS)
+    monkeypatch.setattr(determinism, "TASKS", TASKS)
 
 
 @functools.cache
@@ -77,6 +77,13 @@ def test_random_delays_change_no_bit():
 def test_the_same_training_again_gives_the_same_bits():
     again = digest.__wrapped__("Pendulum", "PPO displacement")
     assert again == digest("Pendulum", "PPO displacement")
+
+
+@pytest.mark.filterwarnings("ignore:the policy learns in train mode and acts in eval mode")
+@pytest.mark.parametrize(("env", "algorithm"), [("Dropout", "A2C"), ("Pendulum", "PPO ratio")])
+def test_a_run_that_is_stopped_and_resumed_has_the_same_digest(env, algorithm):
+    whole = determinism.train(env, algorithm, SERIAL, updates=4)
+    assert determinism.train_and_resume(env, algorithm, updates=4) == whole
 
 
 @pytest.mark.parametrize(("env", "algorithm"), RUNS)
