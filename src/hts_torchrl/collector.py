@@ -286,8 +286,11 @@ class HTSCollector(BaseCollector):
             self._meet(round_index, asked_s)
             self._round += 1
             self._frames += schedule.frames_per_round
-            if schedule.starts_before_update() and schedule.exists(round_index + 1):
-                self._start_round(round_index + 1)
+            if schedule.starts_before_update():
+                if schedule.exists(round_index + 1):
+                    self._start_round(round_index + 1)
+                else:  # a longer run, which goes on from the end of this one, acts with them
+                    self._exchange_weights(round_index + 1)
             self._note(round_index)
             batch = self._batch(round_index)
             if self._post_collect_hook is not None:
@@ -302,13 +305,17 @@ class HTSCollector(BaseCollector):
         assert self._crew is not None
         if self._pre_collect_hook is not None:
             self._pre_collect_hook()
+        self._exchange_weights(round_index)
+        self._started = round_index
+        self._begin_round(round_index)
+
+    def _exchange_weights(self, round_index: int) -> None:
+        """Make the published weights those with which a round acts."""
         if self._acting_weights is None:
             self._weights.exchange()
         self._acting_weights = None
         before = {r: v for r, v in self._versions.items() if r == round_index - 1}
         self._versions = {**before, round_index: self._weights.acting_version}
-        self._started = round_index
-        self._begin_round(round_index)
 
     def _begin_round(self, round_index: int) -> None:
         assert self._crew is not None

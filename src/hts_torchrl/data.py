@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -9,6 +10,7 @@ from typing import Any, get_args
 
 import torch
 from lightning.pytorch import LightningDataModule, Trainer
+from lightning.pytorch.trainer.states import TrainerFn
 
 from hts_torchrl.collector import HTSCollector
 from hts_torchrl.config import Collection, CrewConfig, EnvSpec, Precision, Recover, StartMethod
@@ -18,6 +20,7 @@ from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.evaluation import Evaluation
 from hts_torchrl.policy import as_policy
 from hts_torchrl.round_part import RoundPart
+from hts_torchrl.run_settings import Changes, changes, described, refuse, told
 from hts_torchrl.schedule import Schedule
 from hts_torchrl.trajectories import TrajectoryCollector
 
@@ -72,6 +75,11 @@ class RoundLoader:
         raise ConfigurationError(f"the run's frames are used up: {_ONE_EPOCH}")
 
 
+_log = logging.getLogger(__name__)
+_DECIDE_BITS = (
+    *("env", "frames_per_batch", "num_envs", "delay", "seed", "inference_batch_size"),
+    "collection",
+)
 PRECISIONS: tuple[Precision, ...] = ("32-true", "bf16-mixed")
 """The Trainer's, in which actors can compute, too."""
 _ONE_EPOCH = "an epoch is the whole run, set Trainer(max_epochs=1)"
@@ -136,6 +144,8 @@ class HTSDataModule(LightningDataModule):
         debug: check that every cell of a round is written once; no bit changes by it.
         resume_envs: keep the running games in checkpoints, and go on with those of a checkpoint, so
             that the resumed run has the bits of one that was never stopped; else new games begin.
+        accept_changes: go on from a checkpoint with other settings that decide bits, which is
+            refused else; the log tells which, and from which update on.
         evaluation_episodes: games of each evaluation.
         evaluation_frames: steps between evaluations; None evaluates at the end only.
         evaluation_greedy: play the likeliest action instead of a drawn one.
@@ -160,6 +170,7 @@ class HTSDataModule(LightningDataModule):
         recover: Recover = "fail",
         debug: bool = False,
         resume_envs: bool = True,
+        accept_changes: bool = False,
         evaluation_episodes: int = 10,
         evaluation_frames: int | None = None,
         evaluation_greedy: bool = False,
@@ -196,6 +207,7 @@ class HTSDataModule(LightningDataModule):
         self.collection = collection
         self.seed = seed
         self.resume_envs = resume_envs
+        self.accept_changes = accept_changes
         self.evaluation_episodes = evaluation_episodes
         self.evaluation_frames = evaluation_frames
         self.evaluation_greedy = evaluation_greedy
@@ -218,6 +230,8 @@ class HTSDataModule(LightningDataModule):
         self._loaded_state: dict[str, Any] = {}
         self._final_state: dict[str, Any] = {}
         self._updates_before = 0
+        self.first_round = 0
+        """The round with which a run that was loaded goes on."""
         self._env_spec: EnvSpec | None = None
 
     def for_trial(self, rounds: int, **changes: Any) -> HTSDataModule:  # noqa: ANN401
@@ -311,14 +325,15 @@ class HTSDataModule(LightningDataModule):
         """Build the collector around the learner's policy and start its processes."""
         assert self.trainer is not None
         self._close()
-        self._collector = self._make_collector()
         # A learner that has trained before goes on counting its updates.
         learner = self.trainer.lightning_module
         updates = getattr(learner, "updates", 0)
         state = {"frames": 0, **self._loaded_state, "policy_version": updates}
+        collector = self._make_collector()
+        collector.load_state_dict(state)  # type: ignore[arg-type]
+        self._collector = collector  # not before: what could not be loaded has no state to save
         self._loaded_state = {}  # a further training begins anew
         self._updates_before = updates - int(state.get("round", 0))
-        self._collector.load_state_dict(state)  # type: ignore[arg-type]
         self._collector.start()
         before_round = getattr(learner, "before_round", lambda: None)
         return RoundLoader(self._collector, self._parts_per_round, before_round)
@@ -378,7 +393,7 @@ class HTSDataModule(LightningDataModule):
         all.
         """
         if self._collector is None:
-            return self._final_state
+            return self._final_state or self._loaded_state
         assert self.trainer is not None
         updates = getattr(self.trainer.lightning_module, "updates", None)
         round_index = self._collector.rounds if updates is None else updates - self._updates_before
@@ -389,13 +404,110 @@ class HTSDataModule(LightningDataModule):
             state["games"] = {
                 name: torch.cat([games[name] for games in ranks]) for name in state["games"]
             }
+        state["settings"] = self.settings
         return state
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Settings of data and Trainer as plain data, in the words of a config file."""
+        assert self.trainer is not None
+        clip = self.trainer.gradient_clip_val or None
+        data = {
+            **self._settings,
+            "env": described(self.env),
+            "inference_batch_size": self.crew.batch_size,
+            "collection": self.collection,
+            "resume_envs": self.resume_envs,
+            "evaluation_episodes": self.evaluation_episodes,
+            "evaluation_frames": self.evaluation_frames,
+            "evaluation_greedy": self.evaluation_greedy,
+        }
+        trainer = {
+            "precision": str(self.trainer.precision),
+            "accumulate_grad_batches": self.trainer.accumulate_grad_batches,
+            "gradient_clip_val": clip,
+            "gradient_clip_algorithm": str(
+                getattr(self.trainer.gradient_clip_algorithm, "value", "norm")
+            ),
+            "world_size": self.trainer.world_size,
+        }
+        return {"data": data, "trainer": trainer}
+
+    def changes_from(self, state_dict: dict[str, Any]) -> Changes:
+        """Return what decides bits and is not as in a checkpoint, whose state of this module it is.
+
+        A checkpoint of before there were settings in them has none that differ.
+        """
+        saved = state_dict.get("settings") or {"data": {}, "trainer": {}}
+        own = self.settings
+        data = changes(saved["data"], {name: own["data"][name] for name in _DECIDE_BITS})
+        trainer = changes(saved["trainer"], own["trainer"])
+        return {f"data.{name}": each for name, each in data.items()} | {
+            f"trainer.{name}": each for name, each in trainer.items()
+        }
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Keep the state for the collector that will be built."""
-        self._loaded_state = dict(state_dict)
+        """Keep the state for the collector that will be built.
+
+        Raises:
+            ConfigurationError: if ``fit`` would go on with other settings that decide bits, beyond
+                its end, or with more games than there are.
+        """
+        state = dict(state_dict)
         if not self.resume_envs:
-            self._loaded_state.pop("games", None)
+            state.pop("games", None)
+        if self.trainer is not None and self.trainer.state.fn == TrainerFn.FITTING:
+            differing = self.changes_from(state)
+            if not self.accept_changes:
+                refuse(differing)
+            if differing:
+                state = self._changed(state, differing)
+            self._refuse_end(state)
+        self._loaded_state = state
+        self.first_round = int(state.get("round", 0))
+
+    def _changed(self, state: dict[str, Any], differing: Changes) -> dict[str, Any]:
+        """Return the state as this module goes on with it, where settings are others."""
+        assert self.trainer is not None
+        update = getattr(self.trainer.lightning_module, "updates", int(state["policy_version"]))
+        new_games = "data.seed" in differing or any(n.startswith("data.env") for n in differing)
+        if new_games:
+            state.pop("games", None)
+        if self.trainer.is_global_zero:
+            games = "; new games begin" if new_games else ""
+            _log.warning("%s%s", told(differing, update), games)
+        if not self.schedule.starts_before_update():
+            state = {name: value for name, value in state.items() if "acting_" not in name}
+        before, now = state["settings"]["data"]["frames_per_batch"], self.schedule.frames_per_round
+        state["round"] = -(-state["round"] * before // now)
+        state["frames"] = state["round"] * now
+        return state
+
+    def _refuse_end(self, state: dict[str, Any]) -> None:
+        """Refuse an end that lies before what has been done, and more games than there are."""
+        assert self.trainer is not None
+        total, wanted = self._settings["total_frames"], self.schedule.num_envs
+        done = int(state.get("round", 0)) * self.schedule.frames_per_round
+        if self.schedule.num_rounds is not None and not self.schedule.exists(
+            int(state.get("round", 0)) - 1
+        ):
+            raise ConfigurationError(
+                f"data.total_frames={total}, but the checkpoint's run has done {done}"
+            )
+        games = len(state["games"]["seeds"]) if "games" in state else None
+        wanted *= self.trainer.world_size
+        if games is not None and games < wanted:
+            raise ConfigurationError(
+                f"the checkpoint has the games of {games} environments, but {wanted} are wanted "
+                f"(data.num_envs={self.schedule.num_envs}, ranks={self.trainer.world_size}): give "
+                "the same number, or data.resume_envs=false for new games"
+            )
+        if not self.schedule.exists(int(state.get("round", 0))) and self.trainer.is_global_zero:
+            _log.warning(
+                "the checkpoint's run is finished (%d of %d frames): nothing is trained; a larger "
+                "data.total_frames extends it",
+                *(done, total),
+            )
 
     def teardown(self, stage: str) -> None:  # noqa: ARG002
         """Stop all workers; what they had come to can still be saved."""

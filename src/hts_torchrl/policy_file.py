@@ -51,7 +51,7 @@ def save_policy(
     described = {
         "hts_torchrl": version("hts-torchrl"),
         "network": built,
-        "spec": _spec_as_json(spec),
+        "spec": spec_as_json(spec),
         "about": dict(about or {}),
     }
     metadata = {name: json.dumps(value, default=str) for name, value in described.items()}
@@ -111,7 +111,7 @@ def _build(path: Path, described: dict[str, Any]) -> nn.Module:
         name = None if network is None else network["name"]
         if name in BUILT_IN_TRUNKS:
             with torch.random.fork_rng(devices=[]):  # the caller's random numbers stay as they are
-                return make_actor_critic(name, _spec_from_json(spec), squash=network["squash"])
+                return make_actor_critic(name, spec_from_json(spec), squash=network["squash"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ConfigurationError(f"{path}: its description cannot be read: {error!r}") from error
     raise ConfigurationError(
@@ -120,7 +120,8 @@ def _build(path: Path, described: dict[str, Any]) -> nn.Module:
     )
 
 
-def _spec_as_json(spec: EnvSpec) -> dict[str, Any]:
+def spec_as_json(spec: EnvSpec) -> dict[str, Any]:
+    """Return observations and actions as values that JSON has."""
     action = spec.action
     return {
         "observations": [
@@ -137,7 +138,8 @@ def _spec_as_json(spec: EnvSpec) -> dict[str, Any]:
     }
 
 
-def _spec_from_json(spec: dict[str, Any]) -> EnvSpec:
+def spec_from_json(spec: dict[str, Any]) -> EnvSpec:
+    """Return observations and actions from what :func:`spec_as_json` returned."""
     observations = {
         each["key"][0] if len(each["key"]) == 1 else tuple(each["key"]): _array_from_json(each)
         for each in spec["observations"]

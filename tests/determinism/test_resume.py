@@ -32,7 +32,7 @@ from hts_torchrl.callbacks import LastCheckpoint, LearningCurve, TrainingStatist
 from hts_torchrl.envs.atari import AtariGroup
 from hts_torchrl.envs.make_group import make_group
 from hts_torchrl.errors import ReplayError
-from tests.determinism.tasks import CARTPOLE, LEARNINGS, SPECIAL_LEARNINGS
+from tests.determinism.tasks import CARTPOLE, LEARNINGS, SPECIAL_LEARNINGS, Learning
 from tests.fakes import CoordinateEnvs
 from tests.fits import Watch, cartpole, watched_fit
 from tests.runs import digest, perturbed
@@ -48,6 +48,12 @@ ROUNDS = 6
 PONG = AtariEnvs("pong", sticky_actions=0.25, max_frames=200)
 # Of ours, and known: what is tested is that the bits do not suffer.
 TWO_MODES = "ignore:the policy learns in train mode and acts in eval mode"
+
+STEADY = {
+    "steady A2C": Learning(partial(A2C, learning_rate=0.01)),
+    "steady PPO": Learning(partial(PPO, epochs=2, minibatches=2)),
+    "PPO displacement": LEARNINGS["PPO displacement"],
+}
 
 
 @dataclass
@@ -101,7 +107,7 @@ class Final(Callback):
 def train(learner: str, folder: Path, ckpt_path=None, callbacks=(), **settings) -> Run:
     """Train to the end, in a process whose generator has another state when a run is resumed."""
     torch.manual_seed(0 if ckpt_path is None else 1)
-    task = (LEARNINGS | SPECIAL_LEARNINGS)[learner]
+    task = (LEARNINGS | SPECIAL_LEARNINGS | STEADY)[learner]
     trainer_settings = task.trainer | settings.pop("trainer", {})
     final, statistics, curve = Final(), TrainingStatistics(), LearningCurve()
     settings = {"env": task.env, "evaluation_episodes": 2} | settings
@@ -139,6 +145,27 @@ def test_resuming_after_any_step_of_the_optimiser_gives_the_bits_of_the_whole_ru
     learner, folder, whole = saved
     for path in checkpoints(folder)[:-1]:
         assert train(learner, tmp_path, path).ends_like(whole), path
+
+
+ENDINGS: dict[str, dict[str, Any]] = {
+    "its last step": {"every_n_train_steps": 1},
+    "its last evaluation": {"save_on_train_epoch_end": False},
+    "the end of its epoch": {"save_on_train_epoch_end": True},
+}
+
+
+@pytest.mark.parametrize("learner", STEADY)
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_a_finished_run_is_extended_to_the_bits_of_a_longer_one(learner, ending, tmp_path):
+    evaluated = {"trainer": {"limit_val_batches": 1}} if "evaluation" in ending else {}
+    half = saving(tmp_path, **ENDINGS[ending])
+    train(learner, tmp_path, callbacks=[half], total_frames=ROUNDS // 2 * 32, **evaluated)
+    extended = train(learner, tmp_path, checkpoints(tmp_path)[-1])
+    whole = train(learner, tmp_path)
+    assert len(extended.watch.rounds) == ROUNDS // 2
+    if "evaluation" in ending:  # which the longer run has not played
+        extended.curve, whole.curve = extended.statistics, whole.statistics
+    assert extended.ends_like(whole)
 
 
 def test_a_checkpoint_holds_tensors_and_plain_values_only(saved):

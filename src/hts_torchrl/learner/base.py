@@ -6,10 +6,12 @@ import copy
 import math
 from abc import abstractmethod
 from dataclasses import replace
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, Literal, Self
 
 import torch
 from lightning.pytorch import LightningModule
+from lightning.pytorch.trainer.states import TrainerFn
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
 from torch import distributions as d
@@ -24,13 +26,17 @@ from hts_torchrl.evaluation import Evaluation
 from hts_torchrl.inference import one_thread
 from hts_torchrl.learner.finite import require_finite_gradients
 from hts_torchrl.learner.modes import evaluating, layers_of_two_modes
+from hts_torchrl.learner.restored import restored
+from hts_torchrl.learner.resumption import Resumption, learner_settings
 from hts_torchrl.learner.round_start import RoundStart
 from hts_torchrl.learner.shield import Shield
 from hts_torchrl.models import make_actor_critic
 from hts_torchrl.objectives.returns import gae_targets
 from hts_torchrl.policy import evaluate, probabilistic_module
+from hts_torchrl.policy_file import spec_as_json
 from hts_torchrl.policy_probe import OTHERS, described, drawing_modules, noting_draws
 from hts_torchrl.round_part import RoundPart
+from hts_torchrl.run_settings import class_name
 from hts_torchrl.sampling import borrowed_generators
 
 
@@ -95,6 +101,12 @@ class Learner(LightningModule):
         self._layers_of_two_modes: list[nn.Module] = []
         self._round_open = False
         self._round_start: RoundStart | None = None
+        self._resumption: Resumption | None = None
+        self._spec: dict[str, Any] | None = None
+        self.policy_name = None if policy is None else class_name(policy)
+        """Class of a policy of the user's own."""
+        self.decay_steps: int | None = None
+        """Steps of the optimiser in which the learning rate falls to 0, if it does."""
         self._shield = Shield()
         self.network, self.squash = network, squash
         self.optimizer_name: Literal["adam", "rmsprop"] = optimizer
@@ -106,6 +118,31 @@ class Learner(LightningModule):
 
     # Building
 
+    @classmethod
+    def load_from_checkpoint(  # type: ignore[override] # Lightning's is no plain class method
+        cls,
+        checkpoint_path: str | Path,
+        map_location: Any = "cpu",  # noqa: ANN401 - as in torch.load
+        **settings: Any,  # noqa: ANN401
+    ) -> Self:
+        """Return a learner with the settings and weights of a checkpoint; nothing in it is run.
+
+        Args:
+            checkpoint_path: of the file.
+            map_location: where its tensors go.
+            settings: arguments of the class that count more than the checkpoint's; ``policy``, the
+                module to load into, is needed for one that is none of this package.
+
+        Raises:
+            ConfigurationError: if that is no checkpoint of such a learner, or its policy is not
+                given.
+
+        Example:
+            >>> learner = PPO.load_from_checkpoint("best.ckpt")     # doctest: +SKIP
+            >>> trainer.validate(learner, datamodule)               # doctest: +SKIP
+        """
+        return restored(cls, Path(checkpoint_path), map_location, settings)
+
     def configure_model(self) -> None:
         """Build the policy for the data module's environment, unless it was given."""
         if self.policy is None:
@@ -116,6 +153,7 @@ class Learner(LightningModule):
 
     def build_policy(self, spec: EnvSpec) -> None:
         """Build ``network`` for an environment."""
+        self._spec = spec_as_json(spec)
         with one_thread():  # the bits of an orthogonal initialisation depend on their number
             self.policy = make_actor_critic(self.network, spec, squash=self.squash)
 
@@ -137,6 +175,7 @@ class Learner(LightningModule):
         steps = self.trainer.estimated_stepping_batches
         if steps == float("inf"):
             raise ConfigurationError("learning_rate_decay needs an end: set total_frames")
+        self.decay_steps = int(steps)
         decay = torch.optim.lr_scheduler.LambdaLR(
             optimizer, lambda step: max(0.0, 1 - step / steps)
         )
@@ -146,6 +185,8 @@ class Learner(LightningModule):
         """Take the behaviour weights of the first round, and the learner's threads."""
         assert self.policy is not None
         keep_freed_memory()
+        if self._resumption is not None:
+            self._resumption.place_loops()
         self._delayed = DelayedGradient(self._trained().values())
         self._statistics = DelayedGradient(self._kept_buffers().values())
         self._round_open = False
@@ -160,6 +201,9 @@ class Learner(LightningModule):
         if acting is not None:
             self._delayed.set_behaviour(acting[name] for name in self._trained())
             self._statistics.set_behaviour(acting[name] for name in self._kept_buffers())
+        if self._resumption is not None:
+            self._resumption.set_rates()
+            self._resumption = None
         data = getattr(self.trainer, "datamodule", None)
         self._seed = int(getattr(data, "seed", 0))
         self._is_inspected = False
@@ -406,8 +450,14 @@ class Learner(LightningModule):
         )
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Keep the number of updates; and before a round that was cut off, all as it was then."""
+        """Keep settings and updates; and before a round that was cut off, all as it was then."""
         checkpoint["updates"] = self.updates
+        checkpoint["learner"] = learner_settings(self) | {
+            "policy": self.policy_name,
+            "parts_per_round": self.parts_per_round,
+            "decay_steps": self.decay_steps,
+            "spec": self._spec,
+        }
         loop = self.trainer.fit_loop
         if loop.batch_idx + 1 < loop.max_batches:
             # max_steps or max_time ended it: Lightning counts a whole epoch, and would not go on.
@@ -426,8 +476,11 @@ class Learner(LightningModule):
         """Go on counting updates.
 
         Raises:
-            ConfigurationError: if the checkpoint is of another network.
+            ConfigurationError: if the checkpoint is of another network, or ``fit`` would go on with
+                other settings that decide bits.
         """
+        if self._trainer is not None and self.trainer.state.fn == TrainerFn.FITTING:
+            self._resumption = Resumption(self, checkpoint)
         own = {name: tuple(value.shape) for name, value in self.state_dict().items()}
         saved = {name: tuple(value.shape) for name, value in checkpoint["state_dict"].items()}
         differing = sorted(name for name in own | saved if own.get(name) != saved.get(name))

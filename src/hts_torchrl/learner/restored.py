@@ -1,0 +1,73 @@
+"""A learner from a checkpoint alone: from its plain settings, and nothing that it could name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from hts_torchrl.errors import ConfigurationError
+from hts_torchrl.models.actor_critic import BUILT_IN_TRUNKS
+from hts_torchrl.policy_file import spec_from_json
+from hts_torchrl.run_settings import class_name, known_arguments
+
+LearnerT = TypeVar("LearnerT", bound=nn.Module)
+
+
+def restored(
+    make: type[LearnerT],
+    path: Path,
+    map_location: Any,  # noqa: ANN401
+    given: dict[str, Any],
+) -> LearnerT:
+    """Return a learner with the settings and weights of a checkpoint.
+
+    Args:
+        make: its class.
+        path: of the checkpoint.
+        map_location: of ``torch.load``.
+        given: arguments of the class that count more than the checkpoint's.
+
+    Raises:
+        ConfigurationError: if the file is no checkpoint of such a learner, or a policy or network
+            that is none of this package is not given.
+    """
+    try:
+        content = torch.load(path, map_location=map_location, weights_only=True)
+        saved = dict(content.get("learner", {}))
+        content["updates"], content["state_dict"]
+    except Exception as error:  # whatever a file that is something else may lead to
+        raise ConfigurationError(f"{path}: this is no checkpoint, or half of one") from error
+    if saved and saved.get("class_path") not in [class_name(each) for each in make.__mro__]:
+        raise ConfigurationError(
+            f"{path} is of the learner {saved.get('class_path')!r}, not {make.__name__}"
+        )
+    known, _ = known_arguments(make, saved.get("init_args", {}), "model", besides=("policy",))
+    settings: dict[str, Any] = {**known, **given}
+    named = saved.get("policy") or settings.get("network", "mlp")
+    own = saved.get("policy") is None and (named in BUILT_IN_TRUNKS or "network" in given)
+    if not own and settings.get("policy") is None:
+        raise ConfigurationError(
+            f"{path}: its policy ({named}) is none of this package: give the module to load into, "
+            f"{make.__name__}.load_from_checkpoint(path, policy=...)"
+        )
+    learner: Any = make(**settings)
+    if learner.policy is None:
+        with torch.random.fork_rng(devices=[]):  # the caller's random numbers stay as they are
+            learner.build_policy(_spec(path, saved))
+    learner.on_load_checkpoint(content)
+    learner.load_state_dict(content["state_dict"])
+    restored_learner: LearnerT = learner
+    return restored_learner
+
+
+def _spec(path: Path, saved: dict[str, Any]) -> Any:  # noqa: ANN401 - an EnvSpec
+    try:
+        return spec_from_json(saved["spec"])
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ConfigurationError(
+            f"{path} does not tell what its policy observes: give the policy to load into, "
+            "load_from_checkpoint(path, policy=...)"
+        ) from error

@@ -1,0 +1,90 @@
+"""A learner from a checkpoint alone."""
+
+import sys
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+from hts_torchrl import A2C, PPO, ConfigurationError, Impala
+from tests.command_line import Valued
+from tests.fits import cartpole, flat, quiet_trainer, watched_fit
+
+
+def saved(folder, learner):
+    saving = ModelCheckpoint(folder, filename="last", every_n_train_steps=1)
+    watched_fit(learner, cartpole(2), callbacks=[saving], enable_checkpointing=True)
+    return folder / "last.ckpt"
+
+
+def forged(path, **learner):
+    """The checkpoint as a stranger could have written it."""
+    content = torch.load(path, weights_only=True)
+    content["learner"] |= learner
+    torch.save(content, path)
+
+
+@pytest.mark.parametrize("make", [A2C, PPO, Impala])
+def test_has_the_settings_the_weights_and_the_updates(make, tmp_path):
+    trained = make(learning_rate=0.125, entropy_coef=0.5)
+    path = saved(tmp_path, trained)
+    learner = make.load_from_checkpoint(path)
+    assert torch.equal(flat(learner.policy), flat(trained.policy))
+    assert (learner.learning_rate, learner.entropy_coef, learner.updates) == (0.125, 0.5, 2)
+
+
+def test_is_evaluated_as_the_one_that_was_trained(tmp_path):
+    trained = A2C()
+    learner = A2C.load_from_checkpoint(saved(tmp_path, trained))
+    scores = [
+        quiet_trainer(limit_val_batches=1).validate(each, cartpole(), verbose=False)
+        for each in (trained, learner)
+    ]
+    assert scores[0] == scores[1]
+
+
+def test_takes_what_the_caller_gives_before_the_checkpoints(tmp_path):
+    path = saved(tmp_path, A2C(learning_rate=0.125, gamma=0.5))
+    learner = A2C.load_from_checkpoint(path, learning_rate=0.25)
+    assert (learner.learning_rate, learner.gamma) == (0.25, 0.5)
+
+
+def test_a_policy_of_the_users_own_is_to_be_given(tmp_path):
+    path = saved(tmp_path, A2C(Valued()))
+    with pytest.raises(
+        ConfigurationError, match=r"its policy \(tests.command_line.Valued\) is none"
+    ):
+        A2C.load_from_checkpoint(path)
+    own = Valued()
+    assert A2C.load_from_checkpoint(path, policy=own).policy is own
+
+
+@pytest.mark.parametrize("network", ["this.s", "builtins.print", "sys.exit", "os.system"])
+def test_a_network_that_the_file_names_is_not_imported(network, tmp_path):
+    path = saved(tmp_path, A2C())
+    forged(path, init_args={"network": network})
+    sys.modules.pop("this", None)
+    with pytest.raises(ConfigurationError, match="is none of this package: give the module"):
+        A2C.load_from_checkpoint(path)
+    assert "this" not in sys.modules
+
+
+def test_a_checkpoint_of_another_learner_is_refused(tmp_path):
+    with pytest.raises(ConfigurationError, match="is of the learner 'A2C', not PPO"):
+        PPO.load_from_checkpoint(saved(tmp_path, A2C()))
+
+
+@pytest.mark.parametrize(
+    "learner", [{"spec": None}, {"spec": [1]}, {"init_args": 3}, {"init_args": {"gamma": "x"}}]
+)
+def test_settings_of_another_form_are_refused(learner, tmp_path):
+    path = saved(tmp_path, A2C())
+    forged(path, **learner)
+    with pytest.raises(ConfigurationError):
+        A2C.load_from_checkpoint(path)
+
+
+def test_a_file_that_is_no_checkpoint_is_refused(tmp_path):
+    (tmp_path / "none.ckpt").write_bytes(b"PK\x03\x04 and no more")
+    with pytest.raises(ConfigurationError, match="this is no checkpoint, or half of one"):
+        A2C.load_from_checkpoint(tmp_path / "none.ckpt")
