@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import signal
 import sys
@@ -36,8 +37,9 @@ from hts_torchrl.callbacks import (
     TrainingStatistics,
 )
 from hts_torchrl.callbacks.stop_together import end_at_once, leave_together
+from hts_torchrl.checkpoint_settings import CheckpointSettings
 from hts_torchrl.checkpoints import DurableCheckpointIO, whole_checkpoint
-from hts_torchrl.config_files import expand_configs
+from hts_torchrl.config_files import checkpoint_of, expand_configs
 from hts_torchrl.data import HTSDataModule
 from hts_torchrl.doctor import examine
 from hts_torchrl.envs.atari import AtariEnvs  # noqa: F401 - makes --data.env=AtariEnvs known
@@ -306,27 +308,44 @@ class HTSCommandLine(LightningCLI):
             _ = logger.version
         return trainer
 
-    def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
-        """Report an interpolation that leads nowhere in one line."""
+    def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:  # noqa: ARG002
+        """Put the checkpoint's settings before everything that the user has given."""
+        arguments = sys.argv[1:]
+        self._checkpoint = _settings_of(checkpoint_of(arguments))
+        if self._checkpoint is not None:
+            config = json.dumps(self._checkpoint.config)
+            arguments = [*arguments[:1], "--config", config, *arguments[1:]]
         try:
-            super().parse_arguments(parser, args)
+            self.config = parser.parse_args(arguments)
         except OmegaConfBaseException as error:
             raise ConfigurationError(str(error)) from error
+        except ConfigurationError as error:
+            self._explain(error)
+            raise
+
+    def _explain(self, error: ConfigurationError) -> None:
+        """Say of a setting that is missing why the checkpoint does not give it."""
+        if self._checkpoint is None or "required" not in str(error):
+            return
+        if not self._checkpoint.known:
+            raise ConfigurationError(
+                f"{error} (--ckpt_path is of a version that kept no settings: add --config with "
+                "the config.yaml of its run)"
+            ) from error
+        for setting in ("model", "data.env"):
+            if setting in self._checkpoint.withheld and f".{setting}" in str(error):
+                raise self._checkpoint.refusal(setting) from error
 
     def _parse_ckpt_path(self) -> None:
-        """Refuse a checkpoint that is not there, or is none; take the one before a damaged one."""
+        """Take the checkpoint before a damaged one; require names for what it would import."""
         arguments = self.config[self.config.subcommand]
-        path = arguments.get("ckpt_path")
-        if path is not None:
-            try:
-                arguments["ckpt_path"] = str(whole_checkpoint(Path(path)))
-            except ConfigurationError as error:
-                raise ConfigurationError(f"--ckpt_path={error}") from error
-            if not _is_checkpoint(arguments["ckpt_path"]):
-                raise ConfigurationError(
-                    f"--ckpt_path={path}: this is no checkpoint, or half of one"
-                )
-        super()._parse_ckpt_path()
+        if self._checkpoint is None:
+            return
+        arguments["ckpt_path"] = str(whole_checkpoint(Path(arguments["ckpt_path"])))
+        own = arguments["model"]["init_args"]
+        for setting, default in (("model.policy", None), ("model.network", "mlp")):
+            if setting in self._checkpoint.withheld and own[setting.split(".")[1]] == default:
+                raise self._checkpoint.refusal(setting)
 
     def _set_seed(self) -> None:
         """Report a seed that is out of bounds in one line."""
@@ -389,13 +408,18 @@ def _given(default: Callback, given: Sequence[Callback]) -> bool:
     return any(isinstance(each, kind) for each in given)
 
 
-def _is_checkpoint(path: str) -> bool:
-    """Return whether a learner's checkpoint can be read; never runs code."""
+def _settings_of(path: str | None) -> CheckpointSettings | None:
+    """Read the checkpoint that the user names, or the one before if it is damaged."""
+    if path is None:
+        return None
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except Exception:  # whatever a file that is something else may lead to
-        return False
-    return isinstance(content, dict) and {"state_dict", "updates"} <= content.keys()
+        whole = whole_checkpoint(Path(path))
+    except ConfigurationError as error:
+        raise ConfigurationError(f"--ckpt_path={error}") from error
+    try:
+        return CheckpointSettings.read(whole)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"--ckpt_path={path}: {error}") from error
 
 
 _TRAINER_DEFAULTS = {"max_epochs": 1, "num_sanity_val_steps": 0, "enable_model_summary": False}

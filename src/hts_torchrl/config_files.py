@@ -1,9 +1,10 @@
-"""Config files that build on others, and the one that a checkpoint was trained with."""
+"""Config files that build on others, and the checkpoint that they or the command line name."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -13,8 +14,7 @@ from hts_torchrl.errors import ConfigurationError
 def expand_configs(arguments: Sequence[str]) -> list[str]:
     """Return command-line arguments in which every config file stands by itself.
 
-    The files that a config names under ``base`` come before it, and theirs before them. Where no
-    config is given, that of the run to which ``--ckpt_path`` belongs is taken.
+    The files that a config names under ``base`` come before it, and theirs before them.
 
     Raises:
         ConfigurationError: if a file is not there or is no YAML.
@@ -34,7 +34,6 @@ def expand_configs(arguments: Sequence[str]) -> list[str]:
         if not separator and waiting:
             value = waiting.pop(0)
         configs += _with_bases(Path(value))
-    configs = configs or _config_of_checkpoint(expanded)
     if not configs:
         return expanded
     # After the files, so that the config that a run saves does not look for theirs.
@@ -45,12 +44,7 @@ def expand_configs(arguments: Sequence[str]) -> list[str]:
 def _with_bases(path: Path, above: tuple[Path, ...] = ()) -> list[Path]:
     if path.resolve() in above:
         raise ConfigurationError(f"--config={path}: it builds on itself")
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigurationError(f"--config={path}: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeError) as error:
-        raise ConfigurationError(f"--config={path}: {' '.join(str(error).split())}") from error
+    content = _content(path)
     bases = (content.get("base") or []) if isinstance(content, dict) else []
     named = [bases] if isinstance(bases, str) else bases
     if not isinstance(named, list) or not all(isinstance(base, str) for base in named):
@@ -59,12 +53,27 @@ def _with_bases(path: Path, above: tuple[Path, ...] = ()) -> list[Path]:
     return [file for base in named for file in _with_bases(path.parent / base, above)] + [path]
 
 
-def _config_of_checkpoint(arguments: Sequence[str]) -> list[Path]:
-    """Find ``config.yaml`` in the run's folder, which holds the folder of its checkpoints."""
+def _content(path: Path) -> Any:  # noqa: ANN401 - whatever the file holds
+    try:
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigurationError(f"--config={path}: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeError) as error:
+        raise ConfigurationError(f"--config={path}: {' '.join(str(error).split())}") from error
+
+
+def checkpoint_of(arguments: Sequence[str]) -> str | None:
+    """Return the last ``--ckpt_path`` of expanded arguments, or else that of the last config."""
+    named: dict[str, Any] = {}
     for index, argument in enumerate(arguments):
         flag, separator, value = argument.partition("=")
+        if not separator:
+            value = "".join(arguments[index + 1 : index + 2])
         if flag == "--ckpt_path":
-            path = Path(value if separator else "".join(arguments[index + 1 : index + 2]))
-            config = path.parent.parent / "config.yaml"
-            return [config] if config.is_file() else []
-    return []
+            named[flag] = value
+        elif flag == "--config":
+            content = _content(Path(value))
+            if isinstance(content, dict) and "ckpt_path" in content:
+                named[flag] = content["ckpt_path"]
+    path = named.get("--ckpt_path", named.get("--config"))
+    return path if isinstance(path, str) and path != "null" else None
