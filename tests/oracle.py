@@ -51,6 +51,7 @@ class Oracle:
         """Yield the cells ``[N, T, ...]`` of each round by TensorDict key."""
         self._policy = copy.deepcopy(self.policy)
         self._inference = PolicyInference(self._policy, self.spec, batch_size=self.batch_size)
+        self._inference.outputs()  # which finds what else the policy writes
         places = []
         for index in range(self.num_envs):
             env = self.make_env(index)

@@ -16,12 +16,19 @@ from tensordict.nn import (
 )
 from torch import nn
 from torch.distributions import Categorical
+from torchrl.envs import EnvBase, GymEnv, RenameTransform, TransformedEnv
 
 from hts_torchrl import ActorCritic
 from hts_torchrl.envs.group import EnvFactory
 from tests.fakes import NUM_ACTIONS
 
 VERSION_UNIT = 2**16
+
+
+def nested_cartpole(_: int) -> EnvBase:
+    """TorchRL's CartPole, whose action has a path for its key."""
+    rename = RenameTransform([], [], in_keys_inv=["action"], out_keys_inv=[("agent", "action")])
+    return TransformedEnv(GymEnv("CartPole-v1"), rename)
 
 
 class EchoNet(nn.Module):

@@ -246,6 +246,7 @@ class Advisor:
             policy_device=str(self._trainer.strategy.root_device),
             clone=False,
         )
+        collector._leave_out_extras()
         spans: dict[str, list[float]] = {"executor": [], "actor": [], "learner": []}
         try:
             for index, _ in enumerate(collector):

@@ -8,11 +8,12 @@ import time
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, TypeAlias, TypeGuard
 
 import torch
 from tensordict import TensorDict, TensorDictBase
-from tensordict.nn import TensorDictModuleBase
+from tensordict.nn import TensorDictModuleBase, composite_lp_aggregate
 from torch import nn
 from torchrl.collectors import BaseCollector
 
@@ -57,12 +58,13 @@ class HTSCollector(BaseCollector):
             collector.update_policy_weights_()
 
     A batch is a ``TensorDict[N, T]`` (N environments, T steps, the last dimension named ``time``)
-    with the observation, the action, ``action_log_prob`` ``[N, T]``, ``state_value`` ``[N, T, 1]``
-    if the policy has a value, ``reward``, ``done``, ``terminated``, ``truncated`` ``[N, T, 1]`` and
-    the true next observation under ``next``, also where an episode ended; beside them
-    ``("next", "episode_reward")`` and ``("next", "step_count")`` (raw score and steps of the game
-    so far), ``("next", "episode_end")``, ``("collector", "traj_ids")`` and
-    ``("collector", "policy_version")`` (updates in the acting weights), int64 ``[N, T]``.
+    with the observation, all ``out_keys`` of the policy (such as the action, ``action_log_prob``
+    ``[N, T]``, ``state_value`` ``[N, T, 1]`` and the distribution's parameters), ``reward``,
+    ``done``, ``terminated``, ``truncated`` ``[N, T, 1]`` and the true next observation under
+    ``next``, also where an episode ended; beside them ``("next", "episode_reward")`` and
+    ``("next", "step_count")`` (raw score and steps of the game so far), ``("next",
+    "episode_end")``, ``("collector", "traj_ids")`` and ``("collector", "policy_version")`` (updates
+    in the acting weights), int64 ``[N, T]``.
     It is yours to keep, unless ``clone=False`` asks for a view.
     What a Gymnasium environment returns as ``info`` is not kept: wrap what is needed of it into the
     observation.
@@ -212,9 +214,16 @@ class HTSCollector(BaseCollector):
                 precision=precision,
                 matmul_precision=torch.get_float32_matmul_precision(),
                 deterministic=torch.are_deterministic_algorithms_enabled(),
+                aggregate=composite_lp_aggregate(nowarn=True),
+                extras=tuple(inference.extras),
             ),
             outputs,
         )
+
+    def _leave_out_extras(self) -> None:
+        """Store action, log-probability and value only: for a learner that reads no more."""
+        self._outputs = {k: v for k, v in self._outputs.items() if k not in self._settings.extras}
+        self._settings = replace(self._settings, extras=())
 
     def start(self) -> None:
         """Start the crew, if it is not yet running; the first ``next`` does so by itself."""

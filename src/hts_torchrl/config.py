@@ -45,6 +45,8 @@ class ActionSpec:
     sizes: tuple[int, ...] = ()
     low: np.ndarray[Any, Any] | None = None
     high: np.ndarray[Any, Any] | None = None
+    key: Key = "action"
+    """Where the environment reads it, and the policy writes it."""
 
     @property
     def num_draws(self) -> int:

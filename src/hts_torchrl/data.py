@@ -342,7 +342,7 @@ class HTSDataModule(LightningDataModule):
         assert self.trainer is not None
         policy: Any = self.trainer.lightning_module.policy
         if self.collection == "rounds":
-            return HTSCollector(
+            collector = HTSCollector(
                 self.env,
                 policy,
                 precision=self._precision,
@@ -351,6 +351,9 @@ class HTSDataModule(LightningDataModule):
                 clone=False,  # no learner keeps a round
                 **self._settings,
             )
+            if not getattr(self.trainer.lightning_module, "reads_all_outputs", True):
+                collector._leave_out_extras()
+            return collector
         return TrajectoryCollector(
             self.env,
             as_policy(policy, self.env_spec),

@@ -82,7 +82,7 @@ class Evaluation:
             )
             for step in range(_CHUNK):
                 answers = inference.answer(observation, draws[:, step], greedy=self.greedy)
-                transition = group.step(answers["action"])
+                transition = group.step(answers[action.key])
                 observation = transition.next_observation
                 yield transition.score, transition.episode_end
             first += _CHUNK

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from tensordict import TensorDictBase
+from tensordict import TensorDictBase, unravel_key
 from torch import Tensor, nn
 from torch.distributions import Bernoulli, Categorical, Distribution, Independent
 
@@ -29,6 +29,7 @@ from hts_torchrl.sampling import RowDistribution, mode, sample
 Array = np.ndarray[Any, Any]
 
 _CHANCE = "chance must come from the policy's distribution"
+_TAKEN = {"next", "collector", "done", "terminated", "truncated"}
 
 
 class PolicyInference:
@@ -39,6 +40,14 @@ class PolicyInference:
 
     With ``bf16-mixed`` the weights of linear and convolutional layers are cast once and not in
     every pass, as autocast would: give it a copy of a policy that is trained.
+
+    Args:
+        policy: moved to ``device`` and put in eval mode.
+        spec: observations and actions of the environment.
+        batch_size: rows of every pass.
+        device: where it computes.
+        precision: in Lightning's words.
+        extras: what to answer beside action, log-probability and value, by TensorDict key.
 
     Example:
         >>> inference = PolicyInference(policy, spec, batch_size=8)   # doctest: +SKIP
@@ -53,6 +62,7 @@ class PolicyInference:
         batch_size: int,
         device: str = "cpu",
         precision: Precision = "32-true",
+        extras: Sequence[Key] = (),
     ) -> None:
         self.policy = policy.to(device).eval()
         self.batch_size = batch_size
@@ -66,13 +76,15 @@ class PolicyInference:
         }
         self._draws = torch.full((batch_size, spec.action.num_draws), 0.5, dtype=torch.float64)
         module = probabilistic_module(policy)
-        if module.out_keys[0] != "action":
+        if module.dist_sample_keys != [spec.action.key]:
             raise ConfigurationError(
-                f"the policy writes its action to {module.out_keys[0]!r}; 'action' is needed"
+                f"the policy writes its action to {_words(module.dist_sample_keys)}; "
+                f"{spec.action.key!r} is needed"
             )
         self._head = module
-        self._log_prob: Key = module.log_prob_key if module.return_log_prob else "action_log_prob"
+        self._log_prob: Key = module.log_prob_key
         self._action = spec.action
+        self.extras = list(extras)
 
     def answer(
         self, observations: Mapping[Key, Array], draws: Array, *, greedy: bool = False
@@ -85,7 +97,8 @@ class PolicyInference:
             greedy: the likeliest action instead of a drawn one.
 
         Returns:
-            Action, float32 log-probability ``[R]`` and, if the policy has one, value ``[R, 1]``.
+            Action, float32 log-probability ``[R]``, value ``[R, 1]`` if the policy has one, and the
+            extras.
         """
         rows = len(draws)
         parts = [
@@ -120,11 +133,14 @@ class PolicyInference:
             else:
                 action = sample(dist, self._draws.to(self._device), self._row_distribution(result))
             log_prob = dist.log_prob(action).float()
-            if action.dtype is torch.bfloat16:  # which numpy does not have
-                action = action.float()
-            answers: dict[Key, Tensor] = {"action": action, self._log_prob: log_prob}
+            answers: dict[Key, Tensor] = {self._action.key: action, self._log_prob: log_prob}
             if result.value is not None:
                 answers["state_value"] = result.value.float()
+            for key in self.extras:
+                answers[key] = result.written[key]
+            for key, answer in answers.items():
+                if answer.dtype is torch.bfloat16:  # which numpy does not have
+                    answers[key] = answer.float()
         return answers, result
 
     def _row_distribution(self, result: Evaluation) -> RowDistribution | None:
@@ -134,7 +150,10 @@ class PolicyInference:
         return lambda row: self._head.get_dist(written[row : row + 1])
 
     def outputs(self) -> dict[Key, ArraySpec]:
-        """Return shape and dtype of each answer, without the row dimension.
+        """Return shape and dtype of all that the policy writes, without the row dimension.
+
+        As in TorchRL's collectors that is the policy's ``out_keys`` (``select_out_keys`` leaves
+        some out), without names that begin with ``_``. Later passes answer all of them.
 
         Raises:
             ConfigurationError: if the policy cannot read the observation, its action is not what
@@ -149,17 +168,20 @@ class PolicyInference:
                 f"the policy does not fit the environment (observations of shape {observations}, "
                 f"actions of shape {self._action.array.shape}): {error}"
             ) from error
+        self.extras = self._others(result.written)
         self._refuse_chance(drawn, result)
+        tensors, _ = self._pass(greedy=False)
         answers = {key: value.cpu().numpy() for key, value in tensors.items()}
         specs = {key: ArraySpec(value.shape[1:], value.dtype) for key, value in answers.items()}
         wanted = self._action.array.shape
-        if specs["action"].shape != wanted:
+        action = specs[self._action.key]
+        if action.shape != wanted:
             raise ConfigurationError(
-                f"the policy's action has shape {specs['action'].shape}, but the environment "
+                f"the policy's action has shape {action.shape}, but the environment "
                 f"accepts {wanted} ({self._action.kind})"
             )
         dist, most = result.distribution, max(self._action.sizes, default=0)
-        if _is_discrete(dist, tensors["action"]) == (self._action.kind == "continuous"):
+        if _is_discrete(dist, tensors[self._action.key]) == (self._action.kind == "continuous"):
             raise ConfigurationError(
                 f"the policy draws actions from a {type(dist).__name__}, but the environment's are "
                 f"{self._action.kind}"
@@ -193,6 +215,28 @@ class PolicyInference:
 
     def _run_again(self, _: nn.Module) -> None:
         self._pass(greedy=False)
+
+    def _others(self, written: TensorDictBase | dict[Key, Tensor]) -> list[Key]:
+        """Return the keys of what the policy writes beside action, log-probability and value."""
+        known = {self._action.key, self._log_prob, "state_value", *self._inputs}
+        found: list[Key] = []
+        out_keys: Sequence[Key] = self.policy.out_keys  # type: ignore[assignment]
+        for key in map(unravel_key, out_keys):
+            value = written.get(key, None)
+            if key in known or value is None or any(n.startswith("_") for n in _path(key)):
+                continue
+            if isinstance(value, TensorDictBase):
+                leaves = value.keys(include_nested=True, leaves_only=True)
+                found += [(*_path(key), *_path(leaf)) for leaf in leaves]
+            elif isinstance(value, Tensor):
+                found.append(key)
+            else:
+                raise ConfigurationError(f"the policy writes {key!r}, which is no tensor")
+        if taken := [key for key in found if _path(key)[0] in _TAKEN]:
+            raise ConfigurationError(
+                f"the policy writes {taken[0]!r}, which the collector writes: give it another name"
+            )
+        return found
 
     def depends_on_row_alone(self, trials: int = 8) -> bool:
         """Return whether a row keeps its bits at another place, and among other rows.
@@ -254,6 +298,14 @@ def _is_discrete(dist: Distribution, action: Tensor) -> bool:
     while isinstance(dist, Independent):
         dist = dist.base_dist
     return isinstance(dist, Bernoulli) or not action.is_floating_point()
+
+
+def _path(key: Key) -> tuple[str, ...]:
+    return (key,) if isinstance(key, str) else key
+
+
+def _words(keys: Sequence[Key]) -> str:
+    return " and ".join(map(repr, keys))
 
 
 def _same_bits(values: Sequence[Tensor], others: Sequence[Tensor]) -> bool:

@@ -32,7 +32,7 @@ class Evaluation:
     """B distributions of actions."""
     value: Tensor | None
     """Values ``[B, 1]``; None if the policy has no critic."""
-    written: TensorDictBase | dict[str, Tensor]
+    written: TensorDictBase | dict[Key, Tensor]
     """The parameters of the distribution, and whatever else the modules wrote."""
 
 
@@ -43,8 +43,10 @@ def evaluate(policy: nn.Module, observations: dict[Key, Tensor], batch_size: int
     here the modules of a sequence run in order with the sampling left out.
     """
     if isinstance(policy, ActorCritic):
-        parameters, value = policy.heads(observations)
-        return Evaluation(policy.distribution(parameters), value, parameters)
+        features, parameters, value = policy.fused(observations)
+        written: dict[Key, Tensor] = {"hidden": features}
+        written.update(parameters)
+        return Evaluation(policy.distribution(parameters), value, written)
     tensordict = TensorDict(observations, [batch_size])
     distribution = None
     for module in _steps(policy):
@@ -129,7 +131,7 @@ def _require_no_memory(policy: TensorDictModuleBase, spec: EnvSpec) -> None:
             raise ConfigurationError(
                 f"the policy's {named} writes {_key(ahead[0])} for the next step: {_NO_MEMORY}"
             )
-        if ("action",) in known & written:
+        if _path(spec.action.key) in known & written:
             raise ConfigurationError(
                 f"the policy's {named} changes an action that was drawn, whose log-probability "
                 "would be another's: exploration belongs into the distribution"

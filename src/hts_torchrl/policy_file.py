@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from hts_torchrl.config import ActionSpec, ArraySpec, EnvSpec
+from hts_torchrl.config import ActionSpec, ArraySpec, EnvSpec, Key
 from hts_torchrl.durable_file import replacing
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.models.actor_critic import BUILT_IN_TRUNKS, make_actor_critic
@@ -125,11 +125,11 @@ def spec_as_json(spec: EnvSpec) -> dict[str, Any]:
     action = spec.action
     return {
         "observations": [
-            {"key": [key] if isinstance(key, str) else list(key), **_array_as_json(array)}
-            for key, array in spec.observations.items()
+            {"key": _path(key), **_array_as_json(array)} for key, array in spec.observations.items()
         ],
         "action": {
             "kind": action.kind,
+            "key": _path(action.key),
             **_array_as_json(action.array),
             "sizes": list(action.sizes),
             "low": _bound_as_json(action.low),
@@ -140,18 +140,24 @@ def spec_as_json(spec: EnvSpec) -> dict[str, Any]:
 
 def spec_from_json(spec: dict[str, Any]) -> EnvSpec:
     """Return observations and actions from what :func:`spec_as_json` returned."""
-    observations = {
-        each["key"][0] if len(each["key"]) == 1 else tuple(each["key"]): _array_from_json(each)
-        for each in spec["observations"]
-    }
+    observations = {_key(each["key"]): _array_from_json(each) for each in spec["observations"]}
     action, array = spec["action"], _array_from_json(spec["action"])
     low, high = (
         None if action[name] is None else _bound_from_json(action[name], array, infinity)
         for name, infinity in (("low", -np.inf), ("high", np.inf))
     )
+    key = _key(action.get("key", ["action"]))  # files of version 0.1 have none
     return EnvSpec(
-        observations, ActionSpec(action["kind"], array, tuple(action["sizes"]), low, high)
+        observations, ActionSpec(action["kind"], array, tuple(action["sizes"]), low, high, key)
     )
+
+
+def _path(key: Key) -> list[str]:
+    return [key] if isinstance(key, str) else list(key)
+
+
+def _key(path: list[str]) -> Key:
+    return path[0] if len(path) == 1 else tuple(path)
 
 
 def _array_as_json(array: ArraySpec) -> dict[str, Any]:

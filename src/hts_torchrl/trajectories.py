@@ -43,7 +43,7 @@ _GAME: list[Key] = ["reward", "done", "terminated", "truncated", "episode_end", 
 class ActingPolicy(TensorDictModuleBase):
     """Samples actions by torch's own generator, and says by which version of the weights.
 
-    It writes the action, ``action_log_prob`` ``[...]``, ``state_value`` ``[..., 1]`` and
+    It writes the action, its log-probability ``[...]``, ``state_value`` ``[..., 1]`` and
     ``policy_version`` ``[...]`` (int64), which is a buffer and so travels with the weights.
     """
 
@@ -51,9 +51,10 @@ class ActingPolicy(TensorDictModuleBase):
         super().__init__()
         self.policy = copy.deepcopy(policy).cpu().eval().requires_grad_(False)
         self._bf16 = precision == "bf16-mixed"
-        self._log_prob = probabilistic_module(policy).log_prob_key
+        head = probabilistic_module(policy)
+        self._action, self._log_prob = head.dist_sample_keys[0], head.log_prob_key
         self.in_keys = list(policy.in_keys)
-        self.out_keys = ["action", self._log_prob, "state_value", "policy_version"]
+        self.out_keys = [self._action, self._log_prob, "state_value", "policy_version"]
         self.register_buffer("version", torch.zeros((), dtype=torch.int64))
 
     @torch.no_grad()
@@ -67,7 +68,7 @@ class ActingPolicy(TensorDictModuleBase):
             raise ConfigurationError("V-trace needs a policy with a value")
         action = result.distribution.sample()
         answers = {
-            "action": action,
+            self._action: action,
             self._log_prob: result.distribution.log_prob(action).float(),
             "state_value": result.value.float(),
             "policy_version": self.version.expand(len(rows)).clone(),

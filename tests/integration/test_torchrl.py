@@ -7,6 +7,7 @@ from functools import partial
 import pytest
 import torch
 from tensordict import TensorDict
+from tensordict.nn import set_composite_lp_aggregate
 from torch import nn
 from torch.distributions import Categorical
 from torchrl.collectors import Collector
@@ -19,7 +20,7 @@ from torchrl.data import (
 )
 from torchrl.envs import EnvCreator, GymEnv, TransformedEnv
 from torchrl.modules import MLP, ActorValueOperator, ProbabilisticActor, ValueOperator
-from torchrl.objectives import A2CLoss, ClipPPOLoss
+from torchrl.objectives import A2CLoss, ClipPPOLoss, KLPENPPOLoss
 from torchrl.objectives.value import GAE
 from torchrl.trainers import (
     DefaultOptimizationStepper,
@@ -30,6 +31,7 @@ from torchrl.trainers import (
 
 from hts_torchrl import GymEnvs, HTSCollector, make_actor_critic
 from hts_torchrl.envs.make_group import make_group
+from tests.policies import nested_cartpole
 from tests.runs import digest, perturbed, play
 
 ENVS, STEPS = 4, 16
@@ -137,10 +139,7 @@ def test_a_batch_has_the_entries_of_torchrls_own_collector():
     )  # fmt: skip
     (batch,) = play(collect(lambda _: GymEnv("CartPole-v1"), policy, rounds=1))
     for other in theirs:
-        expected = {
-            key: (value.dtype, value.shape[1:])
-            for key, value in other.exclude("hidden", "logits").items(True, True)
-        }
+        expected = {key: (value.dtype, value.shape[1:]) for key, value in other.items(True, True)}
     theirs.shutdown()
     found = {key: (value.dtype, value.shape[2:]) for key, value in batch.items(True, True)}
     assert found.items() >= expected.items()
@@ -167,6 +166,48 @@ def _module(net, read, write):
     from tensordict.nn import TensorDictModule  # noqa: PLC0415
 
     return TensorDictModule(net, [read], [write])
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["actor-critic", "operator"])
+@pytest.mark.parametrize("create", [CARTPOLE, PENDULUM, nested_cartpole])
+@pytest.mark.parametrize("loss_class", [ClipPPOLoss, KLPENPPOLoss])
+def test_a_batch_has_what_losses_read_of_the_behaviour_policy(create, loss_class, whole):
+    """The newest policy is the one that acted, so that nothing has diverged."""
+    policy = policy_for(create)
+    actor, critic = operators(policy)
+    (batch,) = play(collect(create, policy if whole else actor, rounds=1))
+    batch = batch.exclude("state_value")  # of which TorchRL's GAE wants the next ones, too
+    GAE(gamma=0.9, lmbda=0.8, value_network=critic)(batch)
+    losses = loss_class(actor, critic)(batch)
+    divergence = losses["kl_approx" if loss_class is ClipPPOLoss else "kl"]
+    assert divergence.abs().max().item() == pytest.approx(0.0, abs=1e-5)
+    losses["loss_objective"].backward()
+    assert all(weight.grad is not None for weight in actor.parameters())
+
+
+def test_an_action_under_a_path_plays_the_same_games():
+    def create(_):
+        return GymEnv("CartPole-v1")
+
+    plain = play(collect(create, policy_for(create)))
+    nested = play(collect(nested_cartpole, policy_for(nested_cartpole)))
+    renamed = [
+        batch.rename_key_(("agent", "action"), "action")
+        .rename_key_(("agent", "action_log_prob"), "action_log_prob")
+        .exclude("agent")
+        for batch in nested
+    ]
+    assert digest(renamed) == digest(plain)
+
+
+@pytest.mark.processes
+def test_log_probabilities_have_the_key_of_the_aggregate_in_workers_too():
+    with set_composite_lp_aggregate(True):
+        policy = policy_for(CARTPOLE)
+        serial = play(collect(CARTPOLE, policy))
+        parallel = play(collect(CARTPOLE, policy, num_actors=1, envs_per_executor=4))
+    assert "sample_log_prob" in serial[0]
+    assert digest(parallel) == digest(serial)
 
 
 @pytest.mark.parametrize(

@@ -54,6 +54,7 @@ class TestBatches:
             "action": ((4, 3), torch.int64),
             "action_log_prob": ((4, 3), torch.float32),
             "state_value": ((4, 3, 1), torch.float32),
+            "logits": ((4, 3, NUM_ACTIONS), torch.float32),
             "collector.traj_ids": ((4, 3), torch.int64),
             "collector.policy_version": ((4, 3), torch.int64),
             "next.observation": ((4, 3, 5), torch.float32),

@@ -299,6 +299,17 @@ def test_rounds_reach_a_lightning_module_of_the_users_own():
     assert module.shapes == [(4, 8), (4, 8)]
 
 
+def test_a_learner_of_this_package_is_handed_what_it_reads_and_any_other_all_outputs():
+    class Reading(A2C):
+        reads_all_outputs = True
+
+    for learner, others in ((A2C(), set()), (Reading(), {"hidden", "logits"})):
+        written = set(watched_fit(learner, cartpole(2)).rounds[0].keys())
+        assert written & {"action", "state_value", "hidden", "logits"} == (
+            {"action", "state_value"} | others
+        )
+
+
 def test_a_learner_is_handed_views_of_two_storages_in_turn():
     class Places(Callback):
         def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):  # noqa: ARG002

@@ -1,6 +1,9 @@
+import re
+
 import numpy as np
 import pytest
 import torch
+from tensordict import TensorDict
 from tensordict.nn import (
     ProbabilisticTensorDictModule,
     ProbabilisticTensorDictSequential,
@@ -156,8 +159,10 @@ class TestAnswers:
         net = nn.Linear(WIDTH, 3) if spec.action.kind == "discrete" else MeanAndScale()
         inference = PolicyInference(as_policy(net, spec), spec, batch_size=4, precision=precision)
         types = {key: array.dtype.name for key, array in inference.outputs().items()}
-        action = "int64" if spec.action.kind == "discrete" else "float32"
-        assert types == {"action": action, "action_log_prob": "float32"}
+        is_discrete = spec.action.kind == "discrete"
+        parameters = ["logits"] if is_discrete else ["loc", "scale"]
+        expected = dict.fromkeys(["action_log_prob", *parameters], "float32")
+        assert types == {"action": "int64" if is_discrete else "float32", **expected}
 
     def test_mixed_precision_computes_in_bfloat16(self):
         spec = discrete(4)
@@ -234,7 +239,48 @@ class TestOutputs:
     def test_a_policy_without_a_critic_answers_no_value(self):
         spec = discrete(4)
         inference = PolicyInference(as_policy(nn.Linear(WIDTH, 4), spec), spec, batch_size=2)
-        assert sorted(inference.outputs()) == ["action", "action_log_prob"]
+        assert sorted(inference.outputs()) == ["action", "action_log_prob", "logits"]
+
+    def test_all_that_the_policy_writes_is_answered(self):
+        policy, spec, rows = several_outputs(), discrete(4), observations(3)
+        inference = PolicyInference(policy, spec, batch_size=4)
+        outputs = inference.outputs()
+        answers = inference.answer(rows, np.full((3, 1), 0.5))
+        policy.train()(written := TensorDict(observation=torch.from_numpy(rows["observation"])))
+        assert answers.keys() == outputs.keys()
+        assert outputs["aux", "double"] == ArraySpec((2,), np.dtype(np.float64))
+        for key in ("logits", "embedding", ("aux", "double")):
+            assert answers[key] == pytest.approx(written[key].detach().numpy(), abs=1e-6)
+
+    def test_keys_that_are_not_selected_or_private_are_left_out(self):
+        policy = several_outputs()
+        policy.select_out_keys("action", "action_log_prob", "embedding", "_mine")
+        outputs = PolicyInference(policy, discrete(4), batch_size=2).outputs()
+        assert list(outputs) == ["action", "action_log_prob", "embedding"]
+
+    def test_without_being_asked_for_nothing_but_action_and_value_is_answered(self):
+        inference = PolicyInference(several_outputs(), discrete(4), batch_size=2)
+        answers = inference.answer(observations(2), np.full((2, 1), 0.5))
+        assert list(answers) == ["action", "action_log_prob"]
+
+    @pytest.mark.parametrize("key", ["done", "truncated", ("collector", "mask")])
+    def test_an_output_that_the_collector_writes_is_refused(self, key):
+        inference = PolicyInference(several_outputs(key), discrete(4), batch_size=2)
+        with pytest.raises(ConfigurationError, match=f"writes {re.escape(repr(key))}, which"):
+            inference.outputs()
+
+
+def several_outputs(key="embedding"):
+    """A policy that writes logits, an embedding, a nested entry and a private one."""
+    return ProbabilisticTensorDictSequential(
+        TensorDictModule(nn.Linear(WIDTH, 8), ["observation"], [key]),
+        TensorDictModule(nn.Linear(8, 4), [key], ["logits"]),
+        TensorDictModule(lambda x: x[:, :2].double(), [key], [("aux", "double")]),
+        TensorDictModule(torch.tanh, [key], ["_mine"]),
+        ProbabilisticTensorDictModule(
+            ["logits"], ["action"], distribution_class=Categorical, return_log_prob=True
+        ),
+    )
 
 
 class TestChance:

@@ -82,12 +82,14 @@ class TestRoundTrip:
         assert torch.equal(own.weight, other.weight)
 
     def test_keys_with_a_path_and_other_kinds_of_actions_come_back(self, place):
-        action = ActionSpec("one_hot", ArraySpec((6,), np.dtype(bool)), (6,))
+        key = ("agent", "move")
+        action = ActionSpec("one_hot", ArraySpec((6,), np.dtype(bool)), (6,), key=key)
         spec = EnvSpec({("agent", "vector"): ArraySpec((5,), np.dtype(np.float32))}, action)
         policy = make_actor_critic("mlp", spec)
         save_policy(policy, place, spec=spec, network="mlp")
         loaded = load_policy(place)
         assert loaded.in_keys == policy.in_keys == [("agent", "vector")]
+        assert loaded.dist_sample_keys == [key]
 
     def test_loading_draws_no_random_number(self, place):
         save(place)

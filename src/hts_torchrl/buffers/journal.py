@@ -153,7 +153,7 @@ class Journal:
 
     def after(self, spec: EnvSpec, arrays: Mapping[Key, Array]) -> Self:
         """Return the journal after its round, which ``arrays`` ``[N, T, ...]`` hold."""
-        actions = arrays["action"]
+        actions = arrays[spec.action.key]
         num_envs, steps = actions.shape[:2]
         seeds, trajectories = self._seeds.copy(), self._trajectories.copy()
         lengths, num_checks = self._lengths + steps, self._num_checks + 1

@@ -56,7 +56,10 @@ class GroupEnv(EnvBase):
         for key, array in spec.observations.items():
             observations[key] = _unbounded((count, *array.shape), array.dtype)
         self.observation_spec = observations
-        self.action_spec = _action_spec(spec.action, count)
+        self._action_key = spec.action.key
+        actions = Composite(shape=(count,))
+        actions[self._action_key] = _action_spec(spec.action, count)
+        self.full_action_spec = actions
         self.reward_spec = Unbounded((count, 1))
         ends = {name: flag.clone() for name in ("done", "terminated", "truncated")}
         self.full_done_spec = Composite(shape=(count,), **ends)
@@ -80,7 +83,7 @@ class GroupEnv(EnvBase):
         )
 
     def _step(self, tensordict: TensorDictBase) -> TensorDict:
-        transition = self._group.step(tensordict["action"].numpy())
+        transition = self._group.step(tensordict[self._action_key].numpy())
         self._observation, ends = transition.next_observation, transition.episode_end
         self._score += transition.score
         self._steps += 1

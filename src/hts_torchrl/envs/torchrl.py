@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -135,7 +136,7 @@ def _env_spec(env: EnvBase) -> EnvSpec:
         for key, spec in env.observation_spec.items(include_nested=True, leaves_only=True)
         if not isinstance(spec, Composite)
     }
-    return EnvSpec(observations, _action_spec(env.action_spec))
+    return EnvSpec(observations, _action_spec(env))
 
 
 def _require_one_game(env: EnvBase) -> None:
@@ -172,7 +173,16 @@ def _array_spec(spec: TensorSpec) -> ArraySpec:
     return ArraySpec(tuple(spec.shape), torch.empty((), dtype=spec.dtype).numpy().dtype)
 
 
-def _action_spec(spec: TensorSpec) -> ActionSpec:
+def _action_spec(env: EnvBase) -> ActionSpec:
+    if len(env.action_keys) != 1:
+        raise ConfigurationError(
+            f"the action specs {sorted(map(str, env.action_keys))} are several, but one action a "
+            "step is needed"
+        )
+    return replace(_action_of(env.full_action_spec[env.action_key]), key=env.action_key)
+
+
+def _action_of(spec: TensorSpec) -> ActionSpec:
     match spec:
         case OneHot() if not isinstance(spec, MultiOneHot):
             return ActionSpec("one_hot", _array_spec(spec), (int(spec.n),))

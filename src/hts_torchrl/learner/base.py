@@ -61,6 +61,8 @@ class Learner(LightningModule):
     parts_per_round = 1
     corrects_any_lag = False
     """Whether it can learn from data that is any number of updates old."""
+    reads_all_outputs = False
+    """Whether its rounds hold all ``out_keys`` of the policy, or the three that are needed."""
 
     def __init__(  # noqa: PLR0913
         self,
@@ -190,7 +192,9 @@ class Learner(LightningModule):
         self._delayed = DelayedGradient(self._trained().values())
         self._statistics = DelayedGradient(self._kept_buffers().values())
         self._round_open = False
-        self._log_prob_key: Key = probabilistic_module(self.policy).log_prob_key
+        head = probabilistic_module(self.policy)
+        self._log_prob_key: Key = head.log_prob_key
+        self._action_key: Key = head.dist_sample_keys[0]
         self._threads = torch.get_num_threads()
         if self.num_threads is not None:
             torch.set_num_threads(self.num_threads)
@@ -316,7 +320,7 @@ class Learner(LightningModule):
         self._samples = TensorDict(
             {
                 **self._observations(batch),
-                "action": batch["action"],
+                "action": batch[self._action_key],
                 "behaviour_log_prob": batch[self._log_prob_key],
                 "behaviour_value": batch["state_value"].squeeze(-1),
                 "advantage": self._scale(targets.advantage.squeeze(-1)),

@@ -101,7 +101,7 @@ class Impala(Learner):
         self._samples = TensorDict(
             {
                 **self._observations(batch),
-                "action": batch["action"],
+                "action": batch[self._action_key],
                 "behaviour_log_prob": batch[self._log_prob_key].unsqueeze(-1),
                 "reward": after["reward"],
                 "done": after["done"],

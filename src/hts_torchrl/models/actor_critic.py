@@ -149,13 +149,18 @@ class ActorCritic(ActorValueOperator):
 
     def heads(self, observations: Mapping[Key, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
         """Return parameters of B actions' distribution and values ``[B, 1]``: one trunk pass."""
+        _, parameters, value = self.fused(observations)
+        return parameters, value
+
+    def fused(self, observations: Mapping[Key, Tensor]) -> tuple[Tensor, dict[str, Tensor], Tensor]:
+        """Return what :meth:`heads` does, and before it the trunk's features: ``hidden``."""
         common, policy, value = self.module
         observation = observations[self.observation]
         features = common.module(observation)
         outputs = policy.module[0].module(features)
         parameters = outputs if isinstance(outputs, tuple) else (outputs,)
         named = dict(zip(self._distribution_keys, parameters, strict=True))
-        return named, value.module(observation if self._separate else features)
+        return features, named, value.module(observation if self._separate else features)
 
     def distribution(self, parameters: Mapping[str, Tensor]) -> d.Distribution:
         """Return the distribution of B actions."""

@@ -78,7 +78,7 @@ def action_head(action: ActionSpec, *, squash: bool = False) -> ProbabilisticTen
             distribution = DiagonalNormal
     return ProbabilisticTensorDictModule(
         in_keys=parameter_keys(action),
-        out_keys=["action"],
+        out_keys=[action.key],
         distribution_class=distribution,
         distribution_kwargs=kwargs,
         return_log_prob=True,

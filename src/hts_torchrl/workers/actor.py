@@ -6,12 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from tensordict.nn import set_composite_lp_aggregate
 from torch import nn
 
 from hts_torchrl.allocator import keep_freed_memory
 from hts_torchrl.buffers.arena import Array
 from hts_torchrl.buffers.board import Board
-from hts_torchrl.config import Precision
+from hts_torchrl.config import Key, Precision
 from hts_torchrl.inference import PolicyInference
 from hts_torchrl.weights import PolicyWeights
 
@@ -25,12 +26,17 @@ class ActorSettings:
     precision: Precision
     matmul_precision: str
     deterministic: bool
+    aggregate: bool = False
+    """tensordict's ``composite_lp_aggregate``, which decides the log-probability's key."""
+    extras: tuple[Key, ...] = ()
+    """What is answered beside action, log-probability and value."""
 
     def apply(self) -> None:
         """Set what is global to a process."""
         torch.set_num_threads(1)
         torch.set_float32_matmul_precision(self.matmul_precision)
         torch.use_deterministic_algorithms(self.deterministic)
+        set_composite_lp_aggregate(self.aggregate).set()
 
 
 class Actor:
@@ -46,6 +52,7 @@ class Actor:
             batch_size=settings.batch_size,
             device=settings.device,
             precision=settings.precision,
+            extras=settings.extras,
         )
         self._version = -1
 

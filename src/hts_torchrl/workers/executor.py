@@ -81,6 +81,7 @@ class Executor:
         if self._seeded is not None:
             self._seeded.next_seed = self._next_seed
         self._answers = {key: array[self._rows] for key, array in board.actions.answers.items()}
+        self._actions = self._answers[board.spec.action.key]
         self._next_keys = {key: next_key(key) for key in board.spec.observations}
         self._cells_of = [board.storages[half].cells(self._rows) for half in range(2)]
 
@@ -139,7 +140,7 @@ class Executor:
         """Step the environments by the actions in the action buffer, and record the transition."""
         self._seed_steps = [steps + 1 for steps in self._seed_steps]
         try:
-            transition = self._group.step(self._answers["action"])
+            transition = self._group.step(self._actions)
             self._require_declared(transition.next_observation, "step")
             if transition.observation is not transition.next_observation:
                 self._require_declared(transition.observation, "step")

@@ -5,6 +5,7 @@ from torchrl.envs import check_env_specs
 from hts_torchrl import GymEnvs
 from hts_torchrl.envs.group_env import GroupEnv
 from tests.fakes import CoordinateEnvs, MultiDiscreteEnv
+from tests.policies import nested_cartpole
 
 COLUMNS = ("episode", "step")
 
@@ -24,7 +25,8 @@ def places(observation) -> list[list[int]]:
 
 
 def test_torchrl_finds_the_specs_kept():
-    for make in (GymEnvs("CartPole-v1"), GymEnvs("Pendulum-v1"), MultiDiscreteEnv):
+    makers = GymEnvs("CartPole-v1"), GymEnvs("Pendulum-v1"), MultiDiscreteEnv, nested_cartpole
+    for make in makers:
         env = GroupEnv(make, [0, 1], [0, 1])
         check_env_specs(env)
         env.close()
