@@ -5,8 +5,10 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from tensordict import TensorDict
 
 from hts_torchrl import A2C, PPO, NotFiniteError
+from hts_torchrl.learner.finite import require_finite_gradients
 from tests.command_line import A2C as A2C_FLAGS
 from tests.command_line import CARTPOLE, run
 from tests.fits import cartpole, quiet_trainer
@@ -83,6 +85,16 @@ def test_a_parameter_is_named_where_what_was_collected_is_finite(make, tmp_path)
     learner.on_train_start = lambda: learner.policy.module[0].module[0].weight.register_hook(spoil)
     message = fails(learner, tmp_path)
     assert message.startswith("the gradient of module.0.module.0.weight is not finite, though")
+
+
+def test_an_environment_is_named_by_its_number_over_all_ranks():
+    policy = torch.nn.Linear(1, 1, bias=False)
+    policy.weight.grad = torch.tensor([[np.inf]])
+    round_ = TensorDict({"reward": torch.tensor([[1.0, 2.0], [3.0, np.nan]])}, [2, 2])
+    with pytest.raises(NotFiniteError, match="reward of environment 7, step 1 of its round"):
+        require_finite_gradients(
+            policy, torch.optim.SGD(policy.parameters()), round_, ["reward"], first_env=6
+        )
 
 
 @pytest.mark.filterwarnings("ignore:invalid value")

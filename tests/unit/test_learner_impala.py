@@ -5,6 +5,7 @@ import torch
 
 from hts_torchrl import Impala, make_actor_critic
 from hts_torchrl.errors import ConfigurationError
+from hts_torchrl.objectives.vtrace import vtrace_targets
 from tests.fits import SGDA2C, Watch, cartpole, flat, quiet_trainer, watched_fit
 
 
@@ -50,6 +51,18 @@ def test_it_takes_the_gradient_at_the_newest_weights():
 def test_accumulated_gradients_are_refused():
     with pytest.raises(ConfigurationError, match="accumulate_grad_batches=2; Impala needs 1"):
         quiet_trainer(accumulate_grad_batches=2).fit(Impala(), cartpole())
+
+
+def test_each_clip_reaches_what_it_bounds(monkeypatch):
+    given = {}
+
+    def spy(**settings):
+        given.update(settings)
+        return vtrace_targets(**settings)
+
+    monkeypatch.setattr("hts_torchrl.learner.impala.vtrace_targets", spy)
+    watched_fit(Impala(policy(), rho_clip=2.0, c_clip=0.5), cartpole(1))
+    assert (given["rho_clip"], given["c_clip"]) == (2.0, 0.5)
 
 
 @pytest.mark.parametrize("name", ["rho_clip", "c_clip"])
