@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from lightning.pytorch.loggers import Logger
 from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModule
 from torch import nn
 from torchrl.modules import ProbabilisticActor, ValueOperator
@@ -56,6 +57,28 @@ def refused(capsys, *arguments: str) -> str:
 def files(directory: Path) -> set[str]:
     """Names of all files below a directory."""
     return {str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file()}
+
+
+class ForeignLogger(Logger):
+    """A logger with a store of its own and no folder for the run, as MLflow's or W&B's."""
+
+    @property
+    def name(self) -> str:
+        return "experiment"
+
+    @property
+    def version(self) -> str:
+        return "run-7"
+
+    @property
+    def save_dir(self) -> str:
+        return "store"
+
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        pass
+
+    def log_hyperparams(self, *args: object, **kwargs: object) -> None:
+        pass
 
 
 def _actor() -> ProbabilisticActor:

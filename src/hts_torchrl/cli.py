@@ -1,4 +1,4 @@
-"""The command line: ``hts-torchrl fit | validate | play | export | advise | verify | doctor``."""
+"""The command line ``hts-torchrl``, and its subcommands: ``fit``, ``validate``, ``play``, ..."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 import signal
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, is_dataclass, replace
 from pathlib import Path
 from types import FrameType
@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 import gymnasium
 import imageio
 import torch
+import yaml
 from jsonargparse import set_parsing_settings
 from lightning.fabric.plugins import CheckpointIO
 from lightning.fabric.utilities.cloud_io import get_filesystem
@@ -24,7 +25,9 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Callback, ProgressBar, TQDMProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.utilities.exceptions import SIGTERMException
+from lightning_utilities.core.enums import StrEnum
 from omegaconf.errors import OmegaConfBaseException
 
 from hts_torchrl.advisor import Advisor
@@ -56,11 +59,22 @@ from hts_torchrl.errors import (
 )
 from hts_torchrl.learner import A2C, PPO, Impala, Learner  # noqa: F401
 from hts_torchrl.policy_file import save_policy
+from hts_torchrl.trainer_limits import require_supported
 from hts_torchrl.verification import Manifest, first_difference, record
 
 
 class HTSTrainer(Trainer):
     """Lightning's Trainer, which also plays, exports, advises and verifies."""
+
+    @property
+    def log_dir(self) -> str | None:
+        """The run's folder; where a logger has none of its own, the one above its checkpoints."""
+        logger = self.logger
+        if logger is None or isinstance(logger, TensorBoardLogger | CSVLogger | DummyLogger):
+            return super().log_dir
+        version = logger.version if isinstance(logger.version, str) else f"version_{logger.version}"
+        folder = Path(logger.save_dir or self.default_root_dir, str(logger.name), version)
+        return str(self.strategy.broadcast(str(folder)))
 
     def play(
         self,
@@ -241,6 +255,8 @@ class HTSCommandLine(LightningCLI):
         return {
             "fit": {"model", "train_dataloaders", "val_dataloaders", "datamodule"},
             "validate": {"model", "dataloaders", "datamodule"},
+            "test": {"model", "dataloaders", "datamodule"},
+            "predict": {"model", "dataloaders", "datamodule"},
             "play": {"model", "datamodule"},
             "export": {"model", "datamodule"},
             "advise": {"model", "datamodule"},
@@ -274,19 +290,11 @@ class HTSCommandLine(LightningCLI):
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:  # noqa: ANN401
         """Add this project's callbacks and checkpoints, and give all loggers the same version."""
-        settings = self._get(self.config_init, "trainer")
-        given = settings["callbacks"] or []
-        given = given if isinstance(given, list) else [given]
+        settings = vars(self._get(self.config_init, "trainer"))
+        if settings["barebones"]:  # Lightning refuses them beside it
+            settings = {**settings, **dict.fromkeys(_NOT_BAREBONES, False)}
         last = None if settings["enable_checkpointing"] is False else LastCheckpoint()
-        ours: list[Callback] = [TrainingStatistics(), LearningCurve(), StopTogether(last)]
-        trace = self._get(self.config_init, "trace")
-        if trace is not None:
-            ours.append(RoundTrace(trace))
-        if last is not None:
-            ours += [last, BestCheckpoint()]
-        if settings["enable_progress_bar"] is not False:
-            ours.append(TQDMProgressBar(refresh_rate=20))
-        callbacks = [*given, *(each for each in ours if not _given(each, given))]
+        callbacks = _callbacks(settings, last, self._get(self.config_init, "trace"))
         if settings["logger"] in (None, True):  # made here, so that --name decides to the last
             name = self._get(self.config_init, "name")
             kwargs["logger"] = [TensorBoardLogger("runs", name), CSVLogger("runs", name)]
@@ -298,6 +306,8 @@ class HTSCommandLine(LightningCLI):
             trainer = super().instantiate_trainer(callbacks=callbacks, plugins=plugins, **kwargs)
         except TypeError as error:  # which is how Lightning refuses a number of devices
             raise ConfigurationError(str(error)) from error
+        if self.subcommand == "fit":
+            require_supported(trainer)  # before other processes start
         if trainer.world_size > 1:
             end_at_once(trainer.local_rank)
         elif last is not None:
@@ -372,7 +382,15 @@ class HTSCommandLine(LightningCLI):
         except OSError as error:
             raise ConfigurationError(f"the run's folder {directory}: {error.strerror}") from error
 
-    before_validate = before_fit
+    before_validate = before_test = before_predict = before_fit
+
+    def after_predict(self) -> None:
+        """Tell each game's score and length."""
+        for games in self.trainer.predict_loop.predictions:
+            for game, (score, length) in enumerate(
+                zip(games["score"], games["length"], strict=True)
+            ):
+                print(f"game {game}: score {float(score):g}, {int(length)} steps")  # noqa: T201
 
     def after_fit(self) -> None:
         """Tell the final score, and where everything lies."""
@@ -388,7 +406,8 @@ class HTSCommandLine(LightningCLI):
             if path and get_filesystem(path).exists(path):
                 label = "best:" if getattr(checkpoint, "monitor", None) else "checkpoint:"
                 lines.append(f"{label:15} {path}")
-        lines.append(f"log:            {directory}")
+        if directory is not None:
+            lines.append(f"log:            {directory}")
         lines += [
             f"learning curve: {callback.path}"
             for callback in self.trainer.callbacks  # type: ignore[attr-defined]
@@ -402,10 +421,25 @@ class HTSCommandLine(LightningCLI):
         print("\n".join(lines))  # noqa: T201
 
 
-def _given(default: Callback, given: Sequence[Callback]) -> bool:
-    """Return whether the user's callbacks stand for one of ours."""
-    kind = ProgressBar if isinstance(default, ProgressBar) else type(default)
-    return any(isinstance(each, kind) for each in given)
+_NOT_BAREBONES = ("logger", "enable_checkpointing", "enable_progress_bar")
+
+
+def _callbacks(
+    settings: Mapping[str, Any], last: LastCheckpoint | None, trace: int | None
+) -> list[Callback]:
+    """Return the user's callbacks, and ours but for those of which the user gives the like."""
+    given = settings["callbacks"] or []
+    given = given if isinstance(given, list) else [given]
+    ours: list[Callback] = [TrainingStatistics(), LearningCurve(), StopTogether(last)]
+    if trace is not None:
+        ours.append(RoundTrace(trace))
+    if last is not None:
+        ours += [last, BestCheckpoint()]
+    if settings["enable_progress_bar"] is not False and not any(
+        isinstance(each, ProgressBar) for each in given
+    ):
+        ours.append(TQDMProgressBar(refresh_rate=20))
+    return [*given, *(each for each in ours if type(each) not in map(type, given))]
 
 
 def _settings_of(path: str | None) -> CheckpointSettings | None:
@@ -422,6 +456,10 @@ def _settings_of(path: str | None) -> CheckpointSettings | None:
         raise ConfigurationError(f"--ckpt_path={path}: {error}") from error
 
 
+# A default of Timer's is one, which YAML cannot write.
+yaml.SafeDumper.add_multi_representer(
+    StrEnum, lambda dumper, member: dumper.represent_str(member.value)
+)
 _TRAINER_DEFAULTS = {"max_epochs": 1, "num_sanity_val_steps": 0, "enable_model_summary": False}
 
 
@@ -435,7 +473,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         _run(sys.argv[1:] if arguments is None else arguments)
         leave_together()
-    except (ConfigurationError, MisconfigurationException, gymnasium.error.Error) as error:
+    except (
+        ConfigurationError,
+        MisconfigurationException,
+        ModuleNotFoundError,  # of what a callback or a logger needs
+        gymnasium.error.Error,
+    ) as error:
         _leave(error, status=2)
     except WorkerKilled as error:
         hint = "--data.recover=replay goes on after that, --ckpt_path from a checkpoint"
@@ -484,6 +527,7 @@ def _run(arguments: Sequence[str]) -> None:
         trainer_class=HTSTrainer,
         trainer_defaults=_TRAINER_DEFAULTS,
         seed_everything_default=0,
+        auto_configure_optimizers=False,  # the learner makes its own, of model.optimizer
         save_config_kwargs={"overwrite": True},
         parser_kwargs={"parser_mode": "omegaconf+", "exit_on_error": True},
     )

@@ -22,6 +22,7 @@ from hts_torchrl.policy import as_policy
 from hts_torchrl.round_part import RoundPart
 from hts_torchrl.run_settings import Changes, changes, described, refuse, told
 from hts_torchrl.schedule import Schedule
+from hts_torchrl.trainer_limits import require_supported
 from hts_torchrl.trajectories import TrajectoryCollector
 
 
@@ -110,6 +111,9 @@ def _require_sound(trainer: Trainer) -> None:
         count = getattr(trainer, name)
         if count is not None and count < 1:
             raise ConfigurationError(f"{name}={count}; 1 or more is needed")
+    if trainer.reload_dataloaders_every_n_epochs:  # type: ignore[attr-defined]
+        count = trainer.reload_dataloaders_every_n_epochs  # type: ignore[attr-defined]
+        raise ConfigurationError(f"reload_dataloaders_every_n_epochs={count}; 0 is needed")
     clip = trainer.gradient_clip_val
     if clip is not None and not 0 <= clip < math.inf:
         raise ConfigurationError(
@@ -284,6 +288,7 @@ class HTSDataModule(LightningDataModule):
             )
         if stage != "fit":
             return
+        require_supported(self.trainer)
         _require_sound(self.trainer)
         self._refuse_collection()
         assert self.schedule.num_rounds is not None
@@ -294,16 +299,28 @@ class HTSDataModule(LightningDataModule):
             raise ConfigurationError(f"limit_train_batches={limit:g}: no part of the run is left")
         if (self.trainer.max_epochs or 0) * in_epoch > parts:
             raise ConfigurationError(f"max_epochs={self.trainer.max_epochs}: {_ONE_EPOCH}")
-        interval = self.trainer.val_check_interval
+        self._set_interval(in_epoch)
+
+    def _set_interval(self, in_epoch: int) -> None:
+        """Turn evaluation_frames into the Trainer's count of batches."""
+        assert self.trainer is not None
+        # None where Lightning was given a time.
+        interval = getattr(self.trainer, "val_check_interval", None)
         if self.evaluation_frames is None:
             if isinstance(interval, int) and not 1 <= interval <= in_epoch:
                 raise ConfigurationError(
                     f"val_check_interval={interval}; 1 to {in_epoch} (parts of the run) is needed"
                 )
-        else:
-            rounds = max(1, round(self.evaluation_frames / self.schedule.frames_per_round))
-            interval = rounds * self._parts_per_round
-            self.trainer.val_check_interval = max(1, min(interval, in_epoch))
+            return
+        if interval != 1 or isinstance(interval, int):
+            given = "a time" if interval is None else interval
+            raise ConfigurationError(
+                f"val_check_interval={given} and evaluation_frames={self.evaluation_frames}: both "
+                "say when to evaluate; give one of them"
+            )
+        rounds = max(1, round(self.evaluation_frames / self.schedule.frames_per_round))
+        parts = rounds * self._parts_per_round
+        self.trainer.val_check_interval = max(1, min(parts, in_epoch))
 
     def _refuse_collection(self) -> None:
         """Refuse data of any age where the learner, or the Trainer, cannot use it."""
@@ -367,6 +384,8 @@ class HTSDataModule(LightningDataModule):
     def val_dataloader(self) -> EvaluationLoader:
         """Return a loader of one evaluation; :meth:`Learner.validation_step` plays it."""
         return EvaluationLoader(self.evaluation(precision=self._precision))
+
+    test_dataloader = predict_dataloader = val_dataloader
 
     def evaluation(self, *, precision: Precision) -> Evaluation:
         """Return what an evaluation plays."""
@@ -512,8 +531,11 @@ class HTSDataModule(LightningDataModule):
                 *(done, total),
             )
 
-    def teardown(self, stage: str) -> None:  # noqa: ARG002
+    def teardown(self, stage: str) -> None:
         """Stop all workers; what they had come to can still be saved."""
+        if stage == "fit" and self.evaluation_frames is not None:
+            assert self.trainer is not None
+            self.trainer.val_check_interval = 1.0  # as it was: for the Trainer's next run
         self._final_state = self.state_dict()
         self._close()
 

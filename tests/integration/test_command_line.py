@@ -4,6 +4,7 @@ import contextlib
 import csv
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -136,6 +137,52 @@ class TestFit:
         run("fit", *CARTPOLE, *PPO, "--name=resumed", f"--ckpt_path={best}")
         resumed = run_directory.parent.parent / "resumed" / "version_0" / "checkpoints"
         assert torch.load(resumed / "last.ckpt", weights_only=True)["updates"] == 3
+
+
+class TestLoggers:
+    """Wherever the logs go, a run's files lie in one folder."""
+
+    @pytest.mark.parametrize(
+        ("logger", "folder"),
+        [("tests.command_line.ForeignLogger", "store/experiment/run-7"), ("false", ".")],
+    )
+    def test_files_of_a_run_share_the_folder_above_its_checkpoints(
+        self, logger, folder, tmp_path, monkeypatch
+    ):
+        monkeypatch.chdir(tmp_path)
+        run("fit", *CARTPOLE, *A2C, f"--trainer.logger={logger}", "--trace=1")
+        kept = {name for name in files(tmp_path) if not name.endswith((".sha256", ".previous"))}
+        names = ["checkpoints/best.ckpt", "checkpoints/last.ckpt"]
+        names += ["config.yaml", "learning_curve.png", "trace.json"]
+        assert kept == {str(Path(folder, name)) for name in names}
+
+
+class TestPlayedGames:
+    """``test`` and ``predict`` play the games of ``validate``."""
+
+    def last_evaluation(self, run_directory):
+        with (run_directory / "metrics.csv").open() as file:
+            return [row for row in csv.DictReader(file) if row["eval/score"]][-1]
+
+    def test_test_tells_the_scores_of_the_last_evaluation(self, run_directory, capsys):
+        run("test", *CARTPOLE, *PPO, f"--ckpt_path={run_directory}/checkpoints/last.ckpt")
+        lines = [line.strip("│ ").split() for line in capsys.readouterr().out.splitlines()]
+        told = {line[0]: float(line[-1]) for line in lines if line and line[0][:5] == "test/"}
+        row = self.last_evaluation(run_directory)
+        assert told.keys() == {
+            f"test/{n}" for n in ("score", "score_std", "episode_length", "updates")
+        }
+        for name, value in told.items():
+            assert value == pytest.approx(float(row[name.replace("test/", "eval/")]))
+
+    def test_predict_tells_each_game(self, run_directory, capsys):
+        run("predict", *CARTPOLE, *PPO, f"--ckpt_path={run_directory}/checkpoints/last.ckpt")
+        told = [line for line in capsys.readouterr().out.splitlines() if line.startswith("game ")]
+        games = [re.fullmatch(r"game (\d): score (\d+), (\d+) steps", line) for line in told]
+        assert [game[1] for game in games] == ["0", "1"]
+        assert all(game[2] == game[3] for game in games)  # CartPole gives 1 a step
+        scores = [float(game[2]) for game in games]
+        assert np.mean(scores) == float(self.last_evaluation(run_directory)["eval/score"])
 
 
 class TestValidate:

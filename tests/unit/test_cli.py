@@ -95,6 +95,37 @@ class TestSettings:
         assert {"LearningRateMonitor", "TrainingStatistics", "LearningCurve"} <= names
         assert {"LastCheckpoint", "BestCheckpoint"} <= names
 
+    @pytest.mark.parametrize(
+        "arguments",
+        [
+            ["ModelCheckpoint"],
+            ["ModelCheckpoint", "monitor=eval/score", "mode=max", "save_top_k=3"],
+            ["ModelCheckpoint", "save_last=true"],
+            ["Timer", "duration=00:01:00:00"],
+            ["EMAWeightAveraging", "decay=0.9"],
+            ["hts_torchrl.callbacks.TrainingStatistics"],
+        ],
+    )
+    def test_callbacks_of_lightning_do_not_collide_with_ours(self, made, arguments):
+        name, *settings = arguments
+        flags = [f"--trainer.callbacks.{setting}" for setting in settings]
+        line = made("fit", *CARTPOLE, *A2C, f"--trainer.callbacks={name}", *flags)
+        names = [type(callback).__name__ for callback in line.trainer.callbacks]
+        assert names.count(name.rpartition(".")[2]) == 1
+        assert names.count("TrainingStatistics") == names.count("LastCheckpoint") == 1
+
+    def test_the_users_progress_bar_comes_in_place_of_ours(self, made):
+        bar = ["--trainer.enable_progress_bar=true", "--trainer.callbacks=RichProgressBar"]
+        bar += ["--trainer.callbacks.refresh_rate=5"]
+        line = made("fit", *CARTPOLE, *A2C, *bar)
+        assert type(line.trainer.progress_bar_callback).__name__ == "RichProgressBar"
+        assert line.trainer.progress_bar_callback.refresh_rate == 5
+
+    def test_barebones_goes_without_what_lightning_refuses_beside_it(self, made):
+        arguments = [each for each in CARTPOLE if "trainer" not in each]
+        trainer = made("fit", *arguments, *A2C, "--trainer.barebones=true").trainer
+        assert trainer.loggers == trainer.checkpoint_callbacks == []
+
     def test_checkpoints_can_be_switched_off(self, made):
         line = made("fit", *CARTPOLE, *A2C, "--trainer.enable_checkpointing=false")
         assert line.trainer.checkpoint_callback is None
@@ -208,6 +239,37 @@ WRONG = {
     "two epochs": (["--trainer.max_epochs=2"], "max_epochs=2: an epoch is the whole run"),
     "a precision": (["--trainer.precision=64-true"], "precision=64-true; 32-true or bf16-mixed"),
     "a strategy": (["--trainer.strategy=none"], "You selected an invalid strategy name"),
+    "weights averaged between epochs": (
+        [
+            "--trainer.callbacks=StochasticWeightAveraging",
+            *("--trainer.callbacks.swa_lrs=0.1", "--trainer.callbacks.device=cpu"),
+        ],
+        "callback StochasticWeightAveraging: it averages between epochs",
+    ),
+    "a strategy that leaves the caller untrained": (
+        ["--trainer.strategy=ddp_spawn"],
+        "strategy=ddp_spawn: ",
+    ),
+    "two intervals of evaluation": (
+        ["--data.evaluation_frames=32", "--trainer.val_check_interval=2"],
+        "val_check_interval=2 and evaluation_frames=32: both",
+    ),
+    "an interval in steps and one in time": (
+        ["--data.evaluation_frames=32", "--trainer.val_check_interval=00:00:01:00"],
+        "val_check_interval=a time and evaluation_frames=32: both",
+    ),
+    "rounds begun anew": (
+        ["--trainer.reload_dataloaders_every_n_epochs=1"],
+        "reload_dataloaders_every_n_epochs=1; 0 is needed",
+    ),
+    "an optimiser beside the learner's": (
+        ["--optimizer=SGD", "--optimizer.lr=0.1"],
+        "unrecognized arguments: --optimizer=SGD",
+    ),
+    "a schedule beside the learner's": (
+        ["--lr_scheduler=ExponentialLR", "--lr_scheduler.gamma=0.9"],
+        "unrecognized arguments: --lr_scheduler=ExponentialLR",
+    ),
     "an accelerator": (["--trainer.accelerator=tpu"], "Requirement 'torch_xla"),
     "a policy without a value": (
         ["--model.policy=tests.command_line.Valueless"],
@@ -237,7 +299,7 @@ def test_wrong_input_ends_with_one_line_and_status_2(what, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], 'expected "subcommand" to be one of {fit,validate,play,export,'),
+        ([], 'expected "subcommand" to be one of {fit,validate,test,predict,play,'),
         (["train"], "argument subcommand: invalid choice: 'train'"),
         (["fit", "--model=A2C"], "the following arguments are required: fit.data.env"),
         (["fit", *CARTPOLE], "the following arguments are required: fit.model"),
@@ -307,6 +369,14 @@ def test_a_killed_worker_ends_with_what_to_do(monkeypatch, capsys):
         "hts-torchrl: error: actor 0, round 7: was killed by SIGKILL; --data.recover=replay goes "
         "on after that, --ckpt_path from a checkpoint\n"
     )
+
+
+def test_a_missing_package_ends_with_its_name(monkeypatch, capsys):
+    def fail(*_, **__):
+        raise ModuleNotFoundError("`MLFlowLogger` needs `mlflow`")
+
+    monkeypatch.setattr("hts_torchrl.cli.HTSCommandLine", fail)
+    assert refused(capsys, "fit") == "`MLFlowLogger` needs `mlflow`"
 
 
 class TestProcessGroup:

@@ -510,3 +510,42 @@ def test_a_checkpoint_of_a_round_cut_off_has_the_weights_before_it(make, setting
     assert not torch.equal(
         flat(learner), torch.cat([w.flatten() for w in saved["state_dict"].values()])
     )
+
+
+class TestAnswers:
+    """A learner called with observations gives the actions of its policy."""
+
+    @pytest.fixture
+    def learner(self):
+        learner = A2C()
+        learner.build_policy(GymEnvs("CartPole-v1").group([0]).spec)
+        return learner
+
+    def test_that_are_the_likeliest_ones(self, learner):
+        observations = torch.randn(64, 4, generator=torch.Generator().manual_seed(0))
+        logits = learner.policy(TensorDict({"observation": observations}, [64]))["logits"]
+        actions = learner(observations)
+        assert torch.equal(actions, logits.argmax(-1))
+        assert set(actions.tolist()) == {0, 1}
+
+    def test_to_a_tensordict_as_to_a_tensor(self, learner):
+        observations = torch.randn(8, 4)
+        tensordict = TensorDict({"observation": observations, "reward": torch.zeros(8, 1)}, [8])
+        assert torch.equal(learner(tensordict), learner(observations))
+
+    def test_that_are_means_where_actions_are_continuous(self):
+        learner = A2C()
+        learner.build_policy(GymEnvs("Pendulum-v1").group([0]).spec)
+        observations = torch.randn(8, 3)
+        out = learner.policy(TensorDict({"observation": observations}, [8]))
+        torch.testing.assert_close(learner(observations), out["loc"])
+
+    def test_without_drawing_a_number(self, learner):
+        before = torch.get_rng_state()
+        learner(torch.randn(8, 4, generator=torch.Generator()))
+        assert torch.equal(torch.get_rng_state(), before)
+
+    def test_but_not_to_a_tensor_where_the_policy_reads_several(self, learner):
+        learner.policy.in_keys = ["pixels", "speed"]
+        with pytest.raises(ConfigurationError, match=r"reads .* give a TensorDict"):
+            learner(torch.zeros(8, 4))

@@ -21,8 +21,9 @@ class LastCheckpoint(ModelCheckpoint):
             dirpath, filename="last", enable_version_counter=False, save_on_train_epoch_end=False
         )
 
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
         """Save what was learned since the last evaluation, however training ended."""
+        # Not on_train_end, where WeightAveraging has put its averages in the weights' place.
         if not self._should_skip_saving_checkpoint(trainer):
             self._save_topk_checkpoint(trainer, self._monitor_candidates(trainer))
 

@@ -22,7 +22,7 @@ from hts_torchrl.config import EnvSpec, Key
 from hts_torchrl.delayed import DelayedGradient
 from hts_torchrl.draws import update_seed
 from hts_torchrl.errors import ConfigurationError, ProtocolError
-from hts_torchrl.evaluation import Evaluation
+from hts_torchrl.evaluation import EpisodeScores, Evaluation
 from hts_torchrl.inference import one_thread
 from hts_torchrl.learner.finite import require_finite_gradients
 from hts_torchrl.learner.modes import evaluating, layers_of_two_modes
@@ -37,7 +37,7 @@ from hts_torchrl.policy_file import spec_as_json
 from hts_torchrl.policy_probe import OTHERS, described, drawing_modules, noting_draws
 from hts_torchrl.round_part import RoundPart
 from hts_torchrl.run_settings import class_name
-from hts_torchrl.sampling import borrowed_generators
+from hts_torchrl.sampling import borrowed_generators, mode
 
 
 def require(condition: bool, setting: str, wanted: str) -> None:
@@ -439,19 +439,65 @@ class Learner(LightningModule):
     # Evaluation
 
     def validation_step(self, evaluation: Evaluation, _: int) -> None:
-        """Play the evaluation's episodes and log the raw scores."""
+        """Play the evaluation's episodes and log the raw scores, ``eval/score`` and more."""
         self._shield.lower()
-        result = replace(evaluation, device=str(self.device)).run(self.actor_critic)
+        self._log_scores(evaluation, "eval")
+
+    def test_step(self, evaluation: Evaluation, _: int) -> None:  # noqa: PT019 - no test of ours
+        """Play the evaluation's episodes and log the raw scores, ``test/score`` and more."""
+        self._log_scores(evaluation, "test")
+
+    def predict_step(self, evaluation: Evaluation, _: int) -> dict[str, Tensor]:
+        """Play the evaluation's episodes; return each one's raw score and its length in steps.
+
+        Returns:
+            ``score``, float64 ``[episodes]``, and ``length``, int64 ``[episodes]``.
+        """
+        result = self._play(evaluation)
+        return {
+            "score": torch.from_numpy(result.scores),
+            "length": torch.from_numpy(result.lengths),
+        }
+
+    def _play(self, evaluation: Evaluation) -> EpisodeScores:
+        return replace(evaluation, device=str(self.device)).run(self.actor_critic)
+
+    def _log_scores(self, evaluation: Evaluation, group: str) -> None:
+        result = self._play(evaluation)
         self.log_dict(
             {
-                "eval/score": float(result.scores.mean()),
-                "eval/score_std": float(result.scores.std()),
-                "eval/episode_length": float(result.lengths.mean()),
-                "eval/updates": float(self.updates),
+                f"{group}/score": float(result.scores.mean()),
+                f"{group}/score_std": float(result.scores.std()),
+                f"{group}/episode_length": float(result.lengths.mean()),
+                f"{group}/updates": float(self.updates),
             },
             batch_size=len(result.scores),
             sync_dist=True,
         )
+
+    def forward(self, observation: Tensor | TensorDictBase) -> Tensor:
+        """Return the greedy actions for B observations: the likeliest category, or the mean.
+
+        Args:
+            observation: ``[B, *shape]`` of the policy's one observation, or a TensorDict ``[B]``
+                with all keys that the policy reads.
+
+        Returns:
+            Actions ``[B, *shape]`` in the form that the environment takes.
+
+        Raises:
+            ConfigurationError: for a tensor, if the policy reads several observations.
+        """
+        keys = self._observation_keys
+        if isinstance(observation, TensorDictBase):
+            given = self._observations(observation)
+        elif len(keys) == 1:
+            given = {keys[0]: observation}
+        else:
+            raise ConfigurationError(f"the policy reads {keys}: give a TensorDict with these")
+        rows = next(iter(given.values())).shape[0]
+        with torch.no_grad(), evaluating([self.actor_critic]):
+            return mode(evaluate(self.actor_critic, given, rows).distribution)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Keep settings and updates; and before a round that was cut off, all as it was then."""
@@ -462,17 +508,13 @@ class Learner(LightningModule):
             "decay_steps": self.decay_steps,
             "spec": self._spec,
         }
-        loop = self.trainer.fit_loop
-        if loop.batch_idx + 1 < loop.max_batches:
-            # max_steps or max_time ended it: Lightning counts a whole epoch, and would not go on.
-            epoch = checkpoint["loops"]["fit_loop"]["epoch_progress"]
-            for count in (epoch["total"], epoch["current"]):
-                count["processed"] = count["completed"] = max(0, count["started"] - 1)
         if self._round_open:
             names = [*self._trained(), *self._kept_buffers()]
             newest = [*self._delayed.newest, *self._statistics.newest]
+            # WeightAveraging keeps its averages under state_dict.
+            current = checkpoint.get("current_model_state", checkpoint["state_dict"])
             for name, weights in zip(names, newest, strict=True):
-                checkpoint["state_dict"][f"policy.{name}"] = weights.clone()
+                current[f"policy.{name}"] = weights.clone()
             if self._round_start is not None:
                 self._round_start.put_into(checkpoint)
 

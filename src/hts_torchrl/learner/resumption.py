@@ -106,7 +106,7 @@ class Resumption:
 
         Lightning counts the last batch when it has returned to it to evaluate, if it would.
         """
-        interval = self._learner.trainer.val_check_interval
+        interval = getattr(self._learner.trainer, "val_check_interval", 1.0)  # none for a time
         every = interval if isinstance(interval, int) else max(1, int(batches * interval))
         again = done % every == 0
         steps = self._checkpoint["global_step"]
