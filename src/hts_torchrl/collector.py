@@ -40,6 +40,9 @@ _MOST_RECOVERIES = 3
 Trace: TypeAlias = dict[str, list[tuple[float, float]]]
 
 
+_PUBLISH = "publish weights with update_policy_weights_()"
+
+
 def _is_nested(weights: object) -> TypeGuard[dict[Any, Any]]:
     nested = Mapping, TensorDictBase
     return type(weights) is dict and any(isinstance(w, nested) for w in weights.values())
@@ -448,6 +451,44 @@ class HTSCollector(BaseCollector):
         self.start()
         self._weights.publish(state)
 
+    def receive_weights(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
+        """Publish weights as :meth:`update_policy_weights_` does: what acts are copies."""
+        self.update_policy_weights_(*args, **kwargs)
+
+    def register_scheme_receiver(self, *_: object, **__: object) -> None:
+        """Refuse: no parent collector sends weights.
+
+        Raises:
+            ConfigurationError: always.
+        """
+        raise ConfigurationError(f"weight sync schemes are not supported: {_PUBLISH}")
+
+    @property
+    def weight_updater(self) -> None:
+        """None: :meth:`update_policy_weights_` alone publishes weights.
+
+        Raises:
+            ConfigurationError: when another is set.
+        """
+
+    @weight_updater.setter
+    def weight_updater(self, value: object) -> None:
+        if value is not None:
+            raise ConfigurationError(f"a weight_updater is not supported: {_PUBLISH}")
+
+    def enable_profile(self, **settings: Any) -> None:  # noqa: ANN401
+        """Profile rounds as TorchRL does, with everything in this process only.
+
+        Raises:
+            ConfigurationError: where workers collect, whom the profiler would not see.
+        """
+        if self.config.num_actors > 0:
+            raise ConfigurationError(
+                "enable_profile sees this process, not the workers: give num_actors=0, or ask "
+                "trace_round(n) who works when"
+            )
+        super().enable_profile(**settings)
+
     def _state_of(self, source: object) -> Mapping[str, torch.Tensor]:
         """Return weights by ``state_dict`` name, in whatever form TorchRL hands them over."""
         if source is self._source:
@@ -508,12 +549,18 @@ class HTSCollector(BaseCollector):
                 stats["slowest_env"] = self._envs_of_executor(last)[0]
         return stats
 
-    def set_seed(self, seed: int, static_seed: bool = False) -> int:  # noqa: ARG002
+    def set_seed(self, seed: int, static_seed: bool = False) -> int:
         """Set the run's seed, before the first batch; returns it.
 
         Raises:
             ProtocolError: if the crew already runs.
+            ConfigurationError: for a seed that is no integer, or one for all environments.
         """
+        if static_seed or not isinstance(seed, int):
+            raise ConfigurationError(
+                f"set_seed({seed!r}, static_seed={static_seed}); an integer is needed, from which "
+                "each environment has a seed of its own"
+            )
         if self._crew is not None:
             raise ProtocolError(
                 "set_seed after the crew was started: environments have their seeds"
@@ -566,6 +613,8 @@ class HTSCollector(BaseCollector):
         """
         if self._crew is not None:
             raise ProtocolError("load_state_dict after the crew was started")
+        if missing := {"policy_version", "frames"} - state_dict.keys():
+            raise ConfigurationError(f"the state lacks {min(missing)!r}: it is no collector's")
         self._version = int(state_dict["policy_version"])
         self._frames = int(state_dict["frames"])
         self._round = int(state_dict.get("round", 0))

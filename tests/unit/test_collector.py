@@ -375,6 +375,43 @@ class TestPublishing:
             collector.update_policy_weights_(*args, **kwargs)
 
 
+class TestTorchrlsInterface:
+    """What TorchRL's collectors have beside iteration either works or is refused."""
+
+    def test_weights_that_are_received_act(self):
+        collector = collect(delay=0)
+        batches = iter(collector)
+        next(batches)
+        collector.receive_weights(echo_weights(7.0))
+        assert (next(batches)["state_value"] // VERSION_UNIT).unique().item() == 7
+        collector.shutdown()
+
+    @pytest.mark.parametrize(
+        ("use", "message"),
+        [
+            (lambda c: c.set_seed("1"), r"set_seed\('1'"),
+            (lambda c: c.set_seed(1.5), r"set_seed\(1\.5"),
+            (lambda c: c.set_seed(1, static_seed=True), "static_seed=True"),
+            (lambda c: setattr(c, "weight_updater", object()), "weight_updater"),
+            (lambda c: c.register_scheme_receiver({}), "weight sync schemes"),
+            (lambda c: c.load_state_dict({}), "the state lacks 'frames'"),
+        ],
+    )
+    def test_what_would_have_no_effect_is_refused(self, use, message):
+        with pytest.raises(ConfigurationError, match=message):
+            use(collect())
+
+    @pytest.mark.filterwarnings("ignore:Profiler won't be using warmup")  # TorchRL's own
+    def test_only_a_serial_crew_can_be_profiled_from_here(self, tmp_path):
+        with pytest.raises(ConfigurationError, match="trace_round"):
+            collect(num_actors=1).enable_profile()
+        collector = collect()
+        place = tmp_path / "{worker_idx}.json"
+        collector.enable_profile(num_rollouts=3, warmup_rollouts=1, save_path=str(place))
+        play(collector)
+        assert "traceEvents" in (tmp_path / "0.json").read_text()
+
+
 class TestRun:
     def test_frames_are_rounded_up_to_whole_rounds(self):
         assert len(play(collect(total_frames=37))) == 4
