@@ -352,10 +352,11 @@ class HTSCommandLine(LightningCLI):
         if self._checkpoint is None:
             return
         arguments["ckpt_path"] = str(whole_checkpoint(Path(arguments["ckpt_path"])))
-        own = arguments["model"]["init_args"]
-        for setting, default in (("model.policy", None), ("model.network", "mlp")):
-            if setting in self._checkpoint.withheld and own[setting.split(".")[1]] == default:
-                raise self._checkpoint.refusal(setting)
+        own = arguments["model"].get("init_args", {})  # of a class that may know neither
+        for name, default in (("policy", None), ("network", "mlp")):
+            withheld = f"model.{name}" in self._checkpoint.withheld
+            if withheld and name in own and own[name] == default:
+                raise self._checkpoint.refusal(f"model.{name}")
 
     def _set_seed(self) -> None:
         """Report a seed that is out of bounds in one line."""
