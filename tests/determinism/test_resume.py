@@ -14,7 +14,7 @@ import pytest
 import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from lightning.pytorch import Callback
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint
 from torch import nn
 from torchrl.envs import GymEnv
 
@@ -259,7 +259,7 @@ class Stop(Callback):
 
 
 def interrupted(
-    folder: Path, learner: str, *, moment: str = "backward", part: int, **settings
+    folder: Path, learner: str, *, moment: str = "backward", part: int, callbacks=(), **settings
 ) -> int:
     """Train until Ctrl-C, which leaves ``stopped.ckpt``; returns the evaluations until then."""
     stop = Stop(moment, part)
@@ -268,7 +268,7 @@ def interrupted(
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with pytest.raises(SystemExit):
-            train(learner, folder, callbacks=[stop, last], **settings)
+            train(learner, folder, callbacks=[*callbacks, stop, last], **settings)
     finally:
         signal.signal(signal.SIGINT, before)
     return stop.evaluations
@@ -376,6 +376,21 @@ def test_training_that_was_ended_early_goes_on_from_last_ckpt_with_the_same_bits
     assert digest(resumed.rounds) == digest(whole.rounds[-rounds:])
     assert torch.equal(resumed.final_weights, whole.final_weights)
     assert counted == counted_again
+
+
+@pytest.mark.filterwarnings("ignore:You're using the WeightAveraging callback with a model")
+def test_averaged_weights_are_those_of_all_steps_and_resume_within_a_round(tmp_path):
+    averages = [EMAWeightAveraging(decay=0.5) for _ in range(3)]
+    whole = train("PPO", tmp_path, callbacks=[averages[0]])
+    interrupted(tmp_path, "PPO", part=10, callbacks=[averages[1]])
+    resumed = train("PPO", tmp_path, tmp_path / "stopped.ckpt", callbacks=[averages[2]])
+    after_steps = [*whole.watch.step_weights[1:], train("PPO", tmp_path).watch.final_weights]
+    expected = after_steps[0]
+    for weights in after_steps[1:]:
+        expected = 0.5 * expected + 0.5 * weights
+    torch.testing.assert_close(whole.watch.final_weights, expected)
+    assert torch.equal(resumed.watch.final_weights, whole.watch.final_weights)
+    assert digest(resumed.watch.rounds) == digest(whole.watch.rounds[-len(resumed.watch.rounds) :])
 
 
 # The collector alone.
