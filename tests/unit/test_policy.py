@@ -210,6 +210,10 @@ class TestMemory:
         policy = sequence(([reads], ["hidden"]), (["hidden"], ["logits"]))
         assert as_policy(policy, spec) is policy
 
+    def test_a_part_may_be_read_of_what_was_written_as_a_whole(self):
+        policy = sequence((["observation"], ["made"]), ([("made", "part")], ["logits"]))
+        assert as_policy(policy, SPEC) is policy
+
     def test_an_action_may_be_read_after_it_was_drawn(self):
         policy = TensorDictSequential(
             sequence((["observation"], ["logits"])),
