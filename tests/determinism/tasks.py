@@ -95,7 +95,7 @@ SPECIAL_LEARNINGS = {
         DECAYING_A2C, trainer=CHUNKS, make_layer=partial(nn.BatchNorm1d, 16)
     ),
     "PPO normalised": Learning(SHORT_PPO, make_layer=partial(nn.BatchNorm1d, 16)),
-    "Impala dropout": Learning(Impala, make_layer=nn.Dropout),
+    "Impala normalised": Learning(Impala, make_layer=partial(nn.BatchNorm1d, 16)),
     "A2C bfloat16": Learning(DECAYING_A2C, trainer=BF16),
     "PPO bfloat16": Learning(partial(SHORT_PPO, squash=True), PENDULUM, BF16 | CHUNKS),
 }

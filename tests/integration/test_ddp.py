@@ -26,6 +26,15 @@ LEARNERS = {
 }
 
 
+MASKS: list[torch.Tensor] = []
+"""What Dropout let through in this process, in each pass that is learned from."""
+
+
+def keep_mask(layer, inputs, output):
+    if layer.training and inputs[0].requires_grad:
+        MASKS.append(output != 0)
+
+
 class Report(Callback):
     """Writes what each rank saw."""
 
@@ -40,6 +49,7 @@ class Report(Callback):
             "weights": [*self.watch.round_weights, self.watch.final_weights],
             "versions": self.watch.versions,
             "frames": trainer.callbacks[0].frames,
+            "masks": MASKS,
         }
         torch.save(seen, self.directory / f"rank{trainer.global_rank}.pt")
 
@@ -50,6 +60,7 @@ def make_learner(name):
     policy = make_actor_critic("mlp", GymEnvs("CartPole-v1").group([0]).spec)
     if name == "dropout and statistics":
         layers = nn.Sequential(nn.Dropout(), nn.BatchNorm1d(16))
+        layers[0].register_forward_hook(keep_mask)
         policy = policy_with(layers, GymEnvs("CartPole-v1"))
     return learner_class(policy, learning_rate=0.1, **settings)
 
@@ -152,6 +163,11 @@ class TestTwoRanks:
         if len(first["gradients"]) == ROUNDS:
             for ranks, one in zip(first["gradients"], single.gradients, strict=True):
                 torch.testing.assert_close(ranks, one, rtol=1e-3, atol=1e-5)
+
+    def test_draw_masks_of_their_own(self, runs):
+        (first, second), _, _ = runs
+        assert len(first["masks"]) in (0, len(first["gradients"]))
+        assert not any(map(torch.equal, first["masks"], second["masks"]))
 
     def test_are_exactly_one_update_behind(self, runs):
         (first, second), _, _ = runs
