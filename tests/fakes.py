@@ -6,9 +6,11 @@ Factories are frozen dataclasses called with the environment's index, so they tr
 from __future__ import annotations
 
 import ctypes
+import multiprocessing
 import os
 import random
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -362,6 +364,63 @@ class DeadlyEnvs:
     def __call__(self, index: int) -> gymnasium.Env:
         env = gymnasium.make("CartPole-v1", max_episode_steps=20)
         return _Deadly(env, self) if index == 1 else env
+
+
+def _live_for_ever() -> None:
+    while True:
+        time.sleep(3600)
+
+
+class _Parental(gymnasium.Wrapper):
+    def __init__(self, env: gymnasium.Env, maker: ParentalEnvs) -> None:
+        super().__init__(env)
+        if maker.kind == "program":
+            quiet = subprocess.DEVNULL  # a test that reads what its program says ends without it
+            self.child = subprocess.Popen(["sleep", "3600"], stdout=quiet, stderr=quiet)
+        else:
+            self.child = multiprocessing.get_context("fork").Process(target=_live_for_ever)
+            self.child.start()
+        self.maker, self.stepped = maker, 0
+        maker.note("children", self.child.pid)
+
+    def step(self, action):
+        if self.stepped == self.maker.breaks_at:
+            raise BrokenPipeError("the emulator is gone")
+        self.stepped += 1
+        return self.env.step(action)
+
+    def close(self):
+        if self.maker.tidy:
+            self.child.terminate()
+            self.child.wait() if self.maker.kind == "program" else self.child.join()
+            self.maker.note("closed", self.child.pid)
+
+
+@dataclass(frozen=True)
+class ParentalEnvs:
+    """CartPole whose environments each start a process that lives for ever, except in ``asker``.
+
+    They are ended by ``close`` if it is ``tidy``. The files ``children`` and ``closed`` in
+    ``folder`` have their numbers.
+    """
+
+    folder: str
+    kind: str = "fork"
+    tidy: bool = False
+    breaks_at: int = -1
+    asker: int = field(default_factory=os.getpid)
+
+    def __call__(self, _: int) -> gymnasium.Env:
+        env = gymnasium.make("CartPole-v1", max_episode_steps=20)
+        return env if os.getpid() == self.asker else _Parental(env, self)
+
+    def note(self, name: str, pid: int) -> None:
+        with (Path(self.folder) / name).open("a") as file:
+            file.write(f"{pid} ")
+
+    def noted(self, name: str) -> list[int]:
+        path = Path(self.folder) / name
+        return [int(pid) for pid in path.read_text().split()] if path.exists() else []
 
 
 class _Forgetful(CoordinateEnv):

@@ -78,9 +78,11 @@ class ScrambledRecruiter(Recruiter):
     def crew(self, journal):
         create_env_fn = cloudpickle.dumps(self.create_env_fn)
         executors = [
-            Executor(self.board, index, create_env_fn, self.seed, self._stretches(journal, index))
+            Executor(self.board, index, create_env_fn, self.seed)
             for index in range(self.board.config.num_executors)
         ]
+        for executor in executors:
+            executor.restore(self._stretches(journal, executor.index))
         actors = [
             Actor(self.board, copy.deepcopy(self.make_policy()), self.settings) for _ in range(2)
         ]

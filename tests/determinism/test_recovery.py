@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+from multiprocessing import forkserver
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from hts_torchrl import ConfigurationError, GymEnvs, HTSCollector, WorkerError
 from hts_torchrl.models import make_actor_critic
 from tests.fakes import CoordinateEnvs, DeadlyEnvs, FailingEnv
 from tests.policies import echo_policy, echo_weights
+from tests.protocol.test_parent import alive
 from tests.runs import digest, perturbed, play
 
 pytestmark = pytest.mark.processes
@@ -79,6 +81,25 @@ def test_workers_that_are_killed_between_batches_change_no_bit(delay):
         collector.update_policy_weights_(weights_of(len(batches)))
     alone = collect(DeadlyEnvs(""), delay=delay, num_actors=0)
     assert digest(batches) == digest(play(alone, weights_of))
+
+
+def test_a_fork_server_that_is_killed_changes_no_bit(undisturbed, caplog):
+    """Alone, then together with an executor; the workers that it has started live on."""
+    collector, weights_of, batches = collect(DeadlyEnvs("")), perturbed(policy()), []
+    with caplog.at_level(logging.WARNING, "hts_torchrl"):
+        for batch in collector:
+            batches.append(batch.clone())
+            if len(batches) in (1, 3):
+                pids = [process.pid for process in collector._crew._processes]
+                os.kill(forkserver._forkserver._forkserver_pid, signal.SIGKILL)
+            if len(batches) == 3:
+                os.kill(pids[0], signal.SIGKILL)
+            if len(batches) in (2, 4):  # the next round needed another crew
+                assert not any(map(alive, pids))
+            collector.update_policy_weights_(weights_of(len(batches)))
+    assert digest(batches) == undisturbed
+    assert len(caplog.records) == 2
+    assert "their fork server was killed" in caplog.text
 
 
 def test_each_recovery_is_logged_with_worker_signal_and_round(tmp_path, caplog):

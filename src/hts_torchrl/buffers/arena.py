@@ -34,6 +34,8 @@ class SharedArena:
         >>> arena["step"][2] = 7
     """
 
+    _close = staticmethod(os.close)  # the module may be gone when the interpreter ends
+
     def __init__(self, layout: Layout) -> None:
         self.layout = dict(layout)
         self._offsets, size = _place(self.layout)
@@ -58,7 +60,7 @@ class SharedArena:
     def close(self) -> None:
         """Close the descriptor; arrays stay valid until the last of them is dropped."""
         if self._fd >= 0:
-            os.close(self._fd)
+            self._close(self._fd)
             self._fd = -1
 
     def __del__(self) -> None:

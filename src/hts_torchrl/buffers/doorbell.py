@@ -52,8 +52,15 @@ class Doorbell:
         return bell
 
     def ring(self, times: int = 1) -> None:
-        """Announce ``times`` things."""
-        os.write(self._writer.fileno(), b"\0" * times)
+        """Announce ``times`` things.
+
+        Raises:
+            CrewStopped: if the parent, which keeps a reading end, is gone.
+        """
+        try:
+            os.write(self._writer.fileno(), b"\0" * times)
+        except BrokenPipeError:
+            raise CrewStopped("the parent is gone") from None
 
     def wait(self, rings: int, lifeline: Connection) -> None:
         """Sleep until ``rings`` rings have come; released by actors, or by the collector.

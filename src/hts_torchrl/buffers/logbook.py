@@ -9,6 +9,7 @@ import numpy as np
 from hts_torchrl.buffers.arena import Array, Layout, SharedArena
 
 _ERROR_BYTES = 16_384
+_LEFT_OUT = b"\n[...]\n"
 
 
 class Logbook:
@@ -24,6 +25,7 @@ class Logbook:
         self.busy_s = arena["log_busy_s"]
         self.waiting_s = arena["log_waiting_s"]
         self.finished_s = arena["log_finished_s"]
+        self.groups = arena["log_group"]
         self.tracing = arena["log_tracing"]
         self.num_spans = arena["log_num_spans"]
         self.spans_s = arena["log_spans_s"]
@@ -33,10 +35,10 @@ class Logbook:
     def layout(num_workers: int, most_spans: int) -> Layout:
         """Return the arrays, one row a worker.
 
-        Round and step; seconds at work and waiting; when the latest round was finished; UTF-8 text;
-        and, of a round that is traced, the spans ``(begin, end)`` of its work, whose memory is
-        committed only where a round is. All clocks are ``time.perf_counter``, which on Linux is the
-        same in all processes.
+        Round and step; seconds at work and waiting; when the latest round was finished; process
+        group; UTF-8 text; and, of a round that is traced, the spans ``(begin, end)`` of its work,
+        whose memory is committed only where a round is. All clocks are ``time.perf_counter``,
+        which on Linux is the same in all processes.
         """
         return {
             "log_round": ((num_workers,), "int64"),
@@ -44,6 +46,7 @@ class Logbook:
             "log_busy_s": ((num_workers,), "float64"),
             "log_waiting_s": ((num_workers,), "float64"),
             "log_finished_s": ((num_workers,), "float64"),
+            "log_group": ((num_workers,), "int64"),
             "log_tracing": ((1,), "bool"),
             "log_num_spans": ((num_workers,), "int64"),
             "log_spans_s": ((num_workers, most_spans, 2), "float64"),
@@ -59,12 +62,16 @@ class Logbook:
 
     def clear(self) -> None:
         """Forget what workers have told that are gone; their seconds stay."""
-        for array in (self.rounds, self.steps, self._errors):
+        for array in (self.rounds, self.steps, self.groups, self._errors):
             array[:] = 0
 
     def write_error(self, worker: int, text: str) -> None:
-        """Leave the traceback of a worker that is about to end; the tail is kept."""
-        data = text.encode()[-_ERROR_BYTES:]
+        """Leave the traceback of a worker that is about to end; of a long one, both ends."""
+        data = text.encode(errors="backslashreplace")
+        if len(data) > _ERROR_BYTES:
+            half = (_ERROR_BYTES - len(_LEFT_OUT)) // 2
+            data = data[:half] + _LEFT_OUT + data[-half:]
+        self._errors[worker] = 0
         self._errors[worker, : len(data)] = memoryview(data)
 
     def read_error(self, worker: int) -> str:

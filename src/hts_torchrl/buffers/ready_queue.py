@@ -8,7 +8,7 @@ from multiprocessing.connection import Connection, Pipe
 import numpy as np
 
 from hts_torchrl.buffers.arena import Array
-from hts_torchrl.buffers.doorbell import sleep_until_readable
+from hts_torchrl.buffers.doorbell import CrewStopped, sleep_until_readable
 
 _ID = np.dtype(np.int32)
 
@@ -26,8 +26,15 @@ class ReadyQueue:
         os.set_blocking(self._reader.fileno(), False)
 
     def put(self, numbers: Array) -> None:
-        """Announce numbers (int32)."""
-        os.write(self._writer.fileno(), numbers.tobytes())
+        """Announce numbers (int32).
+
+        Raises:
+            CrewStopped: if the parent, which keeps a reading end, is gone.
+        """
+        try:
+            os.write(self._writer.fileno(), numbers.tobytes())
+        except BrokenPipeError:
+            raise CrewStopped("the parent is gone") from None
 
     def take(self, most: int, lifeline: Connection) -> Array:
         """Take up to ``most`` numbers; sleeps until an executor announces one.

@@ -133,7 +133,8 @@ class called:
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         """Name the environments in what was raised."""
         if error is not None:
-            error.add_note(f"raised by {self.place}")
+            with contextlib.suppress(Exception):  # of a class that takes no notes
+                error.add_note(f"raised by {self.place}")
 
 
 def close_each(envs: dict[int, Any]) -> None:

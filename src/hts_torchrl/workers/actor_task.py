@@ -49,3 +49,6 @@ class ActorTask:
             watch.waits()  # before the round can end
             for executor, answers in sorted(Counter((envs // group).tolist()).items()):
                 board.doorbells[executor].ring(answers)
+
+    def close(self) -> None:
+        """Do nothing: a policy holds nothing that outlives its process."""

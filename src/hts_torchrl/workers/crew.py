@@ -13,9 +13,10 @@ import time
 import traceback
 import types
 from collections.abc import Iterator, Sequence
+from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from multiprocessing.resource_tracker import ensure_running
-from multiprocessing.util import Finalize
+from multiprocessing.util import Finalize, register_after_fork
 from typing import Protocol
 
 import numpy as np
@@ -33,6 +34,7 @@ from hts_torchrl.errors import (
 from hts_torchrl.workers.actor import Actor
 from hts_torchrl.workers.executor import Executor
 from hts_torchrl.workers.process import LEFT_TO_THE_PARENT, WorkerTask, live
+from hts_torchrl.workers.process_group import end_group
 from hts_torchrl.workers.silence import Silence
 from hts_torchrl.workers.stacks import StackPipe
 
@@ -41,6 +43,10 @@ _STOP_S = 3.0
 # On an overloaded machine it takes seconds until a killed process is gone.
 _KILLED_S = 30.0
 _SILENCE_CHECK_S = 1.0
+# What multiprocessing takes for the status of a process if it can no longer hear of it.
+_LOST = 255
+_MOST_SERVERS = 10
+_SERVER_ENDS_S = 0.1
 # A fork server hands at most 256 descriptors to a child, and an actor rings every executor.
 _MOST_EXECUTORS = 240
 
@@ -74,6 +80,9 @@ class SerialCrew:
         self._board = board
         self._executors = list(executors)
         self._actor = actor
+        # Also where the process ends without a shutdown: multiprocessing waits for its children,
+        # and so for those of the environments.
+        self._close = Finalize(self, _close_executors, [list(executors)], exitpriority=0)
 
     def start_round(self, round_index: int) -> None:
         """Play the whole round."""
@@ -91,14 +100,18 @@ class SerialCrew:
 
     def shutdown(self) -> None:
         """Close the environments; an exception is logged, as in processes."""
-        executors, self._executors = self._executors, []
-        for executor in executors:
-            try:
-                executor.close()
-            except Exception:
-                # As text: the exception itself would keep the shared memory alive.
-                error = traceback.format_exc()
-                _log.warning("executor %d: raised when it was stopped\n%s", executor.index, error)
+        self._executors = []
+        self._close()
+
+
+def _close_executors(executors: Sequence[Executor]) -> None:
+    for executor in executors:
+        try:
+            executor.close()
+        except Exception:
+            # As text: the exception itself would keep the shared memory alive.
+            error = traceback.format_exc()
+            _log.warning("executor %d: raised when it was stopped\n%s", executor.index, error)
 
 
 class ProcessCrew:
@@ -124,6 +137,8 @@ class ProcessCrew:
         self._stacks = StackPipe()
         # Where a process ends without a shutdown, multiprocessing waits for its children.
         self._close_lifeline = Finalize(None, parent_end.close, exitpriority=0)
+        # A process that the parent forks would hold it open for longer than the parent lives.
+        register_after_fork(parent_end, Connection.close)
         try:
             self._start(preload)
         except BaseException:
@@ -140,7 +155,7 @@ class ProcessCrew:
                 process = context.Process(  # type: ignore[attr-defined]
                     target=live, args=(task, self._lifeline, self._stacks), name=name, daemon=True
                 )
-                process.start()
+                _start(process)
                 self._processes.append(process)
         self._poll = select.poll()
         self._poll.register(self._board.finished.fileno(), select.POLLIN)
@@ -174,6 +189,8 @@ class ProcessCrew:
             if any(fd != self._board.finished.fileno() for fd, _ in ready):
                 self._raise_dead_worker(round_index)
             if not ready:  # most rounds are shorter, and need none of this
+                # What a worker forks keeps its sentinel from telling of its end.
+                self._raise_dead_worker(round_index)
                 silence = silence or Silence(self._board.logbook)
                 self._require_signs_of_life(round_index, missing, silence.lasts_s())
         self._waited = round_index
@@ -203,7 +220,11 @@ class ProcessCrew:
             return
         self._failed = True
         worker = (with_error or dead)[0]
-        killed = not with_error and (self._processes[worker].exitcode or 0) < 0
+        code = self._processes[worker].exitcode or 0
+        killed = not with_error and (code < 0 or self._server_is_gone())
+        if not self._server_is_gone():  # else they may live, and close their environments
+            for each in dead:
+                end_group(int(self._board.logbook.groups[each]))
         error = WorkerKilled if killed else WorkerError
         raise error(self._place(worker, round_index), self._cause(worker))
 
@@ -214,7 +235,16 @@ class ProcessCrew:
         code = self._processes[worker].exitcode
         if code is not None and code < 0:
             return f"was killed by {signal.Signals(-code).name}"
+        if self._server_is_gone():
+            return "is lost, as all workers are: their fork server was killed"
         return f"ended with status {code}"
+
+    def _server_is_gone(self) -> bool:
+        """Return whether multiprocessing has lost all workers at once, which may well live."""
+        codes = {process.exitcode for process in self._processes}
+        return self._board.config.start_method == "forkserver" and (
+            _LOST in codes and None not in codes
+        )
 
     def _silent(self, missing: set[int], silence_s: Array) -> list[int]:
         """Return who may hold up the round, or wait for who does."""
@@ -249,6 +279,7 @@ class ProcessCrew:
         deadline = time.monotonic() + _KILLED_S
         for process in alive:
             process.join(max(0.0, deadline - time.monotonic()))
+        self._end_what_is_left()
         if not self._failed:
             self._report_late_errors()
         while self._processes:
@@ -258,12 +289,37 @@ class ProcessCrew:
         self._lifeline.close()
         self._stacks.close()
 
+    def _end_what_is_left(self) -> None:
+        """End what killed workers have started, and workers that are lost: they may still write."""
+        lost = any(process.exitcode == _LOST for process in self._processes)
+        if lost:
+            self._stacks.wait_for_writers(_STOP_S)
+        groups = self._board.logbook.groups
+        for group in groups.tolist():
+            end_group(group)
+        groups[:] = 0  # numbers that others may get
+        if lost:
+            self._stacks.wait_for_writers(_KILLED_S)
+
     def _report_late_errors(self) -> None:
         """Log what workers raised when they were stopped: all rounds had been handed out."""
         for worker in range(len(self._processes)):
             if error := self._board.logbook.read_error(worker):
                 place = self._place(worker, self._started)
                 _log.warning("%s: raised when it was stopped\n%s", place, error)
+
+
+def _start(process: BaseProcess) -> None:
+    """Start a process, with another fork server if the last one was killed at this moment."""
+    for attempt in range(1, _MOST_SERVERS + 1):
+        try:
+            process.start()
+        except (ConnectionError, EOFError):
+            if attempt == _MOST_SERVERS:
+                raise
+            time.sleep(_SERVER_ENDS_S)
+        else:
+            return
 
 
 @contextlib.contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 
 import cloudpickle
@@ -27,6 +27,7 @@ class Executor:
 
     Both the executor process (:func:`run`) and the serial crew call, in this order::
 
+        executor.restore(stretches)
         executor.begin_round(round_index)
         for step in range(steps_per_round):
             executor.put_state(step)     # an actor answers in between
@@ -37,12 +38,6 @@ class Executor:
         index: of the executor.
         create_env_fn: the pickled maker of its environments.
         seed: of the run.
-        stretches: what its environments have played since their seeds; it is played again.
-
-    Raises:
-        ReplayError: if an environment does not do then what it did before.
-        ConfigurationError: here and from ``step``, if an environment observes what it has not
-            declared.
     """
 
     def __init__(
@@ -51,7 +46,6 @@ class Executor:
         index: int,
         create_env_fn: bytes,
         seed: int,
-        stretches: Sequence[Stretch],
     ) -> None:
         self._board = board
         self.index = index
@@ -62,6 +56,19 @@ class Executor:
         self._rows = slice(envs[0], envs[-1] + 1)
         self._global_envs = [board.config.first_env + env for env in envs]
         self._group = make_group(cloudpickle.loads(create_env_fn), self._global_envs)
+
+    def restore(self, stretches: Sequence[Stretch]) -> None:
+        """Bring the environments to where they were; called once, before any round.
+
+        Args:
+            stretches: what the environments have played since their seeds; it is played again.
+
+        Raises:
+            ReplayError: if an environment does not do then what it did before.
+            ConfigurationError: here and from ``step``, if an environment observes what it has not
+                declared.
+        """
+        board, envs = self._board, self.envs
         require_alike({board.config.first_env: board.spec, self._global_envs[0]: self._group.spec})
         self._seeded = self._group if isinstance(self._group, SeededGroup) else None
         self._declared: dict[Key, ArraySpec] = {
@@ -198,6 +205,7 @@ class ExecutorTask:
     seed: int
     stretches: Sequence[Stretch]
     first_round: int
+    _executor: Executor | None = field(default=None, init=False)
 
     @property
     def worker(self) -> int:
@@ -208,26 +216,29 @@ class ExecutorTask:
         """Run rounds: put state -> observation ready -> action ready -> step -> finished."""
         board, logbook = self.board, self.board.logbook
         bell, watch = board.doorbells[self.index], Stopwatch(logbook, self.worker)
-        executor = Executor(board, self.index, self.create_env_fn, self.seed, self.stretches)
-        try:
-            round_index = self.first_round
-            watch.waits()
-            while True:
-                bell.wait(1, lifeline)
+        self._executor = executor = Executor(board, self.index, self.create_env_fn, self.seed)
+        executor.restore(self.stretches)
+        round_index = self.first_round
+        watch.waits()
+        while True:
+            bell.wait(1, lifeline)
+            watch.works()
+            logbook.rounds[self.worker] = round_index
+            executor.begin_round(round_index)
+            for step in range(board.schedule.steps_per_round):
+                logbook.steps[self.worker] = step
+                executor.put_state(step)
+                board.ready.put(executor.envs)
+                watch.waits()
+                bell.wait(len(executor.envs), lifeline)
                 watch.works()
-                logbook.rounds[self.worker] = round_index
-                executor.begin_round(round_index)
-                for step in range(board.schedule.steps_per_round):
-                    logbook.steps[self.worker] = step
-                    executor.put_state(step)
-                    board.ready.put(executor.envs)
-                    watch.waits()
-                    bell.wait(len(executor.envs), lifeline)
-                    watch.works()
-                    executor.step(step)
-                logbook.steps[self.worker] = board.schedule.steps_per_round
-                logbook.finished_s[self.worker] = watch.waits()  # booked before anyone reads it
-                board.finished.put(np.array([self.index], np.int32))
-                round_index += 1
-        finally:
-            executor.close()
+                executor.step(step)
+            logbook.steps[self.worker] = board.schedule.steps_per_round
+            logbook.finished_s[self.worker] = watch.waits()  # booked before anyone reads it
+            board.finished.put(np.array([self.index], np.int32))
+            round_index += 1
+
+    def close(self) -> None:
+        """Close the environments, if there are any."""
+        if self._executor is not None:
+            self._executor.close()

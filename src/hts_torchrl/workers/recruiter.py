@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -55,12 +56,14 @@ class Recruiter:
 
     def _serial_crew(self, journal: Journal) -> SerialCrew:
         actor = Actor(self.board, copy.deepcopy(self.make_policy()), self.settings)
-        executors = [
-            Executor(
-                self.board, index, self._create_env_fn, self.seed, self._stretches(journal, index)
-            )
-            for index in range(self.board.config.num_executors)
-        ]
+        executors = []
+        with contextlib.ExitStack() as stack:  # of executors, until all of them are there
+            for index in range(self.board.config.num_executors):
+                executor = Executor(self.board, index, self._create_env_fn, self.seed)
+                stack.callback(executor.close)
+                executor.restore(self._stretches(journal, index))
+                executors.append(executor)
+            stack.pop_all()
         return SerialCrew(self.board, executors, actor)
 
     @property

@@ -55,6 +55,18 @@ class StackPipe:
             stack += self._read()
         return stack.decode(errors="replace")
 
+    def wait_for_writers(self, timeout_s: float) -> bool:
+        """Close the writing end here, and return whether all workers close theirs: they are gone.
+
+        Where the fork server was killed, nothing else tells.
+        """
+        self._writer.close()
+        deadline = time.monotonic() + timeout_s
+        while wait([self._reader], max(0.0, deadline - time.monotonic())):
+            if not self._read():
+                return True
+        return False
+
     def _read(self) -> bytes:
         return os.read(self._reader.fileno(), 65_536)
 

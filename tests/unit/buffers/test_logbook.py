@@ -31,6 +31,23 @@ def test_the_end_of_a_long_traceback_is_kept(logbook):
     assert logbook.read_error(0).endswith("ValueError: here")
 
 
+def test_the_beginning_of_a_long_traceback_is_kept(logbook):
+    """The message may be long, and where it was raised comes before it."""
+    logbook.write_error(0, "Traceback: in step\nValueError: " + "x" * 100_000)
+    assert logbook.read_error(0).startswith("Traceback: in step\nValueError: x")
+
+
+def test_a_text_that_is_no_unicode_is_told(logbook):
+    logbook.write_error(0, "ValueError: \ud800")
+    assert logbook.read_error(0) == "ValueError: \\ud800"
+
+
+def test_a_shorter_text_leaves_nothing_of_the_one_before(logbook):
+    logbook.write_error(0, "ValueError: oh")
+    logbook.write_error(0, "OSError")
+    assert logbook.read_error(0) == "OSError"
+
+
 def test_a_letter_cut_in_two_does_not_hide_the_rest(logbook):
     logbook.write_error(0, "€" * 20_000 + "end")
     assert logbook.read_error(0).endswith("€end")

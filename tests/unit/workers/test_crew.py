@@ -146,7 +146,7 @@ class Undying(BaseProcess):
 
     def __init__(self, asked: list) -> None:
         self._closed, self.asked = False, asked
-        self._popen = SimpleNamespace(kill=lambda: asked.append("kill"))
+        self._popen = SimpleNamespace(kill=lambda: asked.append("kill"), poll=lambda: None)
 
     def __del__(self) -> None:
         pass
@@ -198,7 +198,9 @@ def bare_crew(processes, stacks=()) -> ProcessCrew:
     crew._close_lifeline = parent_end.close
     answers = dict(zip(crew._processes, stacks, strict=False))
     crew._stacks = SimpleNamespace(ask=answers.get, close=lambda: None)
-    logbook = SimpleNamespace(rounds=[5, 5], steps=[3, 4], read_error=lambda _: "")
+    logbook = SimpleNamespace(
+        rounds=[5, 5], steps=[3, 4], groups=np.zeros(3, np.int64), read_error=lambda _: ""
+    )
     config = CrewConfig(num_envs=2, timeout_s=7.0)
     crew._board = SimpleNamespace(logbook=logbook, config=config)
     return crew

@@ -37,8 +37,9 @@ def board():
 
 
 def make(board, create, stretches=None):
-    stretches = blank_stretches(board) if stretches is None else stretches
-    return Executor(board, 1, cloudpickle.dumps(create), 5, stretches)
+    executor = Executor(board, 1, cloudpickle.dumps(create), 5)
+    executor.restore(blank_stretches(board) if stretches is None else stretches)
+    return executor
 
 
 def blank_stretches(board):

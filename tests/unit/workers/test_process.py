@@ -1,29 +1,43 @@
 import signal
+import subprocess
+import sys
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
 import pytest
 
+from hts_torchrl.buffers.arena import SharedArena
 from hts_torchrl.buffers.doorbell import CrewStopped
-from hts_torchrl.workers.process import LEFT_TO_THE_PARENT, work
+from hts_torchrl.buffers.logbook import Logbook
+from hts_torchrl.workers.process import LEFT_TO_THE_PARENT, close, work
+
+
+def logbook() -> Logbook:
+    return Logbook(SharedArena(Logbook.layout(4, 2)))
 
 
 @dataclass
 class Task:
-    """Raises what it is given, or returns; its board has a logbook that keeps one text."""
+    """Raises what it is given, or returns; its board has a logbook only."""
 
     error: BaseException | None = None
     index: int = 0
     worker: int = 3
-    texts: dict = field(default_factory=dict)
+    logbook: Logbook = field(default_factory=logbook)
 
     @property
     def board(self):
-        logbook = SimpleNamespace(write_error=self.texts.__setitem__)
-        return SimpleNamespace(logbook=logbook)
+        return SimpleNamespace(logbook=self.logbook)
+
+    @property
+    def told(self) -> str:
+        return self.logbook.read_error(3)
 
     def run(self, lifeline):  # noqa: ARG002
         self.handlers = [signal.getsignal(number) for number in LEFT_TO_THE_PARENT]
+        self.close()
+
+    def close(self):
         if self.error is not None:
             raise self.error
 
@@ -39,34 +53,67 @@ def _keep_handlers():
 def test_a_worker_leaves_ctrl_c_and_sigterm_to_the_parent():
     task = Task()
     work(task, None)
-    assert task.handlers == [signal.SIG_IGN, signal.SIG_IGN]
+    for handler in task.handlers:
+        assert handler(signal.SIGTERM, None) is None
 
 
-@pytest.mark.parametrize("error", [CrewStopped("lifeline"), BrokenPipeError()])
-def test_a_worker_that_is_told_to_stop_leaves_quietly(error):
-    task = Task(error)
-    work(task, None)
-    assert not task.texts
+def test_a_worker_that_is_told_to_stop_leaves_quietly():
+    task = Task(CrewStopped("lifeline"))
+    assert work(task, None)
+    assert task.told == ""
 
 
-@pytest.mark.parametrize("error", [ValueError("oh"), SystemExit(0), KeyboardInterrupt()])
+def test_what_a_worker_starts_answers_signals_as_usual():
+    """Else an environment could not terminate the process that it has started."""
+    work(Task(), None)
+    script = "import os, signal; os.kill(os.getpid(), signal.SIGTERM)"
+    assert subprocess.run([sys.executable, "-S", "-c", script]).returncode == -signal.SIGTERM
+
+
+class Unprintable(Exception):
+    def __str__(self):
+        raise ArithmeticError("as asked")
+
+
+@dataclass(frozen=True)
+class Frozen(Exception):  # takes no note
+    where: str
+
+
+ERRORS = [
+    BrokenPipeError("its child died"),
+    EOFError("oh"),
+    ConnectionResetError("oh"),
+    ValueError("a lone \ud800 surrogate"),
+    ValueError("oh" * 10**6),
+    Unprintable(),
+    Frozen("oh"),
+    RecursionError("oh"),
+    SystemExit(0),
+    KeyboardInterrupt(),
+]
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
 def test_whatever_a_worker_raises_is_left_in_the_logbook(error):
     task = Task(error)
-    with pytest.raises(SystemExit):
-        work(task, None)
-    assert type(error).__name__ in task.texts[3]
+    assert not work(task, None)
+    assert type(error).__name__ in task.told
+    assert "in close\n    raise self.error\n" in task.told
+    error.with_traceback(None)  # which keeps the logbook's memory
 
 
-def test_a_worker_that_raised_ends_with_a_status_of_failure():
-    with pytest.raises(SystemExit) as ended:
-        work(Task(ValueError("oh")), None)
-    assert ended.value.code == 1
+def test_what_is_raised_when_a_task_is_closed_comes_behind_what_it_raised_before():
+    task = Task(ValueError("first"))
+    work(task, None)
+    task.error = OSError("second")
+    assert not close(task)
+    assert 0 < task.told.index("ValueError: first") < task.told.index("OSError: second")
 
 
 def test_notes_on_an_exception_reach_the_logbook():
     error = ValueError("oh")
     error.add_note("raised by step() of environment 4")
     task = Task(error)
-    with pytest.raises(SystemExit):
-        work(task, None)
-    assert "environment 4" in task.texts[3]
+    work(task, None)
+    assert "environment 4" in task.told

@@ -56,6 +56,12 @@ def test_a_worker_answers_whenever_it_is_asked(stacks, process):
     assert all(stack.count(" in innermost\n") == 1 for stack in stacks_seen)
 
 
+def test_the_writing_end_tells_when_all_workers_are_gone(stacks, process):
+    assert not stacks.wait_for_writers(0.0)
+    process.kill()
+    assert stacks.wait_for_writers(60.0)
+
+
 def test_a_dead_worker_gives_no_stack(stacks, process):
     process.kill()
     process.join()
