@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import warnings
 from pathlib import Path
@@ -14,6 +15,8 @@ from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 
 from hts_torchrl.durable_file import replacing
 from hts_torchrl.errors import CheckpointError, ConfigurationError
+
+_SHA256 = re.compile("[0-9a-fA-F]{64}")
 
 
 class DurableCheckpointIO(TorchCheckpointIO):
@@ -85,7 +88,7 @@ def whole_checkpoint(path: Path) -> Path:
     """Return ``path``, or the checkpoint before it (with a warning) if ``path`` is damaged.
 
     Raises:
-        ConfigurationError: if there is no file, or no undamaged one.
+        ConfigurationError: if there is no file, or no undamaged one, or it cannot be told.
     """
     if not path.name:  # a folder: this one, or the root
         raise ConfigurationError(f"{path}: there is no such file")
@@ -107,10 +110,14 @@ def whole_checkpoint(path: Path) -> Path:
 def _keep_previous(place: Path) -> None:
     """Give the file in place a second name, if it is whole; else remove a damaged one before it."""
     previous = _previous(place)
-    if place.is_file() and _is_whole(place):
+    try:
+        known = _known_digests(place)
+    except ConfigurationError:  # which is no reason not to save
+        known = set()
+    if place.is_file() and (not known or _digest(place) in known):
         with replacing(previous) as link:
             _link_or_copy(place, link)
-    elif previous.is_file() and _digest(previous) not in _known_digests(place):
+    elif previous.is_file() and _digest(previous) not in known:
         previous.unlink()
 
 
@@ -121,10 +128,24 @@ def _is_whole(path: Path) -> bool:
 
 
 def _known_digests(path: Path) -> set[str]:
-    """Return the digests of both files: a crash between two renames leaves the older in place."""
-    if not _digests(path).is_file():
+    """Return the digests of both files: a crash between two renames leaves the older in place.
+
+    Raises:
+        ConfigurationError: if the file of the digests is there, but has none.
+    """
+    place = _digests(path)
+    if not place.is_file():
         return set()
-    return {line.split()[0] for line in _digests(path).read_text().splitlines() if line}
+    try:
+        known = {line.split()[0] for line in place.read_text("utf-8").splitlines() if line.strip()}
+    except (OSError, UnicodeError):
+        known = set()
+    if not known or not all(_SHA256.fullmatch(digest) for digest in known):
+        raise ConfigurationError(
+            f"{path}: whether this is whole is not known, because {place.name} is damaged: it has "
+            "no SHA-256 digests; remove it to go on without the check"
+        )
+    return known
 
 
 def _digest(path: Path) -> str:

@@ -191,6 +191,17 @@ class TestLoading:
         with pytest.raises(ConfigurationError, match="this is damaged"):
             saved(place)
 
+    @pytest.mark.parametrize("digests", [b"", b" \n", b"\xff\xfe\x00", b"no digest  last.ckpt\n"])
+    def test_unreadable_digests_tell_nothing_and_are_refused_by_name(self, place, digests):
+        DurableCheckpointIO().save_checkpoint({"weights": 1}, place)
+        record = place.with_name(place.name + ".sha256")
+        record.write_bytes(digests)
+        with pytest.raises(ConfigurationError) as raised:
+            DurableCheckpointIO().load_checkpoint(place)
+        assert f"because {record.name} is damaged" in str(raised.value)
+        DurableCheckpointIO().save_checkpoint({"weights": 2}, place)
+        assert DurableCheckpointIO().load_checkpoint(place) == {"weights": 2}
+
     def test_a_checkpoint_of_another_program_is_read(self, place):
         place.parent.mkdir()
         torch.save({"weights": torch.ones(3), "number": 1}, place)

@@ -171,6 +171,11 @@ class TestRefusals:
             ("spec", "{}"),
             ("spec", '{"observations": [], "action": null}'),
             ("spec", None),
+            ("network", "[" * 100_000),
+            ("spec", '{"a":' * 100_000),
+            ("spec", "9" * 10_000),
+            ("network", '{"name": ["mlp"], "squash": false}'),
+            ("network", '{"name": "mlp"}'),
         ],
     )
     def test_a_description_that_makes_no_sense_is_refused(self, place, name, text):
@@ -180,6 +185,83 @@ class TestRefusals:
         metadata = {name: text for name, text in metadata.items() if text is not None}
         save_file(policy.state_dict(), place, metadata)
         assert "its description cannot be read" in self.refusal(place)
+
+    @pytest.mark.parametrize(
+        ("path", "value"),
+        [
+            ("observations.0.shape", [10**10]),
+            ("observations.0.shape", [10**6] * 20),
+            ("observations.0.shape", [10**400]),
+            ("observations.0.shape", [-5]),
+            ("observations.0.shape", [0]),
+            ("observations.0.shape", [5.0]),
+            ("observations.0.shape", 5),
+            ("observations.0.dtype", "O"),
+            ("observations.0.dtype", "U10000000000"),
+            ("observations.0.dtype", "nonsense"),
+            ("observations.0.key", []),
+            ("observations.0.key", [""]),
+            ("observations.0.key", [3]),
+            ("observations", {}),
+            ("action.shape", [10**10]),
+            ("action.dtype", "int64"),
+            ("action.kind", "discrete"),
+            ("action.kind", "smooth"),
+            ("action.sizes", [10**10]),
+            ("action.low", [0.0]),
+            ("action.low", [float("nan"), 0.0]),
+            ("action.low", ["a", "b"]),
+            ("action.low", [5.0, 5.0]),
+            ("action.high", None),
+        ],
+        ids=lambda value: str(value)[:30],
+    )
+    def test_a_description_of_what_cannot_be_is_refused_and_nothing_is_made(
+        self, place, path, value, monkeypatch
+    ):
+        policy, _ = save(place, "mlp, continuous")
+        with safe_open(place, "pt") as file:
+            metadata = file.metadata()
+        spec = json.loads(metadata["spec"])
+        *parents, name = path.split(".")
+        changed = spec
+        for parent in parents:
+            changed = changed[int(parent) if parent.isdigit() else parent]
+        changed[name] = value
+        save_file(policy.state_dict(), place, {**metadata, "spec": json.dumps(spec)})
+        monkeypatch.setattr(torch.random, "fork_rng", Trap)  # it comes before anything is made
+        told = self.refusal(place)
+        assert told.startswith(f"{place}")
+        assert "\n" not in told
+        assert len(told) < 1000
+
+    @pytest.mark.parametrize(
+        ("change", "told"),
+        [
+            (lambda t: t.double(), "'module.0.module.0.bias' is float64 [64], but float32 [64]"),
+            (lambda t: t[:1], "'module.0.module.0.bias' is float32 [1], but float32 [64] is"),
+            (lambda t: t.reshape(1, *t.shape), "float32 [1, 64], but float32 [64] is needed"),
+        ],
+    )
+    def test_tensors_that_would_be_converted_or_do_not_fit_are_refused(self, place, change, told):
+        policy, _ = save(place)
+        with safe_open(place, "pt") as file:
+            metadata = file.metadata()
+        tensors = {name: change(t).contiguous() for name, t in policy.state_dict().items()}
+        save_file(tensors, place, metadata)
+        assert told in self.refusal(place)
+        assert "is of another network" in self.refusal(place, policy)
+
+    def test_tensors_that_are_missing_or_too_many_are_named(self, place):
+        policy, _ = save(place)
+        with safe_open(place, "pt") as file:
+            metadata = file.metadata()
+        tensors = policy.state_dict()
+        save_file({**tensors, "zzz": torch.zeros(1)}, place, metadata)
+        assert self.refusal(place).endswith("is of another network: 'zzz' has no place")
+        name = next(iter(tensors))
+        save_file({n: t for n, t in tensors.items() if n != name}, place, metadata)
+        assert self.refusal(place).endswith(f"is of another network: {name!r} is missing")
 
     def test_a_place_that_cannot_be_written_is_an_error_with_its_name(self, tmp_path):
         (tmp_path / "folder").write_text("a file")

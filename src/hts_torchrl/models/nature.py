@@ -65,8 +65,9 @@ class PixelTrunk(nn.Sequential):
         dtype = cast(
             "Tensor", self[1].weight
         ).dtype  # TorchRL's losses leave no parameters() to ask
-        if torch.is_autocast_enabled(pixels.device.type):
-            dtype = torch.get_autocast_dtype(pixels.device.type)
+        device = pixels.device.type
+        if device != "meta" and torch.is_autocast_enabled(device):
+            dtype = torch.get_autocast_dtype(device)
         # A copy also of pixels that have the type already: they may be the batch itself.
         images = pixels.reshape(-1, *pixels.shape[-3:])
         if self._channels_last:
