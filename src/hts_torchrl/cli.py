@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import math
+import os
+import resource
 import signal
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, is_dataclass, replace
 from pathlib import Path
 from types import FrameType
@@ -17,7 +21,7 @@ import gymnasium
 import imageio
 import torch
 import yaml
-from jsonargparse import set_parsing_settings
+from jsonargparse import Namespace, set_parsing_settings
 from lightning.fabric.plugins import CheckpointIO
 from lightning.fabric.utilities.cloud_io import get_filesystem
 from lightning.fabric.utilities.exceptions import MisconfigurationException
@@ -329,9 +333,13 @@ class HTSCommandLine(LightningCLI):
             self.config = parser.parse_args(arguments)
         except OmegaConfBaseException as error:
             raise ConfigurationError(str(error)) from error
+        except RecursionError as error:
+            longest = max(sys.argv, key=len)
+            raise ConfigurationError(f"{longest[:60]}...: it nests too deeply") from error
         except ConfigurationError as error:
             self._explain(error)
             raise
+        _require_possible(self.config[self.config.subcommand])
 
     def _explain(self, error: ConfigurationError) -> None:
         """Say of a setting that is missing why the checkpoint does not give it."""
@@ -443,6 +451,27 @@ def _callbacks(
     return [*given, *(each for each in ours if type(each) not in map(type, given))]
 
 
+def _require_possible(settings: Namespace) -> None:
+    """Refuse numbers beyond those of arrays and loops, and more devices than cores."""
+    for name, value in settings.items():
+        if isinstance(value, int) and abs(value) > sys.maxsize:
+            raise ConfigurationError(f"--{name}={value}; at most {sys.maxsize} is possible")
+    devices, most = str(settings.get("trainer.devices")), max(8, os.cpu_count() or 1)
+    if devices.isdecimal() and int(devices) > most:
+        raise ConfigurationError(
+            f"--trainer.devices={devices}: this machine has {os.cpu_count()} cores; at most "
+            f"{most} is possible"
+        )
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _settings_of(path: str | None) -> CheckpointSettings | None:
     """Read the checkpoint that the user names, or the one before if it is damaged."""
     if path is None:
@@ -472,7 +501,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     warnings.filterwarnings("ignore", "The dirpath has changed")
     warnings.filterwarnings("ignore", ".*isinstance.treespec, LeafSpec. is deprecated")
     try:
-        _run(sys.argv[1:] if arguments is None else arguments)
+        with _limit_named():
+            _run(sys.argv[1:] if arguments is None else arguments)
         leave_together()
     except (
         ConfigurationError,
@@ -498,6 +528,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise
 
 
+@contextlib.contextmanager
+def _limit_named() -> Iterator[None]:
+    """Say which limit it is that allows no further files."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.EMFILE:
+            raise
+        most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        raise ConfigurationError(f"{error}: the limit is {most}, raise it (ulimit -n)") from error
+
+
 def program() -> None:
     """Run the command line as a process of its own, which signals end in good order."""
     signal.signal(signal.SIGTERM, _terminate)
@@ -515,6 +557,13 @@ def _terminate(number: int, _: FrameType | None) -> None:
 
 
 def _run(arguments: Sequence[str]) -> None:
+    for argument in arguments:
+        if not _is_unicode(argument):
+            raise ConfigurationError(f"{argument!a}: this is no UTF-8")
+    try:
+        Path.cwd()
+    except FileNotFoundError as error:
+        raise ConfigurationError("the working folder was removed: change to another") from error
     if list(arguments[:1]) == ["doctor"]:  # which needs neither environment nor learner
         _examine(arguments[1:])
     # ${data.num_envs} in a file means the value that counts in the end, of this subcommand.

@@ -102,6 +102,10 @@ class EnvSpec:
     __hash__ = None  # type: ignore[assignment]
 
 
+MOST_ENVS = 65_536
+"""In one process; also rows of a forward pass and games of an evaluation."""
+
+
 @dataclass(frozen=True)
 class CrewConfig:
     """How many workers there are, and how they start and wait."""
@@ -140,6 +144,11 @@ class CrewConfig:
             raise ConfigurationError(f"timeout_s={self.timeout_s}; a positive time is needed")
 
     def _refuse_counts(self) -> None:
+        for name in ("num_envs", "inference_batch_size"):
+            if (getattr(self, name) or 0) > MOST_ENVS:
+                raise ConfigurationError(
+                    f"{name}={getattr(self, name)}; at most {MOST_ENVS} is possible"
+                )
         if self.num_actors < 0:
             raise ConfigurationError(f"num_actors={self.num_actors}; 0 or more is needed")
         if self.num_actors > self.num_envs:

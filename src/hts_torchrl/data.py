@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, get_args
@@ -13,7 +14,15 @@ from lightning.pytorch import LightningDataModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 
 from hts_torchrl.collector import HTSCollector
-from hts_torchrl.config import Collection, CrewConfig, EnvSpec, Precision, Recover, StartMethod
+from hts_torchrl.config import (
+    MOST_ENVS,
+    Collection,
+    CrewConfig,
+    EnvSpec,
+    Precision,
+    Recover,
+    StartMethod,
+)
 from hts_torchrl.envs.group import EnvFactory
 from hts_torchrl.envs.make_group import make_group
 from hts_torchrl.errors import ConfigurationError
@@ -204,6 +213,10 @@ class HTSDataModule(LightningDataModule):
         ):
             if count is not None and count < 1:
                 raise ConfigurationError(f"{name}={count}; 1 or more is needed")
+        if evaluation_episodes > MOST_ENVS:
+            raise ConfigurationError(
+                f"evaluation_episodes={evaluation_episodes}; at most {MOST_ENVS} is possible"
+            )
         if collection not in get_args(Collection):
             known = ", ".join(get_args(Collection))
             raise ConfigurationError(f"collection={collection!r}; one of {known} is needed")
@@ -293,6 +306,11 @@ class HTSDataModule(LightningDataModule):
         self._refuse_collection()
         assert self.schedule.num_rounds is not None
         parts = self.schedule.num_rounds * self._parts_per_round
+        if parts > sys.maxsize:
+            raise ConfigurationError(
+                f"{self.schedule.num_rounds} rounds of {self._parts_per_round} minibatches are "
+                f"more than {sys.maxsize} steps: lower total_frames, epochs or minibatches"
+            )
         limit = self.trainer.limit_train_batches
         in_epoch = min(parts, limit) if isinstance(limit, int) else int(parts * limit)
         if in_epoch < 1:

@@ -195,9 +195,7 @@ def spec_from_json(spec: dict[str, Any]) -> EnvSpec:
     Raises:
         ValueError: for what no environment has; other errors for what has another form.
     """
-    observations = {
-        _key(each["key"]): _array_from_json(each) for each in spec["observations"]
-    }
+    observations = {_key(each["key"]): _array_from_json(each) for each in spec["observations"]}
     action, array = spec["action"], _array_from_json(spec["action"])
     kind, sizes = action["kind"], _sizes_from_json(action["sizes"])
     if kind not in get_args(ActionKind):

@@ -10,6 +10,9 @@ from dataclasses import dataclass
 
 from hts_torchrl.errors import ConfigurationError
 
+_MOST_FRAMES = 10**15
+"""Beyond it a float64, in which loggers and progress bars count, is no longer exact."""
+
 
 @dataclass(frozen=True)
 class Schedule:
@@ -56,6 +59,12 @@ class Schedule:
             raise ConfigurationError(
                 f"delay={delay}; 1 learns during the next round, 0 waits for the update"
             )
+        for name, frames in (
+            ("frames_per_batch", frames_per_batch),
+            ("total_frames", total_frames),
+        ):
+            if frames > _MOST_FRAMES:
+                raise ConfigurationError(f"{name}={frames}; at most {_MOST_FRAMES} is possible")
         num_rounds = None if total_frames < 0 else -(-total_frames // frames_per_batch)
         return cls(num_envs, frames_per_batch // num_envs, num_rounds, delay)
 

@@ -1,5 +1,9 @@
 """What the command line makes of its arguments."""
 
+import errno
+import resource
+
+import gymnasium
 import pytest
 import torch
 import yaml
@@ -168,6 +172,13 @@ class TestBase:
         assert expand_configs(["fit", "--model=A2C"]) == ["fit", "--model=A2C"]
 
 
+class Billion(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(-1, 1, (1,))
+    action_space = gymnasium.spaces.Discrete(10**9)
+
+
+gymnasium.register("Billion-v0", Billion)
+
 WRONG = {
     "an unknown environment": (
         ["--data.env.id=CartPol-v1"],
@@ -286,6 +297,47 @@ WRONG = {
     ),
     "a missing config": (["--config=none.yaml"], "--config=none.yaml: No such file"),
     "a checkpoint without a name": (["--ckpt_path="], "--ckpt_path=.: there is no such file"),
+    "frames without end": (
+        [f"--data.total_frames={10**23}"],
+        f"--data.total_frames={10**23}; at most {2**63 - 1} is possible",
+    ),
+    "more frames than can be counted": (
+        [f"--data.total_frames={10**18}"],
+        "total_frames=1000000000000000000; at most",
+    ),
+    "more environments than there can be": (
+        [f"--data.num_envs={10**9}", f"--data.frames_per_batch={10**9}"],
+        "num_envs=1000000000; at most 65536",
+    ),
+    "a pass of more rows than there can be": (
+        [f"--data.inference_batch_size={10**13}"],
+        "inference_batch_size=10000000000000; at most 65536",
+    ),
+    "more games than there can be": (
+        [f"--data.evaluation_episodes={10**9}"],
+        "evaluation_episodes=1000000000; at most 65536",
+    ),
+    "more steps than can be counted": (
+        ["--model=PPO", f"--model.epochs={10**18}"],
+        "3 rounds of 4000000000000000000 minibatches are more than",
+    ),
+    "a million threads": (
+        ["--model.num_threads=1000000"],
+        "num_threads=1000000; None, or 1 to 1024, is needed",
+    ),
+    "more devices than cores": (
+        ["--trainer.devices=1000"],
+        "--trainer.devices=1000: this machine has ",
+    ),
+    "a billion actions": (
+        ["--data.env.id=Billion-v0"],
+        "the network 'mlp' of this environment (observations [[1]], actions [1000000000]) takes",
+    ),
+    "a name that is no UTF-8": (["--name=\udcff"], "'--name=\\udcff': this is no UTF-8"),
+    "an argument that nests deeply": (
+        [f"--data.env.kwargs={'[' * 3000 + ']' * 3000}"],
+        "",
+    ),
     "a missing checkpoint": (["--ckpt_path=none.ckpt"], "--ckpt_path=none.ckpt: there is no such"),
 }
 
@@ -322,8 +374,18 @@ def test_a_wrong_choice_is_told_without_the_whole_configuration(capsys):
     assert "Namespace" not in message
 
 
+RUBBISH = [
+    {"state_dict": {}},
+    {"state_dict": [torch.zeros(1)], "updates": 3},
+    {"state_dict": {"a": 3}, "updates": 3},
+    {"state_dict": {3: torch.zeros(1)}, "updates": 3},
+    {"state_dict": {}, "updates": "many"},
+    {"state_dict": {}, "updates": -1},
+]
+
+
 @pytest.mark.parametrize("subcommand", ["fit", "validate", "play", "export"])
-@pytest.mark.parametrize("content", [b"PK\x03\x04 and no more", b"", [1, 2], {"state_dict": {}}])
+@pytest.mark.parametrize("content", [b"PK\x03\x04 and no more", b"", [1, 2], *RUBBISH])
 def test_a_file_that_is_no_checkpoint_is_refused(subcommand, content, tmp_path, capsys):
     if isinstance(content, bytes):
         (tmp_path / "half.ckpt").write_bytes(content)
@@ -331,6 +393,16 @@ def test_a_file_that_is_no_checkpoint_is_refused(subcommand, content, tmp_path, 
         torch.save(content, tmp_path / "half.ckpt")
     message = refused(capsys, subcommand, *CARTPOLE, *A2C, "--ckpt_path=half.ckpt")
     assert message == "--ckpt_path=half.ckpt: this is no checkpoint, or half of one"
+
+
+# A billion laughs, as lists and as mappings that are merged.
+LAUGHS = "a0: &a0 [ha]\n" + "".join(
+    f"a{number}: &a{number} [{', '.join([f'*a{number - 1}'] * 10)}]\n" for number in range(1, 12)
+)
+MERGED_LAUGHS = "a0: &a0 {ha: 1}\n" + "".join(
+    f"a{number}: &a{number}\n  <<: [{', '.join([f'*a{number - 1}'] * 10)}]\n"
+    for number in range(1, 12)
+)
 
 
 @pytest.mark.parametrize(
@@ -343,6 +415,11 @@ def test_a_file_that_is_no_checkpoint_is_refused(subcommand, content, tmp_path, 
         ("base: [[a]]\n", "--config=bad.yaml: base=[['a']]; one file or a list"),
         ("data: {nums: 3}\n", "Subcommand 'fit' does not accept option 'data.nums'"),
         (b"\xff\xfe\x00\x01", "--config=bad.yaml: "),
+        ("data: " + "[" * 60 + "]" * 60, "--config=bad.yaml: it nests too deeply"),
+        ("data: " + "[" * 3000 + "]" * 3000, "--config=bad.yaml: it nests too deeply"),
+        ("trainer: &a\n  logger: *a\n", "--config=bad.yaml: an alias stands for what it is part"),
+        (LAUGHS, "--config=bad.yaml: its aliases stand for more than 100000 entries"),
+        (MERGED_LAUGHS, "--config=bad.yaml: its aliases stand for more than 100000 entries"),
     ],
 )
 def test_a_file_that_is_no_config_is_refused(content, message, tmp_path, capsys):
@@ -350,6 +427,23 @@ def test_a_file_that_is_no_config_is_refused(content, message, tmp_path, capsys)
     (tmp_path / "bad.yaml").write_bytes(text)
     refusal = refused(capsys, "fit", *CARTPOLE, *A2C, "--config=bad.yaml")
     assert refusal.startswith(message)
+
+
+def test_a_working_folder_that_was_removed_is_told(tmp_path, monkeypatch, capsys):
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    assert refused(capsys, "fit", *CARTPOLE, *A2C).startswith("the working folder was removed")
+
+
+def test_files_that_cannot_be_opened_any_more_are_told_with_the_limit(monkeypatch, capsys):
+    def fail(_):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr("hts_torchrl.cli._run", fail)
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    assert refused(capsys, "fit").endswith(f"the limit is {limit}, raise it (ulimit -n)")
 
 
 def test_wrong_input_leaves_no_folder_behind(tmp_path, capsys):

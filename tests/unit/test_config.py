@@ -25,6 +25,8 @@ def continuous(low: float) -> ActionSpec:
         ({"start_method": "fork"}, "start_method='fork'"),
         ({"timeout_s": 0.0}, "timeout_s=0"),
         ({"timeout_s": float("nan")}, "timeout_s=nan"),
+        ({"num_envs": 65_537}, "num_envs=65537; at most 65536"),
+        ({"inference_batch_size": 10**23}, "inference_batch_size=1000"),
         ({"num_envs": 4, "num_actors": 5}, "num_actors=5 is more than num_envs=4"),
     ],
 )

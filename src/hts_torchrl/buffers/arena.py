@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from hts_torchrl.errors import ConfigurationError
+from hts_torchrl.machine import require_memory
 
 Array: TypeAlias = np.ndarray[Any, Any]
 Layout: TypeAlias = dict[str, tuple[tuple[int, ...], str]]
@@ -39,7 +39,11 @@ class SharedArena:
     def __init__(self, layout: Layout) -> None:
         self.layout = dict(layout)
         self._offsets, size = _place(self.layout)
-        _require_memory(size)
+        require_memory(
+            size,
+            "the shared arrays of a round take",
+            "a lower frames_per_batch or num_envs is needed",
+        )
         self._fd = _anonymous_file(size)
         self._map()
 
@@ -87,16 +91,6 @@ def _place(layout: Layout) -> tuple[dict[str, int], int]:
         nbytes = math.prod(shape) * np.dtype(dtype).itemsize
         size += -(-nbytes // _ALIGNMENT) * _ALIGNMENT
     return offsets, max(size, _ALIGNMENT)
-
-
-def _require_memory(size: int) -> None:
-    """Refuse what the machine can never hold; else the kernel would end the run when it is full."""
-    whole = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if size > whole:
-        raise ConfigurationError(
-            f"the shared arrays of a round take {size / 1e9:.1f} GB, and the machine has "
-            f"{whole / 1e9:.1f} GB: a lower frames_per_batch or num_envs is needed"
-        )
 
 
 def _anonymous_file(size: int) -> int:

@@ -14,7 +14,11 @@ from hts_torchrl.buffers.logbook import Logbook
 from hts_torchrl.buffers.ready_queue import ReadyQueue
 from hts_torchrl.buffers.state_buffer import StateBuffer
 from hts_torchrl.config import ArraySpec, CrewConfig, EnvSpec, Key
+from hts_torchrl.machine import require_descriptors
 from hts_torchrl.schedule import Schedule
+
+# Other pipes, the memory, and what starting a process takes for a moment.
+_OTHER_DESCRIPTORS = 24
 
 
 class Board:
@@ -37,6 +41,13 @@ class Board:
         self.config = config
         self.schedule = schedule
         num_envs = config.num_envs
+        # Two ends of a bell for each executor, two descriptors of multiprocessing for each process.
+        workers = config.num_executors + config.num_actors if config.num_actors else 0
+        require_descriptors(
+            2 * config.num_executors + 2 * workers + _OTHER_DESCRIPTORS,
+            f"{config.num_executors} executors and {config.num_actors} actors need",
+            "envs_per_executor",
+        )
         self.arena = SharedArena(
             StateBuffer.layout(spec, num_envs)
             | ActionBuffer.layout(outputs, num_envs)

@@ -46,6 +46,10 @@ def require(condition: bool, setting: str, wanted: str) -> None:
         raise ConfigurationError(f"{setting}; {wanted} is needed")
 
 
+# More than any machine has cores; the OpenMP runtime crashes when it cannot start them.
+_MOST_THREADS = 1024
+
+
 class Learner(LightningModule):
     """What A2C and PPO share: targets, the delay, the optimiser, publishing of weights.
 
@@ -93,8 +97,8 @@ class Learner(LightningModule):
         require(0 <= gamma <= 1, f"gamma={gamma}", "0 to 1")
         require(0 <= gae_lambda <= 1, f"gae_lambda={gae_lambda}", "0 to 1")
         require(unroll is None or unroll > 0, f"unroll={unroll}", "None, or 1 or more,")
-        threads_work = num_threads is None or num_threads > 0
-        require(threads_work, f"num_threads={num_threads}", "None, or 1 or more,")
+        threads_work = num_threads is None or 0 < num_threads <= _MOST_THREADS
+        require(threads_work, f"num_threads={num_threads}", f"None, or 1 to {_MOST_THREADS},")
         self.policy = policy
         self.updates = 0
         self._seed = 0

@@ -23,6 +23,7 @@ from torchrl.modules import (
 
 from hts_torchrl.config import ActionSpec, ArraySpec, EnvSpec, Key
 from hts_torchrl.errors import ConfigurationError
+from hts_torchrl.machine import require_memory
 from hts_torchrl.models.distributions import action_head, parameter_keys
 from hts_torchrl.models.impala import ImpalaResNet, SeedResNet
 from hts_torchrl.models.initialization import orthogonal
@@ -214,6 +215,24 @@ def make_actor_critic(network: str, spec: EnvSpec, *, squash: bool = False) -> A
     Raises:
         ConfigurationError: if there is no such trunk, or it cannot read the observation.
     """
+    if network in BUILT_IN_TRUNKS:
+        with torch.device("meta"):  # where nothing is allocated
+            policy = _make_actor_critic(network, spec, squash=squash)
+        size = sum(each.numel() * each.element_size() for each in policy.parameters())
+        require_memory(
+            4 * size,  # the gradient, and what Adam keeps
+            f"the network {network!r} of this environment ({_briefly(spec)}) takes to train",
+            "a smaller space is needed",
+        )
+    return _make_actor_critic(network, spec, squash=squash)
+
+
+def _briefly(spec: EnvSpec) -> str:
+    shapes = [list(array.shape) for array in spec.observations.values()]
+    return f"observations {shapes}, actions {list(spec.action.sizes or spec.action.array.shape)}"
+
+
+def _make_actor_critic(network: str, spec: EnvSpec, *, squash: bool) -> ActorCritic:
     if len(spec.observations) != 1:
         raise ConfigurationError(
             f"the environment has the observations {sorted(map(str, spec.observations))}; a "

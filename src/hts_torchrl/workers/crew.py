@@ -9,6 +9,7 @@ import os
 import select
 import signal
 import sys
+import tempfile
 import time
 import traceback
 import types
@@ -318,6 +319,13 @@ def _start(process: BaseProcess) -> None:
             if attempt == _MOST_SERVERS:
                 raise
             time.sleep(_SERVER_ENDS_S)
+        except OSError as error:
+            if "AF_UNIX path too long" not in str(error):
+                raise
+            raise ConfigurationError(
+                f"TMPDIR={tempfile.gettempdir()}: it is too long for the socket of a fork server; "
+                "a shorter one is needed, or start_method='spawn'"
+            ) from error
         else:
             return
 

@@ -17,6 +17,7 @@ from hts_torchrl.workers.crew import (
     SerialCrew,
     _deaf_children,
     _single_threaded_children,
+    _start,
     _without_main_module,
 )
 
@@ -139,6 +140,16 @@ def test_more_executors_than_a_fork_server_can_start_are_refused():
     config = CrewConfig(num_envs=500, envs_per_executor=2)
     with pytest.raises(ConfigurationError, match="250 executors; a fork server can start 240"):
         ProcessCrew(SimpleNamespace(config=config), [], [])
+
+
+def test_a_socket_whose_path_is_too_long_is_told_as_the_setting_that_it_is(monkeypatch):
+    def start(_):
+        raise OSError("AF_UNIX path too long")
+
+    process = SimpleNamespace(start=lambda: start(None))
+    monkeypatch.setattr("tempfile.tempdir", "/long")
+    with pytest.raises(ConfigurationError, match="TMPDIR=/long: it is too long for the socket"):
+        _start(process)
 
 
 class Undying(BaseProcess):

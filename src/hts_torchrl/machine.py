@@ -1,0 +1,47 @@
+"""What the machine holds, compared with what is wanted before any of it is taken."""
+
+from __future__ import annotations
+
+import os
+import resource
+from pathlib import Path
+
+from hts_torchrl.errors import ConfigurationError
+
+
+def require_memory(size: int, what: str, remedy: str) -> None:
+    """Refuse what the machine can never hold; else the kernel would end the run when it is full.
+
+    Args:
+        size: in bytes.
+        what: is to be held, with a verb.
+        remedy: what would be right.
+
+    Raises:
+        ConfigurationError: naming both sizes.
+    """
+    whole = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if size > whole:
+        raise ConfigurationError(
+            f"{what} {size / 1e9:.1f} GB, and the machine has {whole / 1e9:.1f} GB: {remedy}"
+        )
+
+
+def require_descriptors(count: int, what: str, remedy: str) -> None:
+    """Refuse what this process may not open.
+
+    Args:
+        count: of descriptors, more than are open.
+        what: is to be opened, with a verb.
+        remedy: what would be right, besides a higher limit.
+
+    Raises:
+        ConfigurationError: naming the limit, and how to raise it.
+    """
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = len(list(Path("/dev/fd").iterdir())) + count
+    if most != resource.RLIM_INFINITY and needed > most:
+        raise ConfigurationError(
+            f"{what} {needed} open files, and the limit is {most}: raise it (ulimit -n), or "
+            f"{remedy}"
+        )
