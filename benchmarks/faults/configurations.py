@@ -91,16 +91,44 @@ WRONG = {
     "--config=base.yaml": "base",
     "--ckpt_path=file": "file",
     "--ckpt_path=other.ckpt": "other.ckpt",
+    "--ckpt_path=list.ckpt": "list.ckpt",
+    f"--data.total_frames={10**23}": "total_frames",
+    f"--data.num_envs={10**23}": "num_envs",
+    f"--data.num_envs={10**9} --data.frames_per_batch={10**9}": "num_envs",
+    f"--data.inference_batch_size={10**13}": "inference_batch_size",
+    f"--data.evaluation_episodes={10**9}": "evaluation_episodes",
+    f"{_PPO} --model.epochs={10**23}": "epochs",
+    f"{_PPO} --model.epochs={10**18}": "epochs",
+    f"{_PPO} --model.minibatches={10**23}": "minibatches",
+    "--model.num_threads=1000000": "num_threads",
+    "--trainer.devices=1000": "devices",
+    f"--trainer.max_steps={10**23}": "max_steps",
+    f"--data.env.kwargs={'[' * 3000}{']' * 3000}": "data.env.kwargs",
+    "--name=\udcff": "name",
+    "--config=deep.yaml": "deep.yaml",
+    "--config=itself.yaml": "itself.yaml",
+    "--config=laughs.yaml": "laughs.yaml",
 }
 
+# What a shell does before it starts the command, and what the refusal must name.
+_LONG = "x" * 100
+SURROUNDINGS = {
+    "ulimit -n 64": "ulimit -n",
+    "mkdir gone; cd gone; rmdir ../gone": "working folder",
+    f"mkdir {_LONG}; export TMPDIR=$PWD/{_LONG}": "TMPDIR",
+}
+_EXECUTORS = "--data.num_envs=32 --data.envs_per_executor=1"
 
-def refused(cases: Iterator[tuple[str, str]], _: random.Random) -> bool:
+
+def refused(cases: Iterator[tuple[str, str, str]], _: random.Random) -> bool:
     """Give the next wrong setting; one line says what is wrong, at once, and nothing is left."""
-    flags, named = next(cases)
+    before, flags, named = next(cases)
     with tempfile.TemporaryDirectory() as text:
         folder = Path(text)
         _write_files(folder)
         command = [*FIT, *CARTPOLE, "--data.total_frames=3200", *flags.split(" ")]
+        if before:
+            command = ["sh", "-c", f'{before}; exec "$@"', "sh", *command]
         before_s = _children_s()
         with Command(command, folder) as fit:
             status = fit.status()
@@ -129,6 +157,11 @@ def _write_files(folder: Path) -> None:
         (folder / name).write_text("neither a folder nor a checkpoint")
     (folder / "base.yaml").write_text("base: 3")
     torch.save({"state_dict": {}}, folder / "other.ckpt")
+    torch.save({"state_dict": [1], "updates": 3}, folder / "list.ckpt")
+    (folder / "deep.yaml").write_text("data: " + "[" * 3000 + "]" * 3000)
+    (folder / "itself.yaml").write_text("trainer: &a {logger: *a}")
+    aliases = (f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 12))
+    (folder / "laughs.yaml").write_text("\n".join(["a0: &a0 [ha]", *aliases]))
 
 
 @cache
@@ -145,8 +178,8 @@ def _children_s() -> float:
     return times.children_user + times.children_system
 
 
-def _in_random_order() -> Iterator[tuple[str, str]]:
-    cases = list(WRONG.items())
+def _in_random_order() -> Iterator[tuple[str, str, str]]:
+    cases = [("", *case) for case in WRONG.items()]
     random.Random(0).shuffle(cases)  # a part of the trials is a fair sample
     return itertools.cycle(cases)
 
@@ -155,5 +188,9 @@ ROWS = {
     "a setting that cannot work: one line, status 2, within 3 s": (
         len(WRONG),
         partial(refused, _in_random_order()),
-    )
+    ),
+    "a surrounding in which nothing can run: the same": (
+        len(SURROUNDINGS),
+        partial(refused, itertools.cycle((b, _EXECUTORS, n) for b, n in SURROUNDINGS.items())),
+    ),
 }

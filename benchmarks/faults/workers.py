@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from functools import partial
+from multiprocessing import forkserver
 
 from processes import NAMED_S, gone
 from short_runs import ROUNDS, digest, make, undisturbed, weights
@@ -38,7 +39,10 @@ def _run_with_a_kill(
     collector.start()
     workers = multiprocessing.active_children()
     pids = [worker.pid for worker in workers]
-    victim = dice.choice([worker for worker in workers if role in worker.name]).pid
+    if role == "fork server":
+        victim = forkserver._forkserver._forkserver_pid
+    else:
+        victim = dice.choice([worker for worker in workers if role in worker.name]).pid
     at, digests = dice.randrange(-1, ROUNDS - 2), []
 
     def kill() -> None:
@@ -90,6 +94,10 @@ ROWS = {
         partial(killed_worker, "executor", "replay"),
     ),
     "the same, recover: the same bits, actor": (25, partial(killed_worker, "actor", "replay")),
+    "SIGKILL of the fork server, recover: the same bits": (
+        10,
+        partial(killed_worker, "fork server", "replay"),
+    ),
     "SIGKILL of the parent: no process left": (40, killed_parent),
 }
 

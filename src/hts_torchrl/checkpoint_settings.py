@@ -57,7 +57,7 @@ class CheckpointSettings:
             content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         except Exception as error:  # whatever a file that is something else may lead to
             raise ConfigurationError(_NO_CHECKPOINT) from error
-        if not isinstance(content, dict) or not {"state_dict", "updates"} <= content.keys():
+        if not isinstance(content, dict) or not _has_weights(content):
             raise ConfigurationError(_NO_CHECKPOINT)
         settings = cls({}, {}, known="learner" in content)
         if settings.known:
@@ -113,6 +113,17 @@ class CheckpointSettings:
 
 
 _NO_CHECKPOINT = "this is no checkpoint, or half of one"
+
+
+def _has_weights(content: dict[Any, Any]) -> bool:
+    weights, updates = content.get("state_dict"), content.get("updates")
+    return (
+        isinstance(weights, dict)
+        and all(isinstance(name, str) for name in weights)
+        and all(isinstance(tensor, torch.Tensor) for tensor in weights.values())
+        and type(updates) is int
+        and updates >= 0
+    )
 
 
 def _may_import(arguments: dict[str, Any]) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import warnings
 from collections.abc import Mapping
 from functools import partial
 from importlib.metadata import version
@@ -120,7 +121,9 @@ def _build(path: Path, described: dict[str, Any], tensors: dict[str, Tensor]) ->
         squash = network is not None and network["squash"]
         if name in BUILT_IN_TRUNKS and isinstance(squash, bool):
             make = partial(make_actor_critic, name, spec_from_json(spec), squash=squash)
-            with torch.device("meta"):  # whatever sizes are described, nothing is allocated
+            # Whatever sizes are described, on this device nothing is allocated.
+            with torch.device("meta"), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
                 _require_same(path, make(), tensors)
             with torch.random.fork_rng(devices=[]):  # the caller's random numbers stay as they are
                 return make()

@@ -194,7 +194,7 @@ WRONG = {
     ),
     "a space that is not supported": (
         ["--data.env.id=Blackjack-v1"],
-        "the observation space Tuple(",
+        "environment 0 (Blackjack-v1): the observation space Tuple(",
     ),
     "frames that are no whole steps": (
         ["--data.frames_per_batch=30"],

@@ -216,7 +216,9 @@ def make_actor_critic(network: str, spec: EnvSpec, *, squash: bool = False) -> A
         ConfigurationError: if there is no such trunk, or it cannot read the observation.
     """
     if network in BUILT_IN_TRUNKS:
-        with torch.device("meta"):  # where nothing is allocated
+        # On a device where nothing is allocated, nor drawn; what there is to warn of comes later.
+        with torch.device("meta"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
             policy = _make_actor_critic(network, spec, squash=squash)
         size = sum(each.numel() * each.element_size() for each in policy.parameters())
         require_memory(
@@ -278,7 +280,7 @@ def _mind_type(network: str, trunk: nn.Module, observation: ArraySpec) -> None:
         warnings.warn(
             "the observation is one integer, whose size the network reads: if it is a choice "
             "(Discrete), gymnasium.wrappers.FlattenObservation shows it as a vector of 0 and 1",
-            stacklevel=3,
+            stacklevel=4,
         )
 
 

@@ -6,7 +6,7 @@ from torch import nn
 
 from hts_torchrl.config import ActionSpec, ArraySpec, EnvSpec
 from hts_torchrl.errors import ConfigurationError
-from hts_torchrl.models import MLP, ActorCritic, make_actor_critic
+from hts_torchrl.models import MLP, ActorCritic, actor_critic, make_actor_critic
 from hts_torchrl.models.actor_critic import NarrowLinear
 from tests.unit.models.test_distributions import ACTIONS
 
@@ -139,6 +139,16 @@ class TestTypes:
         with pytest.warns(UserWarning, match="FlattenObservation") as told:
             make_actor_critic("mlp", choice)
         assert told[0].filename == __file__
+
+    def test_comparing_a_network_with_the_machine_draws_no_random_number(self, monkeypatch):
+        spec = EnvSpec({"observation": ArraySpec((3,), np.dtype(np.float32))}, ACTIONS["discrete"])
+        torch.manual_seed(0)
+        compared = make_actor_critic("mlp", spec).state_dict()
+        monkeypatch.setattr(actor_critic, "BUILT_IN_TRUNKS", {})
+        monkeypatch.setattr(actor_critic, "_trunk", lambda _: actor_critic.MLP)
+        torch.manual_seed(0)
+        alone = make_actor_critic("mlp", spec).state_dict()
+        assert all(torch.equal(compared[name], tensor) for name, tensor in alone.items())
 
     def test_channels_that_cannot_be_told_name_the_shape(self):
         pictures = ArraySpec((64, 64, 64), np.dtype(np.uint8))
