@@ -469,7 +469,7 @@ def test_threads_of_the_learner_are_set_for_the_time_of_training():
 
 
 class CutOff(Callback):
-    """Keeps the weights before each round, and fails in a later part of the third one."""
+    """Keeps weights and steps before each round, and fails in a later part of the third one."""
 
     class Error(Exception):
         pass
@@ -477,9 +477,9 @@ class CutOff(Callback):
     def __init__(self, path):
         self.path = path
 
-    def on_train_batch_start(self, _trainer, pl_module, batch, _):
+    def on_train_batch_start(self, trainer, pl_module, batch, _):
         if batch.is_first:
-            self.before = deepcopy(pl_module.state_dict())
+            self.before, self.steps = deepcopy(pl_module.state_dict()), trainer.global_step
 
     def on_after_backward(self, _, pl_module):
         if pl_module.updates == 2 and pl_module._part.index == 1:
@@ -503,7 +503,7 @@ def test_a_checkpoint_of_a_round_cut_off_has_the_weights_before_it(make, setting
     with pytest.raises(CutOff.Error):
         quiet_trainer(callbacks=[cut_off], **settings).fit(learner, cartpole(4))
     saved = torch.load(cut_off.path, weights_only=True)
-    assert saved["updates"] == 2
+    assert (saved["updates"], saved["global_step"]) == (2, cut_off.steps)
     assert saved["state_dict"].keys() == cut_off.before.keys()
     for name, weights in cut_off.before.items():
         assert torch.equal(saved["state_dict"][name], weights)
