@@ -106,6 +106,18 @@ def test_steps_that_were_played_again_count_for_the_seed(board, monkeypatch):
     assert seeds_seen(board, executor) == expected
 
 
+def test_what_an_environment_plays_before_its_stretch_is_not_counted(board):
+    """Games of 2 steps: environment 12 has played two since its seed, environment 13 one."""
+    none = np.empty((0, 2), np.int64)
+    stretches = [
+        Stretch(0, 0, np.zeros(4, np.uint8), none),
+        Stretch(0, 1, np.zeros(2, np.uint8), none),
+    ]
+    arrays = play_round(board, make(board, CoordinateEnvs(lengths=(2,)), stretches))
+    assert arrays["collector", "traj_ids"][2:, 0].tolist() == [2 + 2 * 4, 3 + 2 * 4]
+    assert arrays["next", "step_count"][2:, 0, 0].tolist() == [1, 1]
+
+
 def test_draws_continue_from_round_to_round(board, executor):
     drawn = []
     for number in range(2):
