@@ -91,6 +91,11 @@ def test_the_last_of_several_publications_acts(weights):
     assert same_bits(replica, Mixed(2.0))
 
 
+def test_a_copy_is_of_the_weights_that_act_also_where_others_have_their_number(weights):
+    weights.publish(Mixed(1.0).state_dict(), 0)
+    assert not any(tensor.any() for tensor in weights.copy_of(0).values())
+
+
 def test_a_publication_does_not_touch_the_weights_that_act(weights):
     for version in range(1, 5):
         weights.publish(Mixed(float(version)).state_dict())
