@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+# First, before torch is loaded.
+import hts_torchrl.working_folder  # noqa: F401
+
+# isort: split
+
 import contextlib
 import errno
 import json
@@ -560,10 +565,6 @@ def _run(arguments: Sequence[str]) -> None:
     for argument in arguments:
         if not _is_unicode(argument):
             raise ConfigurationError(f"{argument!a}: this is no UTF-8")
-    try:
-        Path.cwd()
-    except FileNotFoundError as error:
-        raise ConfigurationError("the working folder was removed: change to another") from error
     if list(arguments[:1]) == ["doctor"]:  # which needs neither environment nor learner
         _examine(arguments[1:])
     # ${data.num_envs} in a file means the value that counts in the end, of this subcommand.

@@ -429,14 +429,6 @@ def test_a_file_that_is_no_config_is_refused(content, message, tmp_path, capsys)
     assert refusal.startswith(message)
 
 
-def test_a_working_folder_that_was_removed_is_told(tmp_path, monkeypatch, capsys):
-    folder = tmp_path / "gone"
-    folder.mkdir()
-    monkeypatch.chdir(folder)
-    folder.rmdir()
-    assert refused(capsys, "fit", *CARTPOLE, *A2C).startswith("the working folder was removed")
-
-
 def test_files_that_cannot_be_opened_any_more_are_told_with_the_limit(monkeypatch, capsys):
     def fail(_):
         raise OSError(errno.EMFILE, "Too many open files")
