@@ -229,7 +229,7 @@ class TestRefusals:
             changed = changed[int(parent) if parent.isdigit() else parent]
         changed[name] = value
         save_file(policy.state_dict(), place, {**metadata, "spec": json.dumps(spec)})
-        monkeypatch.setattr(torch.random, "fork_rng", Trap)  # it comes before anything is made
+        monkeypatch.setattr(torch.random, "fork_rng", fall_into)  # before anything is made
         told = self.refusal(place)
         assert told.startswith(f"{place}")
         assert "\n" not in told
@@ -280,6 +280,10 @@ class TestRefusals:
         with pytest.raises(OSError, match="cannot write the policy"):
             save(place)
         assert place.read_bytes() == before
+
+
+def fall_into(**_):
+    raise AssertionError("a network of a file's choosing was made")
 
 
 class Trap(MLP):
