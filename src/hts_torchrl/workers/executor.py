@@ -191,7 +191,9 @@ class Executor:
             self._step_count[transition.episode_end] = 0
 
     def close(self) -> None:
-        """Close the environments."""
+        """Close the environments, and let go of the group, which asks this executor for seeds."""
+        if self._seeded is not None:
+            self._seeded.next_seed = None  # a cycle would keep the shared memory alive for longer
         self._group.close()
 
 
