@@ -84,9 +84,9 @@ class Resumption:
         if schedule is None or loops is None or "parts_per_round" not in self._saved:
             return
         parts = self._learner.parts_per_round
-        done = self._datamodule.first_round * parts
         state = self._checkpoint[type(self._datamodule).__qualname__]
-        moved = done - state["round"] * self._saved["parts_per_round"]
+        before = state["round"] * self._saved["parts_per_round"]
+        moved = self._datamodule.first_round * parts - before
         progress = loops["epoch_loop.batch_progress"]
         finished = progress["is_last_batch"] or loops["epoch_progress"]["current"]["processed"]
         if not schedule.exists(self._datamodule.first_round) or not (moved or finished):
@@ -98,19 +98,6 @@ class Resumption:
         one_begun = {"ready": 1, "started": 1, "processed": 0, "completed": 0}
         for counts in (loops["epoch_progress"]["total"], loops["epoch_progress"]["current"]):
             counts.update(one_begun)
-        if progress["current"]["completed"] == progress["current"]["ready"]:
-            self._count_steps(loops, done, schedule.num_rounds * parts)
-
-    def _count_steps(self, loops: dict[str, Any], done: int, batches: int) -> None:
-        """Give the next batch the step by which an undisturbed run logs it.
-
-        Lightning counts the last batch when it has returned to it to evaluate, if it would.
-        """
-        interval = getattr(self._learner.trainer, "val_check_interval", 1.0)  # none for a time
-        every = interval if isinstance(interval, int) else max(1, int(batches * interval))
-        again = done % every == 0
-        steps = self._checkpoint["global_step"]
-        loops["epoch_loop.state_dict"]["_batches_that_stepped"] = steps - int(again)
 
     def set_rates(self) -> None:
         """Give optimisers and schedules the learner's own settings, where those have changed."""
