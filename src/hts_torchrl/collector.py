@@ -108,7 +108,8 @@ class HTSCollector(BaseCollector):
             hands out views of the shared memory, each valid until the following ``next`` only.
 
     Raises:
-        ConfigurationError: for settings that cannot work.
+        ConfigurationError: for settings that cannot work; and from ``next``, if an environment
+            returns what it has not declared.
         WorkerError: from ``next``, if a worker raised, died or went silent.
         ReplayError: if an environment that is restored does other things than before. In a worker
             process it is the cause of a ``WorkerError``.

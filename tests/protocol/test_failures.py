@@ -8,7 +8,7 @@ import signal
 import numpy as np
 import pytest
 
-from hts_torchrl import HTSCollector, WorkerError
+from hts_torchrl import ConfigurationError, HTSCollector, WorkerError
 from hts_torchrl.errors import WorkerPlace
 from tests.fakes import CoordinateEnvs, FailingEnv, HangingEnv, KillSelfEnv, UndeclaredEnv
 from tests.policies import HangingNet, KillSelfNet, RaisingNet, echo_policy
@@ -55,11 +55,11 @@ def test_an_environment_in_a_group_is_named_by_the_note_on_its_exception():
 
 
 def test_an_observation_that_is_not_declared_names_environment_round_and_step():
-    error = failure(collect(UndeclaredEnv(np.zeros(5), at=STEPS + 2)))
-    assert error.place == WorkerPlace("executor", 1, (1,), 1, 2)
-    assert (
-        "step() of environment 1 returned what is not declared: 'observation' is float64 [5]"
-        in (error.cause)
+    with pytest.raises(ConfigurationError) as raised:
+        play(collect(UndeclaredEnv(np.zeros(5), at=STEPS + 2)))
+    assert str(raised.value) == (
+        "round 1, step 2: step() of environment 1 returned what is not declared: 'observation' is "
+        "float64 [5], but float32 [5] is declared (in executor 1)"
     )
 
 

@@ -26,6 +26,7 @@ class Logbook:
         self.waiting_s = arena["log_waiting_s"]
         self.finished_s = arena["log_finished_s"]
         self.groups = arena["log_group"]
+        self.refused = arena["log_refused"]
         self.tracing = arena["log_tracing"]
         self.num_spans = arena["log_num_spans"]
         self.spans_s = arena["log_spans_s"]
@@ -36,9 +37,9 @@ class Logbook:
         """Return the arrays, one row a worker.
 
         Round and step; seconds at work and waiting; when the latest round was finished; process
-        group; UTF-8 text; and, of a round that is traced, the spans ``(begin, end)`` of its work,
-        whose memory is committed only where a round is. All clocks are ``time.perf_counter``,
-        which on Linux is the same in all processes.
+        group; whether it refused what the user gave; UTF-8 text; and, of a round that is traced,
+        the spans ``(begin, end)`` of its work, whose memory is committed only where a round is. All
+        clocks are ``time.perf_counter``, which on Linux is the same in all processes.
         """
         return {
             "log_round": ((num_workers,), "int64"),
@@ -47,6 +48,7 @@ class Logbook:
             "log_waiting_s": ((num_workers,), "float64"),
             "log_finished_s": ((num_workers,), "float64"),
             "log_group": ((num_workers,), "int64"),
+            "log_refused": ((num_workers,), "bool"),
             "log_tracing": ((1,), "bool"),
             "log_num_spans": ((num_workers,), "int64"),
             "log_spans_s": ((num_workers, most_spans, 2), "float64"),
@@ -62,11 +64,18 @@ class Logbook:
 
     def clear(self) -> None:
         """Forget what workers have told that are gone; their seconds stay."""
-        for array in (self.rounds, self.steps, self.groups, self._errors):
+        for array in (self.rounds, self.steps, self.groups, self.refused, self._errors):
             array[:] = 0
 
-    def write_error(self, worker: int, text: str) -> None:
-        """Leave the traceback of a worker that is about to end; of a long one, both ends."""
+    def write_error(self, worker: int, text: str, *, refused: bool = False) -> None:
+        """Leave the traceback of a worker that is about to end; of a long one, both ends.
+
+        Args:
+            worker: its row.
+            text: the traceback, or in one line what it refused.
+            refused: whether the user's mistake is the reason.
+        """
+        self.refused[worker] = refused
         data = text.encode(errors="backslashreplace")
         if len(data) > _ERROR_BYTES:
             half = (_ERROR_BYTES - len(_LEFT_OUT)) // 2

@@ -175,6 +175,8 @@ class ProcessCrew:
         """Sleep until all executors have reported; released by the executors' reports.
 
         Raises:
+            ConfigurationError: if a worker refused what the user gave, such as a reward of several
+                numbers.
             WorkerKilled: if a worker was ended by a signal.
             WorkerError: if a worker has ended otherwise or raised, or an executor has shown no
                 sign of life for ``timeout_s``.
@@ -226,8 +228,11 @@ class ProcessCrew:
         if not self._server_is_gone():  # else they may live, and close their environments
             for each in dead:
                 end_group(int(self._board.logbook.groups[each]))
-        error = WorkerKilled if killed else WorkerError
-        raise error(self._place(worker, round_index), self._cause(worker))
+        place = self._place(worker, round_index)
+        if self._board.logbook.refused[worker]:
+            refusal = self._board.logbook.read_error(worker)
+            raise ConfigurationError(f"{refusal} (in {place.role} {place.index})")
+        raise (WorkerKilled if killed else WorkerError)(place, self._cause(worker))
 
     def _cause(self, worker: int) -> str:
         error = self._board.logbook.read_error(worker)

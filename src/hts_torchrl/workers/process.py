@@ -16,6 +16,7 @@ from typing import Protocol
 
 from hts_torchrl.buffers.board import Board
 from hts_torchrl.buffers.doorbell import CrewStopped
+from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.workers.process_group import ProcessGroup
 from hts_torchrl.workers.stacks import StackPipe
 
@@ -81,12 +82,16 @@ def _end_soon(group: ProcessGroup, status: int) -> None:
 
 
 def work(task: WorkerTask, lifeline: Connection) -> bool:
-    """Run a task, and return whether it came to its end; else its traceback is in the logbook."""
+    """Run a task, and return whether it came to its end; else the logbook says why not."""
     _leave_signals_to_the_parent()
     try:
         task.run(lifeline)
     except CrewStopped:
         pass
+    except ConfigurationError as error:
+        line = "; ".join([str(error), *getattr(error, "__notes__", [])])
+        task.board.logbook.write_error(task.worker, line, refused=True)
+        return False
     except BaseException as error:
         task.board.logbook.write_error(task.worker, _told(error))
         return False
@@ -101,7 +106,8 @@ def close(task: WorkerTask) -> bool:
         logbook = task.board.logbook
         before = logbook.read_error(task.worker)
         told = _told(error)
-        logbook.write_error(task.worker, f"{before}\nand then\n{told}" if before else told)
+        if not logbook.refused[task.worker]:
+            logbook.write_error(task.worker, f"{before}\nand then\n{told}" if before else told)
         return False
     return True
 
