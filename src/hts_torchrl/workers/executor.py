@@ -56,6 +56,7 @@ class Executor:
         self._rows = slice(envs[0], envs[-1] + 1)
         self._global_envs = [board.config.first_env + env for env in envs]
         self._group = make_group(cloudpickle.loads(create_env_fn), self._global_envs)
+        self._seeded = self._group if isinstance(self._group, SeededGroup) else None
 
     def restore(self, stretches: Sequence[Stretch]) -> None:
         """Bring the environments to where they were; called once, before any round.
@@ -70,7 +71,6 @@ class Executor:
         """
         board, envs = self._board, self.envs
         require_alike({board.config.first_env: board.spec, self._global_envs[0]: self._group.spec})
-        self._seeded = self._group if isinstance(self._group, SeededGroup) else None
         self._declared: dict[Key, ArraySpec] = {
             key: ArraySpec((len(envs), *array.shape), array.dtype)
             for key, array in board.spec.observations.items()
