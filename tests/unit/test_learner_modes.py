@@ -172,7 +172,7 @@ class TestOtherGenerators:
             done.append(True)
 
         policy.register_forward_hook(other_thread)
-        heads = policy.heads
-        monkeypatch.setattr(policy, "heads", lambda rows: (other_thread(), heads(rows))[1])
+        fused = policy.fused
+        monkeypatch.setattr(policy, "fused", lambda rows: (other_thread(), fused(rows))[1])
         fit(A2C(policy), 1, debug=True)
         assert done
