@@ -29,9 +29,8 @@ class MLP(nn.Sequential):
 
     def forward(self, observation: Tensor) -> Tensor:
         """Return features ``[B, width]``."""
-        dtype = cast(
-            "Tensor", self[0].weight
-        ).dtype  # TorchRL's losses leave no parameters() to ask
+        # Not of parameters(), which TorchRL's losses leave empty.
+        dtype = cast("Tensor", self[0].weight).dtype
         batch = observation.shape[: observation.ndim - self._dimensions]
         flat = observation.to(dtype).reshape(*batch, -1)
         features: Tensor = super().forward(flat)  # type: ignore[no-untyped-call]

@@ -62,9 +62,8 @@ class PixelTrunk(nn.Sequential):
 
     def forward(self, pixels: Tensor) -> Tensor:
         """Return features ``[B, out_features]``."""
-        dtype = cast(
-            "Tensor", self[1].weight
-        ).dtype  # TorchRL's losses leave no parameters() to ask
+        # Not of parameters(), which TorchRL's losses leave empty.
+        dtype = cast("Tensor", self[1].weight).dtype
         device = pixels.device.type
         if device != "meta" and torch.is_autocast_enabled(device):
             dtype = torch.get_autocast_dtype(device)
