@@ -61,8 +61,8 @@ BUGS = {
     ),
     "torn write": Bug(
         "workers/executor.py",
-        "executor.put_state(step)\n                    board.ready.put(executor.envs)\n",
-        "board.ready.put(executor.envs)\n                    executor.put_state(step)\n",
+        "executor.put_state(step)\n                board.ready.put(executor.envs)\n",
+        "board.ready.put(executor.envs)\n                executor.put_state(step)\n",
         "tests/unit/workers/test_executor.py::TestAnnouncements"
         "::test_a_state_is_whole_when_it_is_announced",
     ),

@@ -117,7 +117,6 @@ class TestFit:
             ("max_steps=2", 2),
             ("check_val_every_n_epoch=2", 3),
             ("limit_val_batches=0", 3),
-            ("limit_train_batches=1", 1),
         ],
     )
     def test_leaves_last_ckpt_however_it_ends_and_names_only_what_is_there(

@@ -167,7 +167,8 @@ class Protocol:
         """Ring a bell that remembers what was not heard."""
         return state._replace(bells=_put(state.bells, executor, state.bells[executor] + 1))
 
-    # Each round: exchange, both rings, (note, learn, publish of the round before), wait.
+    # Each round: exchange, both rings, (note, learn, publish of the round before), wait. After the
+    # last one nobody is rung: the exchange is for a longer run, which would go on from there.
 
     def parent(self, state: State) -> Iterator[tuple[str, State]]:
         """What the collector and the learner can do."""
@@ -180,7 +181,9 @@ class Protocol:
         elif at == "exchange":
             acting = state.acting if state.published is None else state.published
             exchanged = state._replace(acting=acting, published=None)
-            yield at, exchanged._replace(parent=parent._replace(at="ring 0"))
+            is_over = parent.after_rings == "note" and parent.round + 1 == self.rounds
+            after = parent._replace(at="note" if is_over else "ring 0")
+            yield at, exchanged._replace(parent=after)
         elif at in ("ring 0", "ring 1"):
             after = parent._replace(at="ring 1" if at == "ring 0" else parent.after_rings)
             yield at, self.ring(state, int(at[-1]))._replace(parent=after)
@@ -197,8 +200,7 @@ class Protocol:
             seen = tuple(sorted({*parent.seen, *state.reports}))
             after = parent._replace(seen=seen)
             if self.is_finished(seen):
-                is_last = parent.round + 1 == self.rounds
-                after = Parent("note" if is_last else "exchange", parent.round, "note")
+                after = Parent("exchange", parent.round, "note")
             yield "poll", state._replace(parent=after, reports=())
         if any(worker.at == "crashed" for worker in state.executors + state.actors):
             for recover in self.recover:

@@ -89,8 +89,8 @@ WRONG = {
     mutations.AnnouncedBeforePut: ("reads_what_is_not_written", 8),
     mutations.RungBeforeAnswered: ("reads_what_is_not_written", 11),
     mutations.PipesKept: ("reads_what_is_not_written", 18),
-    mutations.NewestAfterCrash: ("lags_otherwise_than_by_one", 62),
-    mutations.NothingPlayedAgain: ("reads_what_is_not_written", 61),
+    mutations.NewestAfterCrash: ("lags_otherwise_than_by_one", 63),
+    mutations.NothingPlayedAgain: ("reads_what_is_not_written", 62),
     mutations.DeathUnnoticed: (DEADLOCK, 16),
 }
 

@@ -45,7 +45,7 @@ def test_without_delay_a_round_acts_with_what_was_published_before_it():
 
 
 def test_a_batch_stays_what_it_is_while_the_next_round_is_collected():
-    collector = collect(CoordinateEnvs())
+    collector = collect(CoordinateEnvs(), clone=False)
     iterator = iter(collector)
     batch = next(iterator)
     before = digest([batch])
