@@ -1,14 +1,14 @@
-"""The same bits from every crew: trains each task with many crews and compares SHA-256 digests.
+"""The same bits from every pool: trains each task with many pools and compares SHA-256 digests.
 
 Run: python benchmarks/determinism.py [--quick] [--updates 20]
 
 Tasks: CartPole and Pendulum (MLP), Pong and football's 3 against 1 (Nature CNN), each with A2C, PPO
 in both delayed forms. Pendulum again with squashed actions, CartPole with a Dropout layer and in
 bf16-mixed. Where gfootball is installed: the same football on its engine, and with three players.
-Crews: the serial twin; 1, 2, 4 actors; 1, 2, 4 environments an executor; random delays in executors
+pools: the serial twin; 1, 2, 4 actors; 1, 2, 4 environments an executor; random delays in executors
 and actors; forkserver and spawn. One more run is resumed from a checkpoint at half its length, with
 other states of the process's generators. A digest covers every collected batch, the weights and the
-optimiser's state. The exit status is 1 if a crew or the resumed run differs, or another seed does
+optimiser's state. The exit status is 1 if a pool or the resumed run differs, or another seed does
 not.
 """
 
@@ -40,6 +40,7 @@ from hts_torchrl import (
     FootballEnvs,
     GymEnvs,
     HTSDataModule,
+    env_spec_of,
     make_actor_critic,
 )
 from hts_torchrl.config import Precision
@@ -74,7 +75,7 @@ def late(*_: object) -> None:
 
 
 @dataclass(frozen=True)
-class Crew:
+class WorkerPool:
     num_actors: int = 1
     envs_per_executor: int = 1
     start_method: str = "forkserver"
@@ -87,11 +88,11 @@ class Crew:
         return f"{self.num_actors} x {self.envs_per_executor}, {self.start_method}{delays}"
 
 
-CREWS = (
-    Crew(0), Crew(), Crew(2), Crew(4), Crew(1, 2), Crew(2, 4),
-    Crew(2, jitter=True), Crew(4, 2, jitter=True), Crew(start_method="spawn"),
+POOLS = (
+    WorkerPool(0), WorkerPool(), WorkerPool(2), WorkerPool(4), WorkerPool(1, 2), WorkerPool(2, 4),
+    WorkerPool(2, jitter=True), WorkerPool(4, 2, jitter=True), WorkerPool(start_method="spawn"),
 )  # fmt: skip
-QUICK_CREWS = (Crew(0), Crew(), Crew(2, 2, jitter=True))
+QUICK_POOLS = (WorkerPool(0), WorkerPool(), WorkerPool(2, 2, jitter=True))
 
 
 class DropoutMLP(MLP):
@@ -114,12 +115,11 @@ class Task:
     precision: Precision = "32-true"
 
     def policy(self) -> nn.Module:
-        group = self.envs.group([0])
-        group.close()
+        spec = env_spec_of(self.envs)
         if not self.dropout:
-            return make_actor_critic(self.network, group.spec, squash=self.squash)
-        shape = group.spec.observations["observation"].shape
-        return ActorCritic(DropoutMLP(shape), group.spec, critic_trunk=DropoutMLP(shape))
+            return make_actor_critic(self.network, spec, squash=self.squash)
+        shape = spec.observations["observation"].shape
+        return ActorCritic(DropoutMLP(shape), spec, critic_trunk=DropoutMLP(shape))
 
 
 TASKS = {
@@ -184,10 +184,10 @@ class Saving(Callback):
             self.sha = self.digest.sha.copy()
 
 
-def train(env: str, algorithm: str, crew: Crew, *, updates: int, seed: int = 1) -> str:
-    """Train with a crew and return the digest of all that came of it."""
+def train(env: str, algorithm: str, pool: WorkerPool, *, updates: int, seed: int = 1) -> str:
+    """Train with a worker pool and return the digest of all that came of it."""
     digest = Digest()
-    fit(TASKS[env], algorithm, crew, [digest], updates=updates, seed=seed)
+    fit(TASKS[env], algorithm, pool, [digest], updates=updates, seed=seed)
     assert digest.updates == updates
     return digest.sha.hexdigest()
 
@@ -198,9 +198,9 @@ def train_and_resume(env: str, algorithm: str, *, updates: int, seed: int = 1) -
         before = Digest()
         saving = Saving(Path(folder, "half.ckpt"), updates // 2, before)
         settings = {"updates": updates, "seed": seed}
-        fit(TASKS[env], algorithm, Crew(0), [before, saving], **settings)
+        fit(TASKS[env], algorithm, WorkerPool(0), [before, saving], **settings)
         after = Digest(saving.sha)
-        fit(TASKS[env], algorithm, Crew(0), [after], path=saving.path, **settings)
+        fit(TASKS[env], algorithm, WorkerPool(0), [after], path=saving.path, **settings)
     assert after.updates == updates
     return after.sha.hexdigest()
 
@@ -208,7 +208,7 @@ def train_and_resume(env: str, algorithm: str, *, updates: int, seed: int = 1) -
 def fit(
     task: Task,
     algorithm: str,
-    crew: Crew,
+    pool: WorkerPool,
     callbacks: list[Callback],
     *,
     updates: int,
@@ -219,15 +219,15 @@ def fit(
     # A process that resumes has other states of all generators than the one that was stopped.
     seed_everything(seed if path is None else seed + 1000, verbose=False)
     policy = task.policy()
-    if crew.jitter:
+    if pool.jitter:
         policy.module[0].module.register_forward_pre_hook(late)
     learner_class, settings = ALGORITHMS[algorithm]
     data = HTSDataModule(
-        JitterEnvs(task.envs) if crew.jitter else task.envs,
+        JitterEnvs(task.envs) if pool.jitter else task.envs,
         num_envs=NUM_ENVS,
-        num_actors=crew.num_actors,
-        envs_per_executor=crew.envs_per_executor,
-        start_method=crew.start_method,
+        num_actors=pool.num_actors,
+        envs_per_executor=pool.envs_per_executor,
+        start_method=pool.start_method,
         frames_per_batch=NUM_ENVS * steps,
         total_frames=NUM_ENVS * steps * updates,
         seed=seed,
@@ -242,7 +242,7 @@ def fit(
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="three crews instead of nine")
+    parser.add_argument("--quick", action="store_true", help="three worker pools instead of nine")
     parser.add_argument("--updates", type=int, default=20)
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
     arguments = parser.parse_args()
@@ -252,20 +252,20 @@ def main() -> int:
     for env in arguments.tasks:
         for algorithm in ALGORITHMS:
             digests = {}
-            for crew in QUICK_CREWS if arguments.quick else CREWS:
-                digest = train(env, algorithm, crew, updates=arguments.updates)
-                digests[crew] = digest
-                same = digest == digests[Crew(0)]
+            for pool in QUICK_POOLS if arguments.quick else POOLS:
+                digest = train(env, algorithm, pool, updates=arguments.updates)
+                digests[pool] = digest
+                same = digest == digests[WorkerPool(0)]
                 failures += not same
                 verdict = "PASS" if same else "FAIL"
-                print(f"{env:9} {algorithm:17} {crew!s:35} {digest[:16]} {verdict}", flush=True)
+                print(f"{env:9} {algorithm:17} {pool!s:35} {digest[:16]} {verdict}", flush=True)
             resumed = train_and_resume(env, algorithm, updates=arguments.updates)
-            same = resumed == digests[Crew(0)]
+            same = resumed == digests[WorkerPool(0)]
             failures += not same
             verdict = "PASS" if same else "FAIL"
             print(f"{env:9} {algorithm:17} {'resumed':35} {resumed[:16]} {verdict}", flush=True)
-            other = train(env, algorithm, Crew(0), updates=arguments.updates, seed=2)
-            differs = other != digests[Crew(0)]
+            other = train(env, algorithm, WorkerPool(0), updates=arguments.updates, seed=2)
+            differs = other != digests[WorkerPool(0)]
             failures += not differs
             verdict = "PASS (differs)" if differs else "FAIL (is the same)"
             print(f"{env:9} {algorithm:17} {'another seed':35} {other[:16]} {verdict}", flush=True)

@@ -24,9 +24,9 @@ from typing import Protocol
 
 import numpy as np
 
-from hts_torchrl.envs.football_engine import EnvPoolEngine
-from hts_torchrl.envs.football_game import Checkpoints, Engine, Game, draw_minimap
-from hts_torchrl.envs.football_gfootball import GFootballEngine
+from hts_torchrl.envs.football.envpool_engine import EnvPoolEngine
+from hts_torchrl.envs.football.game import Checkpoints, Engine, Game, draw_minimap
+from hts_torchrl.envs.football.gfootball_engine import GFootballEngine
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Gym and gfootball are from before what these warn of

@@ -1,12 +1,12 @@
 """Small faults in the source, one at a time: which test sees each of them?
 
-Run: python benchmarks/mutants.py [--only TEXT] [--wide] [--check]
+Run: python benchmarks/mutants.py [--only TEXT] [--set quick|all] [--wide] [--check]
 
 The faults are in ``mutants.toml``: a file, what it holds, what it holds then, and in words what is
 wrong. Each is put into a copy of the package, never into the working tree. The test that is known
 to see it runs against the copy; if that passes, so do those of its file until one fails. Before all
-this they must pass on a copy without a fault. ``--wide`` runs the whole default selection on a
-fault that those do not see, which takes long.
+this they must pass on a copy without a fault. ``--set quick`` has the tests of ``.ci/test`` only.
+``--wide`` runs the whole set on a fault that those do not see, which takes long.
 
 A fault that changes nothing that can be seen has a reason. The exit status is 1 if another one
 survives. It is 2, before any test runs, if a text is not found exactly once in its file; with
@@ -31,7 +31,12 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "src" / "hts_torchrl"
 TABLE = Path(__file__).with_suffix(".toml")
-EVERYTHING = ["tests", "-m", "not slow and not gpu"]
+EVERYTHING = ["tests"]
+SETS = {
+    "quick": "not slow and not gpu and not thorough",
+    "all": "not slow and not gpu",
+}
+"""What ``.ci/test`` and ``.ci/run`` run."""
 FAILED = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)
 BROKEN = (2, 3, 4, 5)
 """Statuses of pytest when it was stopped, or failed itself, or found no test."""
@@ -134,6 +139,7 @@ def verdict(mutant: Mutant, tests: list[str], *, wide: bool) -> str | None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--only", default="", help="mutants with this text in file or words")
+    parser.add_argument("--set", default="all", choices=SETS, help="whose tests may see them")
     parser.add_argument("--wide", action="store_true", help="run all tests on survivors")
     parser.add_argument("--check", action="store_true", help="only look whether all apply")
     arguments = parser.parse_args()
@@ -145,6 +151,7 @@ def main() -> None:
         print(f"{len(mutants)} mutants apply")
         return
     os.chdir(ROOT)
+    os.environ["PYTEST_ADDOPTS"] = f"-m '{SETS[arguments.set]}'"
     for module in IMPORTED:
         importlib.import_module(module)
     needed = dict.fromkeys(test for m in mutants for test in known(m, tests[m.file]))

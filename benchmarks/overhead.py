@@ -1,65 +1,140 @@
-"""What this project's machinery costs beside the environments and the network.
+"""Who spends the time of a step, and what the machinery adds to environments and network.
 
-Run: python benchmarks/overhead.py [--quick] [--only executor signals memory start meter]
+Run: python benchmarks/overhead.py [--quick] [--only work parts executor start]
 
-Five tables; every measurement is a fresh process, rows take turns, and ratios are taken within a
-turn:
+Every measurement is a fresh process; rows take turns; medians, with the smallest and the largest:
 
-- *executor*: CPU time of the executor processes, by the operating system's account, for each step
-  of an environment that does nothing, the wrapping of that environment included;
-- *signals*: the same for processes that announce themselves, sleep until they are answered, and do
-  nothing else: what is left of an executor when all else costs nothing;
-- *memory*: what one executor process more takes, beside what one bare process more takes that
-  makes and resets the same environment. Both are measured as the difference between 12 and 4
-  processes, divided by 8: the proportional set size (a page that n processes share counts 1/n for
-  each), and the private memory;
+- *work*: CPU time of executors, actors and learner, by the operating system's account, while they
+  train A2C on Breakout; the steps a second that this work would allow if no core ever idled, and
+  the share of it that is reached;
+- *parts*: the same parts by themselves, with and without ``keep_freed_memory``: an environment's
+  step, a row of an actor's passes of 8 and of 16, a sample of the update's forward pass, and of its
+  forward and backward pass;
+- *executor*: CPU time of the executor processes for each step of an environment that does nothing;
 - *start*: seconds from ``start()`` to the first batch of 16 executors. The first collector of a
-  process (cold) starts the fork server too, a second one (warm) finds it;
-- *meter*: training with ``TrainingStatistics`` and its logging, and without, in alternating blocks
-  of rounds of the same run.
+  process (cold) starts the fork server too, a second one (warm) finds it.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import multiprocessing
-import subprocess
-import sys
+import os
 import time
-from collections.abc import Callable, Iterable
-from multiprocessing.connection import Connection, Pipe
-from pathlib import Path
-from tempfile import TemporaryDirectory
+from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import gymnasium
 import numpy as np
+import torch
 from gymnasium.spaces import Box, Discrete
-from lightning.pytorch import Callback, Trainer
-from lightning.pytorch.loggers import CSVLogger
-from measurement import cpu_s, in_fresh_process, machine, spread
-from stopwatch import keep_freed_memory
-
-from hts_torchrl import (
-    A2C,
-    AtariEnvs,
-    GymEnvs,
-    HTSCollector,
-    HTSDataModule,
-    TrainingStatistics,
-    make_actor_critic,
+from harness import (
+    CORES,
+    Stopwatch,
+    cpu_s,
+    in_fresh_process,
+    keep_freed_memory,
+    machine,
+    markdown,
+    options,
+    spread,
 )
-from hts_torchrl.buffers.doorbell import Doorbell
-from hts_torchrl.buffers.ready_queue import ReadyQueue
+from lightning.pytorch import Trainer
+from trainer import Watch, environments, train
 
-ENVS = {"CartPole": (GymEnvs("CartPole-v1"), "mlp"), "Breakout": (AtariEnvs("breakout"), "nature")}
-BARE = {
-    "CartPole": "import gymnasium; env = gymnasium.make('CartPole-v1'); env.reset()",
-    "Breakout": "from ale_py.vector_env import AtariVectorEnv; "
-    "env = AtariVectorEnv('breakout', 1, num_threads=1); env.reset()",
-}
-FEW, MANY = 4, 12
+from hts_torchrl import AtariEnvs, HTSCollector, env_spec_of, make_actor_critic
+from hts_torchrl.policy.forward import evaluate
+from hts_torchrl.policy.inference import PolicyInference
+
+ROLES = ("executor", "actor", "learner")
+NUM_ENVS = 16
+
+
+class Account(Watch):
+    """Reads every role's CPU time when the measurement begins and when it ends."""
+
+    def read(self) -> dict[str, float]:
+        totals = dict.fromkeys(ROLES, 0.0) | {"learner": cpu_s(os.getpid())}
+        for process in multiprocessing.active_children():
+            totals[process.name.split("-")[1]] += cpu_s(process.pid)
+        return totals
+
+    def on_train_batch_end(self, trainer: Trainer, *arguments: object) -> None:
+        super().on_train_batch_end(trainer, *arguments)
+        if self.watch.rounds == 0:
+            self.before = self.read()
+        elif trainer.should_stop:
+            steps, used = self.watch.rounds * self.watch.frames, self.read()
+            self.microseconds = {r: 1e6 * (used[r] - self.before[r]) / steps for r in ROLES}
+
+
+def work(steps: int, workers: int, bf16: bool, seconds: float) -> dict[str, float]:
+    """Return the microseconds of CPU that each role takes for a step."""
+    keep_freed_memory()
+    account = Account(Stopwatch(NUM_ENVS * steps, seconds))
+    run = {
+        "game": "breakout", "algorithm": "a2c", "num_envs": NUM_ENVS, "steps": steps, "actors": 1,
+        "workers": workers, "inference_batch": 8, "main_threads": 1, "delay": 1,
+        "step_barrier": False, "bf16": bf16,
+    }  # fmt: skip
+    train(run, account)
+    bound, speed = 1e6 * CORES / sum(account.microseconds.values()), account.watch.steps_per_s
+    return {
+        "steps/s": speed,
+        **account.microseconds,
+        "bound": bound,
+        "% of it": 100 * speed / bound,
+    }
+
+
+def per_second(work: Callable[[], object], seconds: float) -> float:
+    """Return how often ``work`` can be done in a second of CPU, after a tenth of the time."""
+    for span_s in (0.1 * seconds, seconds):
+        count, began_s = 0, time.process_time()
+        while time.process_time() - began_s < span_s:
+            work()
+            count += 1
+    return count / (time.process_time() - began_s)
+
+
+def parts(steps: int, bf16: bool, keep: bool, seconds: float) -> dict[str, float]:
+    """Return microseconds of a step, of a row of a pass, of a sample of an update."""
+    if keep:
+        keep_freed_memory()
+    torch.set_num_threads(1)
+    frames, random = NUM_ENVS * steps, np.random.default_rng(0)
+    group = AtariEnvs("breakout").group(range(4))
+    observation = group.reset([0, 1, 2, 3])["observation"]
+    policy = make_actor_critic("nature", group.spec)
+    pixels = torch.from_numpy(observation).repeat(frames // 4, 1, 1, 1)
+
+    def actors_pass(rows: int) -> Callable[[], object]:
+        actor, precision = (
+            make_actor_critic("nature", group.spec),
+            "bf16-mixed" if bf16 else "32-true",
+        )
+        inference = PolicyInference(actor, group.spec, batch_size=rows, precision=precision)
+        observations = {"observation": np.tile(observation, (rows // 4, 1, 1, 1))}
+        return lambda: inference.answer(observations, random.random((rows, 1)))
+
+    def forward() -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+            result = evaluate(policy, {"observation": pixels}, frames)
+        return result.distribution.entropy().mean() + result.value.float().square().mean()
+
+    works = {
+        "environment step": (4, lambda: group.step(random.integers(2, size=4))),
+        "actor's row of 8": (8, actors_pass(8)),
+        "of 16": (16, actors_pass(16)),
+        "update's sample, forward": (frames, forward),
+        "forward and backward": (frames, lambda: forward().backward()),
+    }
+    figures = {
+        name: 1e6 / (count * per_second(call, seconds / 4)) for name, (count, call) in works.items()
+    }
+    group.close()
+    return figures
 
 
 class NullEnv(gymnasium.Env[np.ndarray, int]):
@@ -79,116 +154,38 @@ class NullEnv(gymnasium.Env[np.ndarray, int]):
         return self.observation, 0.0, False, False, {}
 
 
-def collect(envs: Any, network: str, num_envs: int, steps: int, per_executor: int = 1):
-    spec = (envs.group([0]) if network == "nature" else GymEnvs("CartPole-v1").group([0])).spec
+def collect(envs: Any, game: str, num_envs: int, steps: int, per_executor: int = 1) -> HTSCollector:
+    spec = env_spec_of(environments(game))
+    policy = make_actor_critic("mlp" if game == "cartpole" else "nature", spec)
     return HTSCollector(
-        envs, make_actor_critic(network, spec), num_envs=num_envs,
-        envs_per_executor=per_executor, frames_per_batch=num_envs * steps, clone=False,
+        envs, policy, num_envs=num_envs, envs_per_executor=per_executor,
+        frames_per_batch=num_envs * steps, clone=False,
     )  # fmt: skip
 
 
-def executors() -> list[int]:
-    children = multiprocessing.active_children()
-    return [child.pid for child in children if child.pid and "executor" in child.name]
-
-
-def executor(executors_: int, per_executor: int, seconds: float) -> dict[str, float]:
+def executor(executors: int, per_executor: int, seconds: float) -> dict[str, float]:
     """Return the microseconds of CPU that an executor takes for an environment's step."""
-    num_envs, steps = executors_ * per_executor, 64
-    collector = collect(NullEnv, "mlp", num_envs, steps, per_executor)
+    num_envs, steps = executors * per_executor, 64
+    collector = collect(NullEnv, "cartpole", num_envs, steps, per_executor)
     batches, rounds = iter(collector), 0
     for _ in range(5):
         next(batches)
-    used_s, began_s = sum(map(cpu_s, executors())), time.perf_counter()
+    pids = [p.pid for p in multiprocessing.active_children() if "executor" in p.name]
+    used_s, began_s = sum(map(cpu_s, pids)), time.perf_counter()
     while time.perf_counter() - began_s < seconds:
         next(batches)
         rounds += 1
-    used_s = sum(map(cpu_s, executors())) - used_s
+    used_s = sum(map(cpu_s, pids)) - used_s
     speed = rounds * num_envs * steps / (time.perf_counter() - began_s)
     collector.shutdown()
     return {"us a step": 1e6 * used_s / (rounds * num_envs * steps), "steps/s": speed}
 
 
-def announce(ready: ReadyQueue, bell: Doorbell, index: int, lifeline: Connection) -> None:
-    number = np.array([index], np.int32)
-    while True:
-        ready.put(number)
-        bell.wait(1, lifeline)
-
-
-def signals(processes: int, seconds: float) -> dict[str, float]:
-    """Return the microseconds of CPU that a process takes to announce itself and to be woken."""
-    ready, bells = ReadyQueue(), [Doorbell() for _ in range(processes)]
-    lifeline, _never_closed = Pipe(duplex=False)
-    context = multiprocessing.get_context("fork")
-    started = [
-        context.Process(target=announce, args=(ready, bell, index, lifeline))
-        for index, bell in enumerate(bells)
-    ]
-    for process in started:
-        process.start()
-    answered, began_s = 0, time.perf_counter()
-    while time.perf_counter() - began_s < seconds:
-        for index in ready.take(8, lifeline):
-            bells[index].ring()
-            answered += 1
-    used_s = sum(cpu_s(process.pid) for process in started)
-    for process in started:
-        process.kill()
-        process.join()
-    return {"us a signal": 1e6 * used_s / answered, "signals/s": answered / seconds}
-
-
-def memory_mb(pid: int) -> dict[str, float]:
-    text = Path(f"/proc/{pid}/smaps_rollup").read_text()
-    kb = {line.split(":")[0]: int(line.split()[1]) for line in text.splitlines()[1:]}
-    return {"PSS": kb["Pss"] / 1024, "private": (kb["Private_Clean"] + kb["Private_Dirty"]) / 1024}
-
-
-def total_mb(pids: Iterable[int]) -> dict[str, float]:
-    parts = [memory_mb(pid) for pid in pids]
-    return {name: sum(part[name] for part in parts) for name in parts[0]}
-
-
-def bare_mb(name: str, processes: int) -> dict[str, float]:
-    code = f"{BARE[name]}; print(flush=True); input()"
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    started = [subprocess.Popen([sys.executable, "-c", code], **pipes) for _ in range(processes)]
-    for process in started:
-        process.stdout.readline()
-    total = total_mb(process.pid for process in started)
-    for process in started:
-        process.communicate(b"\n")
-    return total
-
-
-def executors_mb(name: str, processes: int) -> dict[str, float]:
-    collector = collect(*ENVS[name], processes, steps=5)
-    batches = iter(collector)
-    for _ in range(4):
-        next(batches)
-    total = total_mb(executors())
-    collector.shutdown()
-    return total
-
-
-def memory(name: str) -> dict[str, float]:
-    """Return the megabytes of one executor more, of one bare process more, and how they differ."""
-    figures = {}
-    for kind, measured in (("executor", executors_mb), ("bare", bare_mb)):
-        few, many = measured(name, FEW), measured(name, MANY)
-        for unit, total in many.items():
-            figures[f"{kind}, {unit}"] = (total - few[unit]) / (MANY - FEW)
-    for unit in ("PSS", "private"):
-        figures[f"over it, {unit}"] = figures[f"executor, {unit}"] - figures[f"bare, {unit}"]
-    return figures
-
-
-def start(name: str) -> dict[str, float]:
+def start(game: str) -> dict[str, float]:
     """Return the seconds to the first batch, of a process's first collector and of its second."""
     figures = {}
     for kind in ("cold", "warm"):
-        collector = collect(*ENVS[name], 16, steps=5)
+        collector = collect(environments(game), game, 16, steps=5)
         began_s = time.perf_counter()
         collector.start()
         next(iter(collector))
@@ -197,108 +194,67 @@ def start(name: str) -> dict[str, float]:
     return figures
 
 
-class EveryOtherBlock(Callback):
-    """Lets the meter work in every other block of rounds, and times the blocks."""
-
-    def __init__(self, blocks: int, rounds: int) -> None:
-        self.meter = TrainingStatistics()
-        self.seconds: list[float] = []
-        self.blocks, self.rounds, self.count = blocks, rounds, 0
-
-    def on_train_start(self, *arguments: Any) -> None:
-        self.meter.on_train_start(*arguments)
-
-    def on_train_batch_end(self, trainer: Trainer, *arguments: Any) -> None:
-        block, first = divmod(self.count, self.rounds)
-        if first == 0:
-            now_s = time.perf_counter()
-            if block:
-                self.seconds.append(now_s - self.began_s)
-            self.began_s = now_s
-        if block % 2:
-            self.meter.on_train_batch_end(trainer, *arguments)
-        self.count += 1
-        trainer.should_stop = block > self.blocks
-
-
-def meter(name: str, seconds: float) -> dict[str, float]:
-    """Return steps a second with the meter and without, and what it costs, in pairs of blocks."""
-    envs, network = ENVS[name]
-    num_envs, steps, rounds = 16, 5, 100
-    round_s = 0.1 if network == "nature" else 0.02
-    every_other = EveryOtherBlock(max(4, round(seconds / (rounds * round_s))), rounds)
-    data = HTSDataModule(
-        envs, frames_per_batch=num_envs * steps, total_frames=10**12, num_envs=num_envs,
-        envs_per_executor=8,
-    )  # fmt: skip
-    with TemporaryDirectory() as folder:
-        Trainer(
-            accelerator="cpu", devices=1, max_epochs=1, limit_val_batches=0,
-            callbacks=[every_other], logger=CSVLogger(folder), enable_progress_bar=False,
-            enable_model_summary=False, enable_checkpointing=False,
-        ).fit(A2C(network=network), data)  # fmt: skip
-    without, metered = every_other.seconds[2::2], every_other.seconds[1::2]
-    pairs = list(zip(metered, without, strict=False))
-    frames = num_envs * steps * rounds
-    return {
-        "steps/s with": frames / float(np.median(metered)),
-        "without": frames / float(np.median(without)),
-        "cost, %": float(np.median([100 * (a / b - 1) for a, b in pairs])),
-    }
-
-
 KINDS: dict[str, Callable[..., dict[str, float]]] = {
-    "executor": executor, "signals": signals, "memory": memory, "start": start, "meter": meter,
+    "work": work, "parts": parts, "executor": executor, "start": start,
 }  # fmt: skip
 
 
 def rows_of(kind: str, seconds: float) -> dict[str, list[Any]]:
-    """Return the arguments of a table's rows; ratios are to the first."""
+    """Return the arguments of a table's rows."""
+    both = {"float32": False, "bfloat16": True}.items()
+    if kind == "work":
+        return {
+            f"{name}, {steps} steps a round, {workers} executors": [steps, workers, bf16, seconds]
+            for steps, workers, (name, bf16) in product((5, 20), (16, 4, 2), both)
+        }
+    if kind == "parts":
+        return {
+            f"{name}, batch of {NUM_ENVS * steps}{', memory kept' * keep}": [
+                steps,
+                bf16,
+                keep,
+                seconds,
+            ]
+            for steps, (name, bf16), keep in product((5, 20), both, (False, True))
+        }
     if kind == "executor":
         shapes = [(8, 1), (16, 1), (32, 1), (64, 1), (8, 2), (8, 4)]
         return {f"{n} executors, {per} environments each": [n, per, seconds] for n, per in shapes}
-    if kind == "signals":
-        return {f"{n} processes": [n, seconds] for n in (8, 64)}
-    return {name: [name, seconds] if kind == "meter" else [name] for name in ENVS}
+    return {game: [game] for game in ("cartpole", "breakout")}
 
 
-def table(kind: str, seconds: float, repeats: int) -> None:
-    """Measure in turns and print medians, with the smallest and the largest."""
-    rows = rows_of(kind, seconds)
+def table(kind: str, seconds: float, repeats: int, *, few: bool) -> str:
+    """Measure the rows in turns, or only the first of them."""
+    rows = dict(list(rows_of(kind, seconds).items())[: 1 if few else None])
     measured: dict[str, list[dict[str, float]]] = {name: [] for name in rows}
     for _ in range(repeats):
-        first = None
         for name, arguments in rows.items():
-            figures = in_fresh_process(__file__, [kind, arguments])
-            if kind == "executor":
-                first = first or figures["us a step"]
-                figures["of the first row"] = figures["us a step"] / first
-            measured[name].append(figures)
-    columns = list(measured[next(iter(rows))][0])
-    print(f"\n| {kind} | " + " | ".join(columns) + " |\n|" + "---|" * (len(columns) + 1))
-    for name, turns in measured.items():
-        values = [[turn[column] for turn in turns] for column in columns]
-        print(f"| {name} | " + " | ".join(spread(v, ".4g") for v in values) + " |", flush=True)
+            measured[name].append(in_fresh_process(__file__, [kind, arguments]))
+    return markdown([
+        {kind: name} | {c: spread(turn[c] for turn in turns) for c in turns[0]}
+        for name, turns in measured.items()
+    ])  # fmt: skip
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="What the machinery costs")
+    parser = options(__doc__, "one repeat of 1 s of the first row")
     parser.add_argument("--only", nargs="+", choices=KINDS, default=list(KINDS))
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=6.0, help="of a measurement")
-    parser.add_argument("--quick", action="store_true", help="one repeat of 1 s: does it run?")
-    parser.add_argument("--child", type=json.loads, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
-        keep_freed_memory()
         kind, arguments = args.child
         print(json.dumps(KINDS[kind](*arguments)))
         return
     if args.quick:
         args.repeats, args.seconds = 1, 1.0
-    print(machine())
+    text = [machine()]
+    print(text[0])
     for kind in args.only:
-        table(kind, args.seconds, args.repeats)
+        text.append(table(kind, args.seconds, args.repeats, few=args.quick))
+        print(text[-1], flush=True)
+    args.output.mkdir(parents=True, exist_ok=True)
+    (args.output / "overhead.md").write_text("\n".join(text))
 
 
 if __name__ == "__main__":

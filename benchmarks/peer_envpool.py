@@ -13,7 +13,7 @@ from typing import Any
 import envpool
 import numpy as np
 import torch
-from stopwatch import Stopwatch, keep_freed_memory
+from harness import Stopwatch, keep_freed_memory
 from torch import Tensor, nn
 
 GAMMA = 0.99

@@ -18,6 +18,7 @@ from typing import Any
 
 import ale_py  # noqa: F401  registers the games, in every process
 import torch
+from harness import Stopwatch, keep_freed_memory
 from sample_factory.algo.runners.runner import AlgoObserver, Runner
 from sample_factory.algo.utils.context import global_model_factory
 from sample_factory.algo.utils.misc import ExperimentStatus
@@ -25,7 +26,6 @@ from sample_factory.model.encoder import Encoder, default_make_encoder_func
 from sample_factory.train import make_runner
 from sf_examples.atari.atari_utils import ATARI_ENVS
 from sf_examples.atari.train_atari import parse_atari_args, register_atari_components
-from stopwatch import Stopwatch, keep_freed_memory
 from torch import Tensor
 
 keep_freed_memory()  # here, as every worker process imports this file

@@ -12,11 +12,11 @@ from typing import Any
 import ale_py
 import gymnasium
 import torch
+from harness import Stopwatch, keep_freed_memory
 from stable_baselines3 import A2C, PPO
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_atari_env, make_vec_env
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecFrameStack
-from stopwatch import Stopwatch, keep_freed_memory
 
 
 class Watch(BaseCallback):

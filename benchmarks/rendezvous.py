@@ -3,16 +3,15 @@
 Run: python benchmarks/rendezvous.py [--quick]
 
 The cores are simulated: CartPole, each step of which sleeps until a random time is over
-(``hts_torchrl.envs.timed``), so a few cores run as many processes as there are environments. The
+(``timed_envs.py``), so a few cores run as many processes as there are environments. The
 collector acts with a small network and nothing is learnt: what is measured is who waits for whom.
 Beside it stand
 
 - the physical limit: nobody ever waits;
 - the exact expectation, which has a rendezvous every alpha steps but neither inference nor
   signals, and the paper's estimate of it (Claim 1);
-- a barrier at every step: Gymnasium's ``AsyncVectorEnv`` and Stable-Baselines3's ``SubprocVecEnv``
-  (from its own environment, as in ``throughput.py``) with random actions, so without the time of a
-  policy, which favours them.
+- a barrier at every step: Gymnasium's ``AsyncVectorEnv`` with random actions, so without the time
+  of a policy, which favours it.
 
 ``--case slow`` makes one environment ten times slower, and ``phases`` each of them for 256 steps at
 a time, a sixteenth of the time: there no round helps that is shorter than a phase. ``replayed`` has
@@ -23,33 +22,23 @@ expectation is a mean of rounds by drawn times.
 
 from __future__ import annotations
 
-import argparse
-import csv
-import json
+import multiprocessing
 import os
-import subprocess
 import time
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv
+from harness import cpu_s, machine, markdown, options, write_csv
 from matplotlib.figure import Figure
-from measurement import crew_cpu_s, machine
-from throughput import interpreter
-from timed_cartpole import PHASE_STEPS, SHAPES, SLOW_SHARE, SLOWER, timed_cartpole, times_s
+from timed_envs import PHASE_STEPS, SHAPES, SLOW_SHARE, SLOWER, timed_cartpole, times_s
 
-import hts_torchrl
-from hts_torchrl import FootballEnvs, GymEnvs, HTSCollector, make_actor_critic
-from hts_torchrl.advisor import measured_step_times
-from hts_torchrl.theory import claimed_round_s, expected_round_s
+from hts_torchrl import FootballEnvs, GymEnvs, HTSCollector, env_spec_of, make_actor_critic
+from hts_torchrl.tools.runtime_model import claimed_round_s, expected_round_s
+from hts_torchrl.tools.step_times import measured_step_times
 
 NO_GAMMA = ("pareto", "phases", "replayed")  # whose sums are no Gamma variables
-SOURCES = Path(hts_torchrl.__file__).parents[1]
-COLUMNS = (
-    "envs", "alpha", "measured", "min", "max", "cores", "expected", "claim 1", "limit", "gymnasium",
-    "sb3",
-)  # fmt: skip
 TRACE_S = 20.0
 
 
@@ -66,7 +55,7 @@ def measure_collector(make_env, num_envs: int, alpha: int, seconds: float) -> tu
 
     They last ``seconds`` or longer, and there are at least three of them, after two others.
     """
-    spec = GymEnvs("CartPole-v1").group([0]).spec
+    spec = env_spec_of(GymEnvs("CartPole-v1"))
     frames = num_envs * alpha
     collector = HTSCollector(
         make_env, make_actor_critic("mlp", spec), num_envs=num_envs, frames_per_batch=frames,
@@ -75,17 +64,18 @@ def measure_collector(make_env, num_envs: int, alpha: int, seconds: float) -> tu
     batches, rounds = iter(collector), 0
     for _ in range(2):
         next(batches)
-    used_s, began_s = crew_cpu_s(), time.perf_counter()
+    pids = [os.getpid(), *(process.pid for process in multiprocessing.active_children())]
+    used_s, began_s = sum(map(cpu_s, pids)), time.perf_counter()
     while time.perf_counter() - began_s < seconds or rounds < 3:
         next(batches)
         rounds += 1
     took_s = time.perf_counter() - began_s
-    cores = (crew_cpu_s() - used_s) / took_s
+    cores = (sum(map(cpu_s, pids)) - used_s) / took_s
     collector.shutdown()
     return rounds * frames / took_s, cores
 
 
-def measure_gymnasium(make_env, num_envs: int, seconds: float) -> float:
+def measure_barrier(make_env, num_envs: int, seconds: float) -> float:
     makers = [partial(make_env, index) for index in range(num_envs)]
     envs = AsyncVectorEnv(makers, context="fork")  # torchrl's default would import torch in each
     envs.reset(seed=0)
@@ -96,16 +86,6 @@ def measure_gymnasium(make_env, num_envs: int, seconds: float) -> float:
     speed = steps / (time.perf_counter() - began_s)
     envs.close()
     return speed
-
-
-def measure_stable_baselines3(make_env, num_envs: int, seconds: float) -> float:
-    program = Path(__file__).with_name("barrier_stable_baselines3.py")
-    task = {"num_envs": num_envs, "seconds": seconds, "arguments": make_env.keywords}
-    result = subprocess.run(
-        [interpreter("stable_baselines3"), program], input=json.dumps(task), text=True, check=True,
-        stdout=subprocess.PIPE, env=os.environ | {"PYTHONPATH": str(SOURCES)},
-    )  # fmt: skip
-    return float(result.stdout)
 
 
 def expectation(case: str, num_envs: int, alpha: int, mean_s: float, trace: list[float]) -> float:
@@ -153,61 +133,59 @@ def draw(rows: list[dict[str, float]], path: Path) -> None:
         axes.errorbar(alphas, middle, [middle - low, high - middle], fmt="o", **style,
                       label=f"measured, {num_envs:g} environments")  # fmt: skip
         axes.plot(alphas, [row["expected"] for row in mine], **style, label="exact expectation")
-        axes.plot(alphas, [row["gymnasium"] for row in mine], ":", **style, label="AsyncVectorEnv")
-        axes.plot(alphas, [row["sb3"] for row in mine], "--", **style, label="SubprocVecEnv")
+        axes.plot(alphas, [row["barrier"] for row in mine], ":", **style, label="AsyncVectorEnv")
     axes.set(xscale="log", yscale="log", xlabel="steps between rendezvous", ylabel="steps a second")
     axes.figure.legend(fontsize=8, loc="outside right upper")
     axes.figure.savefig(path, dpi=150)
 
 
+def measure(task: dict, num_envs: int, alphas: list[int], repeats: int, seconds: float) -> list:
+    """Return a row of the table for each length of a round."""
+    measured: dict[int, list[tuple[float, float]]] = {alpha: [] for alpha in alphas}
+    barriers = []
+    for seed in range(repeats):
+        make_env = partial(timed_cartpole, seed=seed, **task)
+        barriers.append(measure_barrier(make_env, num_envs, seconds))
+        for alpha, turns in measured.items():
+            turns.append(measure_collector(make_env, num_envs, alpha, seconds))
+    case, mean_s, rows = task["case"], task["mean_s"], []
+    for alpha, turns in measured.items():
+        speeds, cores = zip(*turns, strict=True)
+        middle, barrier = float(np.median(speeds)), float(np.median(barriers))
+        expected = expectation(case, num_envs, alpha, mean_s, task["trace"])
+        rows.append({
+            "envs": num_envs, "alpha": alpha, "measured": middle, "min": min(speeds),
+            "max": max(speeds), "cores": float(np.median(cores)), "expected": expected,
+            "claim 1": claim(case, num_envs, alpha, mean_s),
+            "limit": without_waiting(case, num_envs, mean_s), "barrier": barrier,
+            "measured / expected": middle / expected, "measured / barrier": middle / barrier,
+        })  # fmt: skip
+    return rows
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Throughput against the length of a round")
+    parser = options(__doc__, "one repeat of 1 s at 3 lengths")
     parser.add_argument("--case", choices=[*SHAPES, "replayed"], default="exponential")
     parser.add_argument("--num-envs", type=int, nargs="+", default=[16, 64])
     parser.add_argument("--alphas", type=int, nargs="+", default=[1, 4, 16, 64, 128, 256, 512])
     parser.add_argument("--mean-ms", type=float, default=5.0)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=5.0)
-    parser.add_argument("--quick", action="store_true", help="one repeat of 1 s at 3 lengths")
-    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results")
     args = parser.parse_args()
     if args.quick:
         args.repeats, args.seconds, args.alphas = 1, 1.0, [1, 16, 128]
-    mean_s, rows = args.mean_ms / 1000, []
     trace = measured_trace() if args.case == "replayed" else []
-    print(machine())
-    print(f"{args.case}, mean {args.mean_ms:g} ms; steps a second")
-    print(" ".join(f"{name:>9}" for name in COLUMNS), "measured/expected measured/best barrier")
+    task = {"case": args.case, "mean_s": args.mean_ms / 1000, "trace": trace}
+    about = f"{machine()}{args.case}, mean {args.mean_ms:g} ms; steps a second\n"
+    print(about)
+    rows = []
     for num_envs in args.num_envs:
-        measured: dict[int, list[tuple[float, float]]] = {alpha: [] for alpha in args.alphas}
-        barriers: dict[str, list[float]] = {"gymnasium": [], "sb3": []}
-        for seed in range(args.repeats):
-            make_env = partial(
-                timed_cartpole, case=args.case, mean_s=mean_s, seed=seed, trace=trace
-            )
-            barriers["gymnasium"].append(measure_gymnasium(make_env, num_envs, args.seconds))
-            barriers["sb3"].append(measure_stable_baselines3(make_env, num_envs, args.seconds))
-            for alpha, turns in measured.items():
-                turns.append(measure_collector(make_env, num_envs, alpha, args.seconds))
-        for alpha, turns in measured.items():
-            speeds, cores = zip(*turns, strict=True)
-            values = (
-                num_envs, alpha, np.median(speeds), min(speeds), max(speeds), np.median(cores),
-                expectation(args.case, num_envs, alpha, mean_s, trace),
-                claim(args.case, num_envs, alpha, mean_s),
-                without_waiting(args.case, num_envs, mean_s), *map(np.median, barriers.values()),
-            )  # fmt: skip
-            rows.append(dict(zip(COLUMNS, map(float, values), strict=True)))
-            text = " ".join(f"{value:9.4g}" for value in values)
-            against = rows[-1]["expected"], max(rows[-1][name] for name in barriers)
-            ratios = [rows[-1]["measured"] / speed for speed in against]
-            print(text, " ".join(f"{ratio:16.2f}" for ratio in ratios), flush=True)
-    args.output.mkdir(parents=True, exist_ok=True)
-    draw(rows, args.output / f"rendezvous_{args.case}.png")
-    with (args.output / f"rendezvous_{args.case}.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS)
-        writer.writeheader()
-        writer.writerows(rows)
+        rows += measure(task, num_envs, args.alphas, args.repeats, args.seconds)
+        print(markdown(rows), flush=True)
+    name = f"rendezvous_{args.case}"
+    write_csv(args.output / f"{name}.csv", rows)
+    (args.output / f"{name}.md").write_text(f"{about}\n{markdown(rows)}")
+    draw(rows, args.output / f"{name}.png")
 
 
 if __name__ == "__main__":

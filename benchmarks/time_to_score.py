@@ -18,7 +18,6 @@ reach the score; ``time_to_score.png`` every evaluation.
 
 from __future__ import annotations
 
-import argparse
 import csv
 import io
 import os
@@ -30,15 +29,11 @@ from dataclasses import astuple, dataclass, fields
 from itertools import product
 from pathlib import Path
 
+from harness import machine, options
 from matplotlib.figure import Figure
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
-METHODS: dict[str, str | None] = {
-    "hts": None,
-    "synchronous": "synchronous",
-    "impala": "impala",
-    "seed_rl": "seed_rl",
-}
+METHODS = ("hts", "synchronous", "impala", "seed_rl")
 NEVER = float("inf")
 
 
@@ -63,9 +58,8 @@ class Evaluation:
 
 def command(run: Run, name: str, last_score: float) -> list[str]:
     configs = [CONFIGS / f"{run.task}.yaml"]
-    overlay = METHODS[run.method]
-    if overlay is not None:
-        configs.append(CONFIGS / "baselines" / f"{overlay}.yaml")
+    if run.method != "hts":
+        configs.append(CONFIGS / "baselines" / f"{run.method}.yaml")
     minutes, seconds = divmod(round(60 * run.max_minutes), 60)
     limit = f"00:{minutes // 60:02}:{minutes % 60:02}:{seconds:02}"
     # A little less, as the callback waits for more than the threshold.
@@ -187,16 +181,18 @@ def draw(runs: dict[Run, list[Evaluation]], scores: list[float], path: Path) -> 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Minutes and steps to a score")
+    parser = options(__doc__, "CartPole for half a minute")
     parser.add_argument("--tasks", nargs="+", default=["football/empty_goal_close"])
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[1])
     parser.add_argument("--scores", type=float, nargs="+", default=[0.4, 0.8])
     parser.add_argument("--max-minutes", type=float, default=60, help="of each run")
     parser.add_argument("--evaluation-frames", type=int, default=20_480)
-    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results")
     parser.add_argument("arguments", nargs="*", help="behind --: of every hts-torchrl fit")
     args = parser.parse_args()
+    if args.quick:
+        args.tasks, args.methods, args.seeds = ["cartpole_ppo"], ["hts"], [1]
+        args.scores, args.max_minutes, args.evaluation_frames = [20.0], 0.5, 4096
     args.output.mkdir(parents=True, exist_ok=True)
     results, failed, wanted = Results(args.output / "time_to_score.csv"), False, []
     for seed, task, method in product(args.seeds, args.tasks, args.methods):
@@ -219,8 +215,8 @@ def main() -> None:
     if not runs:
         sys.exit(1)
     label = "/".join(f"{score:g}" for score in args.scores)
-    text = [f"{len(os.sched_getaffinity(0))} cores, median of {len(args.seeds)} seeds, at most "
-            f"{args.max_minutes:g} minutes a run. {args.arguments and ' '.join(args.arguments)}",
+    text = [machine(), f"Median of {len(args.seeds)} seeds, at most {args.max_minutes:g} minutes a "
+            f"run. {' '.join(args.arguments)}",
             f"Minutes to {label}", table(runs, args.scores, "minutes"),
             f"Steps to {label}", table(runs, args.scores, "frames")]  # fmt: skip
     print(document := "\n\n".join(text) + "\n")

@@ -24,7 +24,6 @@ import closing
 import configurations
 import failing
 import finite
-import planted
 import resuming
 import saving
 import shared_memory
@@ -38,7 +37,6 @@ ROWS: dict[str, tuple[int, Callable[[random.Random], bool]]] = {
     **saving.ROWS,
     **failing.ROWS,
     **closing.ROWS,
-    **planted.ROWS,
     **signals.ROWS,
     **finite.ROWS,
     **configurations.ROWS,
@@ -52,6 +50,8 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="a tenth of the trials")
     parser.add_argument("--only", default="", help="rows that have this in their names")
     arguments = parser.parse_args()
+    if not any(arguments.only in name for name in ROWS):
+        parser.error(f"--only {arguments.only!r} is in no row's name; these are: {'; '.join(ROWS)}")
     logging.getLogger("lightning.pytorch").setLevel(logging.CRITICAL)
     warnings.filterwarnings("ignore", module="lightning")
     logger = logging.getLogger("hts_torchrl")

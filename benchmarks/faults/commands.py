@@ -72,8 +72,8 @@ class Command:
 
     @property
     def trains(self) -> bool:
-        """Whether the progress bar has told of training."""
-        return "steps_per_second" in self._stdout.read_text()
+        """Whether a line of progress has told of training."""
+        return "steps/s" in self._stdout.read_text()
 
     @property
     def errors(self) -> str:

@@ -20,7 +20,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 from hts_torchrl import A2C, PPO, DurableCheckpointIO, HTSDataModule, NotFiniteError
 from hts_torchrl.learner import Learner
-from hts_torchrl.round_part import RoundPart
+from hts_torchrl.training.round_slice import RoundSlice
 
 _ENVS, _STEPS, _ROUNDS = 4, 8, 6
 _LEARNERS: dict[str, Callable[[], Learner]] = {
@@ -65,7 +65,7 @@ class Before(Callback):
         self.weights: list[dict[str, torch.Tensor]] = []
 
     def on_train_batch_start(
-        self, trainer: Trainer, pl_module: LightningModule, batch: RoundPart, batch_idx: int
+        self, trainer: Trainer, pl_module: LightningModule, batch: RoundSlice, batch_idx: int
     ) -> None:
         if batch.is_first:
             self.weights.append({k: v.clone() for k, v in pl_module.state_dict().items()})
@@ -94,8 +94,8 @@ def stopped(what: str, dice: random.Random) -> bool:
 
 
 def _spoil_loss(learner: Learner, call: int) -> None:
-    original, calls = learner._loss, itertools.count()
-    learner._loss = lambda *arguments: (  # type: ignore[method-assign]
+    original, calls = learner.loss, itertools.count()
+    learner.loss = lambda *arguments: (  # type: ignore[method-assign]
         original(*arguments) * (torch.nan if next(calls) == call else 1.0)
     )
 

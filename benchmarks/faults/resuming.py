@@ -30,7 +30,7 @@ TASKS: dict[str, tuple[EnvFactory, str]] = {
     "Pong": (AtariEnvs("pong"), "nips"),
     "football": (FootballEnvs("3_vs_1_with_keeper"), "nips"),
 }
-CREWS: list[dict[str, int]] = [
+POOLS: list[dict[str, int]] = [
     {"num_actors": 0},
     {"num_actors": 1, "envs_per_executor": 2},
     {"num_actors": 2, "envs_per_executor": 1},
@@ -59,13 +59,13 @@ class Bits(Callback):
 
 
 def train(
-    task: str, updates: int, crew: dict[str, int], *callbacks: Callback, ckpt_path: Any = None
+    task: str, updates: int, pool: dict[str, int], *callbacks: Callback, ckpt_path: Any = None
 ) -> list[tuple[str, str]]:
     """Train from the start, or from a checkpoint, until so many updates have been made."""
     env, network = TASKS[task]
     torch.manual_seed(1)
     data = HTSDataModule(
-        env, num_envs=4, frames_per_batch=FRAMES, seed=3, **crew,
+        env, num_envs=4, frames_per_batch=FRAMES, seed=3, **pool,
         total_frames=FRAMES * (LATEST_STOP + AFTER_IT),
     )  # fmt: skip
     bits = Bits(updates)
@@ -81,17 +81,17 @@ def train(
 
 @cache
 def whole(task: str) -> list[tuple[str, str]]:
-    return train(task, LATEST_STOP + AFTER_IT, CREWS[0])
+    return train(task, LATEST_STOP + AFTER_IT, POOLS[0])
 
 
 def resumed(task: str, dice: random.Random) -> bool:
-    """Stop after 1 to 20 updates, and go on for 50 with another crew from the checkpoint."""
+    """Stop after 1 to 20 updates, and go on for 50 with another worker pool from the checkpoint."""
     stop = dice.randint(1, LATEST_STOP)
     with tempfile.TemporaryDirectory() as folder:
         saving = ModelCheckpoint(folder, "stopped", every_n_train_steps=stop)
-        begin = train(task, stop, dice.choice(CREWS), saving)
+        begin = train(task, stop, dice.choice(POOLS), saving)
         path = Path(folder, "stopped.ckpt")
-        rest = train(task, stop + AFTER_IT, dice.choice(CREWS), ckpt_path=path)
+        rest = train(task, stop + AFTER_IT, dice.choice(POOLS), ckpt_path=path)
     return len(rest) == AFTER_IT and begin + rest == whole(task)[: stop + AFTER_IT]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 
-from hts_torchrl import GymEnvs, HTSCollector, make_actor_critic
+from hts_torchrl import GymEnvs, HTSCollector, env_spec_of, make_actor_critic
 
 ROUNDS = 12
 ENVS = GymEnvs("CartPole-v1")
@@ -19,7 +19,7 @@ ENVS = GymEnvs("CartPole-v1")
 @cache
 def policy() -> torch.nn.Module:
     torch.manual_seed(1)
-    return make_actor_critic("mlp", ENVS.group([0]).spec)
+    return make_actor_critic("mlp", env_spec_of(ENVS))
 
 
 def make(**settings: Any) -> HTSCollector:

@@ -1,0 +1,262 @@
+"""What the timing programs share: turns, stopwatch, fresh processes, spreads, and their output.
+
+What a machine gives changes from minute to minute: its clock, its other guests. So all contestants
+are started and warmed up first, each a program of its own, and stopped (SIGSTOP, with all their
+processes). Then they take turns of a few seconds, in an order that is reversed every time, so that
+the figures which are compared were measured seconds apart. A contestant counts its rounds with
+:class:`Stopwatch`, and a turn ends where a round does.
+
+Contestants from other environments import this file too, so it needs numpy and nothing else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple, Self, TypeVar
+
+import numpy as np
+
+sys.path.append(str(Path(__file__).parents[1] / "src"))  # for programs without hts_torchrl
+
+from hts_torchrl import keep_freed_memory
+
+__all__ = ["keep_freed_memory"]  # every contestant calls it
+
+CORES = len(os.sched_getaffinity(0))
+PASSIVE = ("env", "OMP_WAIT_POLICY=passive")
+"""Before a command: its threads sleep while they wait, and leave their cores to others."""
+OUTPUT = Path(__file__).parent / "output"
+PACKAGES = ("torch", "torchrl", "tensordict", "ale-py", "gymnasium", "lightning", "numpy")
+
+_ROUNDS_FILE, _NO_ROUNDS = "BENCHMARK_ROUNDS", -(2**62)
+_LIMIT_S, _END_S = 600.0, 10.0
+Name = TypeVar("Name", bound=Hashable)
+Command = Sequence[str | Path]
+
+
+class Stopwatch:
+    """Measures steps a second after 2400 steps of warm-up, and 2 updates.
+
+    In a contest it counts rounds in a file, until the contest ends the program.
+    """
+
+    def __init__(self, frames_per_round: int, seconds: float) -> None:
+        self.frames, self.seconds = frames_per_round, seconds
+        self.rounds = -max(2, 2400 // frames_per_round)
+        path = os.environ.get(_ROUNDS_FILE)
+        self.counter = np.memmap(path, np.int64, "r+", shape=1) if path else None
+
+    def round_ended(self) -> bool:
+        """Count a round; returns whether enough were measured."""
+        self.rounds += 1
+        if self.counter is not None:
+            self.counter[0] = self.rounds
+            return False
+        if self.rounds <= 0:
+            self.began_s = time.perf_counter()
+            return False
+        seconds = time.perf_counter() - self.began_s
+        self.steps_per_s = self.rounds * self.frames / seconds
+        return seconds >= self.seconds
+
+
+class Turn(NamedTuple):
+    """What a contestant did in a turn; the CPU is that of all its processes."""
+
+    rounds: int
+    seconds: float
+    cpu_s: float
+
+
+class _Contestant:
+    """A program in a session of its own, which runs in its turns and is stopped otherwise."""
+
+    def __init__(self, command: Command, folder: Path) -> None:
+        self._errors, counter = folder / "errors", folder / "rounds"
+        self._rounds = np.memmap(counter, np.int64, "w+", shape=1)
+        self._rounds[0] = _NO_ROUNDS
+        environment = os.environ | {_ROUNDS_FILE: str(counter), "TMPDIR": str(folder)}
+        with self._errors.open("w") as errors:
+            self._process = subprocess.Popen(
+                command, env=environment, stdout=subprocess.DEVNULL, stderr=errors,
+                start_new_session=True,
+            )  # fmt: skip
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None
+    ) -> None:
+        # Python's resource tracker outlives SIGTERM, and then removes the semaphores of the others.
+        for number in (signal.SIGTERM, signal.SIGCONT):
+            self._signal(number)
+        ends_s = time.perf_counter() + _END_S
+        while self._processes() and time.perf_counter() < ends_s:
+            self._process.poll()
+            time.sleep(0.05)
+        self._signal(signal.SIGKILL)
+        self._process.wait()
+
+    def warm_up(self) -> None:
+        began_s = time.perf_counter()
+        while self._rounds[0] < 0:
+            self._require_life(time.perf_counter() - began_s)
+            time.sleep(0.01)
+        self._signal(signal.SIGSTOP)
+
+    def turn(self, seconds: float) -> Turn:
+        """Run for at least so long, until a round ends."""
+        first, used_s, began_s = int(self._rounds[0]), self._cpu_s(), time.perf_counter()
+        self._signal(signal.SIGCONT)
+        last = first
+        while True:
+            time.sleep(0.002)
+            now_s, rounds = time.perf_counter() - began_s, int(self._rounds[0])
+            if rounds != last and now_s >= seconds:
+                break
+            last = rounds
+            self._require_life(now_s - seconds)
+        self._signal(signal.SIGSTOP)
+        return Turn(rounds - first, now_s, self._cpu_s() - used_s)
+
+    def _require_life(self, waited_s: float) -> None:
+        problem = "ended" if self._process.poll() is not None else f"had no round in {_LIMIT_S:g} s"
+        if problem == "ended" or waited_s > _LIMIT_S:
+            sys.exit(f"{self._process.args} {problem}\n{self._errors.read_text()[-3000:]}")
+
+    def _processes(self) -> list[int]:
+        """Return all processes of the contestant: workers have groups of their own."""
+        found = []
+        for path in Path("/proc").glob("[0-9]*/stat"):
+            with suppress(FileNotFoundError, ProcessLookupError):
+                if int(_fields(path)[3]) == self._process.pid:  # its session
+                    found.append(int(path.parent.name))
+        return found
+
+    def _signal(self, number: int) -> None:
+        for pid in self._processes():
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    def _cpu_s(self) -> float:
+        return sum(cpu_s(pid) for pid in self._processes())
+
+
+def take_turns(
+    commands: Mapping[Name, Command], turns: int, seconds: float
+) -> dict[Name, list[Turn]]:
+    """Start the programs, one after the other; returns what each did in each of its turns."""
+    # By default the signal would end this process and leave the contestants behind, stopped.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    taken: dict[Name, list[Turn]] = {name: [] for name in commands}
+    with ExitStack() as stack:
+        contestants = {}
+        for name, command in commands.items():
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            contestants[name] = stack.enter_context(_Contestant(command, folder))
+            contestants[name].warm_up()
+        order = list(contestants)
+        for _ in range(turns):
+            for name in order:
+                taken[name].append(contestants[name].turn(seconds))
+            order.reverse()
+    return taken
+
+
+def in_fresh_process(program: str, child: Any, seconds: float = 300) -> Any:
+    """Run a program with ``--child`` and return its last line of output, which is JSON.
+
+    Ends this process, with the end of the other's errors, if that one fails or takes longer.
+    """
+    command = ["timeout", f"{seconds:g}", sys.executable, program, "--child", json.dumps(child)]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if result.returncode:
+        sys.exit(f"{child} ended with status {result.returncode}\n{result.stderr[-3000:]}")
+    return json.loads(result.stdout.splitlines()[-1])
+
+
+def cpu_s(pid: int) -> float:
+    """Return the seconds of CPU that a process has used in all threads, 0 if it has ended."""
+    try:
+        fields = _fields(Path(f"/proc/{pid}/stat"))
+    except (FileNotFoundError, ProcessLookupError):
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _fields(stat: Path) -> list[str]:
+    """Return what a ``stat`` file of Linux holds after the program's name."""
+    return stat.read_text().rpartition(")")[2].split()
+
+
+def number(value: float) -> str:
+    """Return a figure with three digits, or all of them before the point."""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def spread(values: Iterable[float]) -> str:
+    """Return the median, with the smallest and the largest."""
+    values = list(values)
+    return f"{number(np.median(values))} ({number(min(values))} to {number(max(values))})"
+
+
+def confidence(values: Iterable[float]) -> str:
+    """Return the median and its 95 % interval (percentiles of 10,000 resamples' medians)."""
+    values = np.asarray(list(values))
+    resamples = np.random.default_rng(0).choice(values, (10_000, len(values)))
+    low, high = np.percentile(np.median(resamples, axis=1), [2.5, 97.5])
+    return f"{np.median(values):.2f} ({low:.2f} to {high:.2f})"
+
+
+def machine() -> str:
+    """Return the processor, how loaded it is, and the versions of what is measured."""
+    model = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
+    versions = []
+    for package in PACKAGES:
+        with suppress(PackageNotFoundError):
+            versions.append(f"{package} {version(package)}")
+    load = f"{CORES} cores, load {os.getloadavg()[0]:.1f} at the start"
+    name = model[1] if model else "Unknown processor"
+    return f"{name}, {load}\n{time.strftime('%Y-%m-%d')}, {', '.join(versions)}\n"
+
+
+def options(doc: str, quick: str) -> argparse.ArgumentParser:
+    """Return a parser with the options that all timing programs have."""
+    parser = argparse.ArgumentParser(description=doc.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help=f"{quick}: does it run? no figures")
+    parser.add_argument("--output", type=Path, default=OUTPUT, help="folder for what it writes")
+    parser.add_argument("--child", type=json.loads, help=argparse.SUPPRESS)
+    return parser
+
+
+def markdown(rows: Sequence[Mapping[str, object]]) -> str:
+    """Return rows as a table."""
+    lines = ["| " + " | ".join(rows[0]) + " |", "|---" * len(rows[0]) + "|"]
+    for row in rows:
+        cells = (number(v) if isinstance(v, float) else str(v) for v in row.values())
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def write_csv(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
+    """Write rows, and make the folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
