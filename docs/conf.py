@@ -21,6 +21,8 @@ extensions = [
 ]
 exclude_patterns = ["_build"]
 html_theme = "furo"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
 html_title = f"hts_torchrl {release}"
 
 myst_enable_extensions = ["colon_fence", "deflist"]
@@ -46,3 +48,13 @@ intersphinx_mapping = {
 }
 if "DOCS_INTERSPHINX" in os.environ:
     extensions.append("sphinx.ext.intersphinx")
+
+# Examples in docstrings know what their own module imports, which Sphinx does not.
+doctest_global_setup = """
+import torch
+from hts_torchrl import load_policy, make_actor_critic, save_policy
+"""
+doctest_global_cleanup = """
+from pathlib import Path
+Path("policy.safetensors").unlink(missing_ok=True)
+"""
