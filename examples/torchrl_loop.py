@@ -9,13 +9,13 @@ import torch
 from torchrl.objectives import ClipPPOLoss
 from torchrl.objectives.value import GAE
 
-from hts_torchrl import GymEnvs, HTSCollector, make_actor_critic
+from hts_torchrl import GymEnvs, HTSCollector, env_spec_of, make_actor_critic
 
 
 def main(total_frames: int = 102_400) -> float:
     torch.manual_seed(0)
     envs = GymEnvs("CartPole-v1")
-    policy = make_actor_critic("mlp", envs.group([0]).spec)
+    policy = make_actor_critic("mlp", env_spec_of(envs))
     actor, critic = policy.get_policy_operator(), policy.get_value_operator()
     loss_module = ClipPPOLoss(actor, critic, entropy_coeff=0.0, normalize_advantage=True)
     advantage = GAE(gamma=0.99, lmbda=0.95, value_network=critic)

@@ -10,13 +10,13 @@ from torchrl.objectives import ClipPPOLoss
 from torchrl.objectives.value import GAE
 from torchrl.trainers import Trainer, UpdateWeights
 
-from hts_torchrl import GymEnvs, HTSCollector, make_actor_critic
+from hts_torchrl import GymEnvs, HTSCollector, env_spec_of, make_actor_critic
 
 
 def main(total_frames: int = 102_400) -> Trainer:
     torch.manual_seed(0)
     envs = GymEnvs("CartPole-v1")
-    policy = make_actor_critic("mlp", envs.group([0]).spec)
+    policy = make_actor_critic("mlp", env_spec_of(envs))
     actor, critic = policy.get_policy_operator(), policy.get_value_operator()
     collector = HTSCollector(  # the actor alone: GAE computes the values itself
         envs, actor, num_envs=8, frames_per_batch=1024, total_frames=total_frames

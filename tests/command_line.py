@@ -13,7 +13,7 @@ from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModule
 from torch import nn
 from torchrl.modules import ProbabilisticActor, ValueOperator
 
-from hts_torchrl.cli import main
+from hts_torchrl.cli.main import main
 
 CARTPOLE = [
     "--data.env=GymEnvs",

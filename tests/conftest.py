@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import random
+from multiprocessing import forkserver
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +13,25 @@ import pytest
 import torch
 
 
+def pytest_collection_finish() -> None:
+    """Exclude what was imported from garbage collections, each of which takes a second with it."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _one_torch_thread():
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _fork_server_with_torch():
+    """Import once what each actor would import for seconds."""
+    preload = forkserver.set_forkserver_preload
+    heavy = ["hts_torchrl.workers.actor", "torchrl.modules"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(forkserver, "set_forkserver_preload", lambda names: preload(names + heavy))
+        yield
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +42,7 @@ def _seeds():
 
 
 def shared_memories() -> set[str]:
-    """Open descriptors of this process that hold a shared arena."""
+    """Open descriptors of this process that hold shared arrays."""
     found = set()
     for link in Path("/proc/self/fd").glob("*"):
         try:
@@ -38,7 +55,7 @@ def shared_memories() -> set[str]:
 
 @pytest.fixture(autouse=True)
 def _nothing_left_behind(request):
-    """Fail if a test leaves a worker process, or an arena that nobody can reach any more."""
+    """Fail if a test leaves a worker process, or shared arrays that nobody can reach any more."""
     children, memories = set(multiprocessing.active_children()), shared_memories()
     yield
     left = set(multiprocessing.active_children()) - children

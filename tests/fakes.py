@@ -22,7 +22,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from hts_torchrl.buffers.counted_storage import CountedCells
+from hts_torchrl.shared.rollout import DebugCells
 
 NUM_ACTIONS = 4
 SEED_RANGE = 4096
@@ -425,14 +425,14 @@ class ParentalEnvs:
 
 class _Forgetful(CoordinateEnv):
     def step(self, action):
-        fill = CountedCells.__setitem__
+        fill = DebugCells.__setitem__
 
         def forget(cells, step, values):
-            CountedCells.__setitem__ = fill  # the first that is stored of a step is its action
+            DebugCells.__setitem__ = fill  # the first that is stored of a step is its action
             if step != 1:
                 fill(cells, step, values)
 
-        CountedCells.__setitem__ = forget
+        DebugCells.__setitem__ = forget
         return super().step(action)
 
 

@@ -15,7 +15,8 @@ import numpy as np
 from torch import Tensor, nn
 
 from hts_torchrl.config import EnvSpec
-from hts_torchrl.inference import PolicyInference
+from hts_torchrl.policy.examination import find_outputs
+from hts_torchrl.policy.inference import PolicyInference
 from tests import philox
 
 Cells = dict[Any, np.ndarray]
@@ -51,7 +52,7 @@ class Oracle:
         """Yield the cells ``[N, T, ...]`` of each round by TensorDict key."""
         self._policy = copy.deepcopy(self.policy)
         self._inference = PolicyInference(self._policy, self.spec, batch_size=self.batch_size)
-        self._inference.outputs()  # which finds what else the policy writes
+        find_outputs(self._inference)  # which finds what else the policy writes
         places = []
         for index in range(self.num_envs):
             env = self.make_env(index)

@@ -5,86 +5,84 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
+from hts_torchrl.moved import find_old_names
+
+# For type checkers, to which `as` marks a name as public; at run time `_NAMES` says the same.
 if TYPE_CHECKING:
-    from hts_torchrl.allocator import keep_freed_memory
-    from hts_torchrl.callbacks import LearningCurve, RoundTrace, StopTogether, TrainingStatistics
-    from hts_torchrl.checkpoints import DurableCheckpointIO
-    from hts_torchrl.collector import HTSCollector
-    from hts_torchrl.data import HTSDataModule
-    from hts_torchrl.envs.atari import AtariEnvs
-    from hts_torchrl.envs.football import FootballEnvs
-    from hts_torchrl.envs.group import EnvFactory
-    from hts_torchrl.envs.gym import GymEnvs
-    from hts_torchrl.errors import (
-        CheckpointError,
-        ConfigurationError,
-        DifferenceError,
-        NotFiniteError,
-        ProtocolError,
-        ReplayError,
-        WorkerError,
-    )
-    from hts_torchrl.learner import A2C, PPO, Impala
-    from hts_torchrl.models import ActorCritic, make_actor_critic
-    from hts_torchrl.policy_file import load_policy, save_policy
+    from hts_torchrl.allocator import keep_freed_memory as keep_freed_memory
+    from hts_torchrl.collectors.hts import HTSCollector as HTSCollector
+    from hts_torchrl.config import ActionSpec as ActionSpec
+    from hts_torchrl.config import ArraySpec as ArraySpec
+    from hts_torchrl.config import EnvSpec as EnvSpec
+    from hts_torchrl.envs.atari import AtariEnvs as AtariEnvs
+    from hts_torchrl.envs.football import FootballEnvs as FootballEnvs
+    from hts_torchrl.envs.group import EnvFactory as EnvFactory
+    from hts_torchrl.envs.group import EnvGroup as EnvGroup
+    from hts_torchrl.envs.group import SeededGroup as SeededGroup
+    from hts_torchrl.envs.group import Transition as Transition
+    from hts_torchrl.envs.gym import GymEnvs as GymEnvs
+    from hts_torchrl.envs.make_group import env_spec_of as env_spec_of
+    from hts_torchrl.errors import CheckpointError as CheckpointError
+    from hts_torchrl.errors import ConfigurationError as ConfigurationError
+    from hts_torchrl.errors import DifferenceError as DifferenceError
+    from hts_torchrl.errors import NotFiniteError as NotFiniteError
+    from hts_torchrl.errors import ProtocolError as ProtocolError
+    from hts_torchrl.errors import ReplayError as ReplayError
+    from hts_torchrl.errors import WorkerError as WorkerError
+    from hts_torchrl.errors import WorkerPlace as WorkerPlace
+    from hts_torchrl.learner import A2C as A2C
+    from hts_torchrl.learner import PPO as PPO
+    from hts_torchrl.learner import Impala as Impala
+    from hts_torchrl.learner import Learner as Learner
+    from hts_torchrl.models import ActorCritic as ActorCritic
+    from hts_torchrl.models import make_actor_critic as make_actor_critic
+    from hts_torchrl.objectives.returns import Targets as Targets
+    from hts_torchrl.policy.export import load_policy as load_policy
+    from hts_torchrl.policy.export import save_policy as save_policy
+    from hts_torchrl.training.callbacks import LearningCurve as LearningCurve
+    from hts_torchrl.training.callbacks import RoundTrace as RoundTrace
+    from hts_torchrl.training.callbacks import StopTogether as StopTogether
+    from hts_torchrl.training.callbacks import TrainingStatistics as TrainingStatistics
+    from hts_torchrl.training.checkpoints import DurableCheckpointIO as DurableCheckpointIO
+    from hts_torchrl.training.datamodule import HTSDataModule as HTSDataModule
+    from hts_torchrl.training.evaluation import Evaluation as Evaluation
+    from hts_torchrl.training.round_slice import RoundSlice as RoundSlice
 
-_HOMES = {
-    "A2C": "learner",
-    "PPO": "learner",
-    "ActorCritic": "models",
-    "AtariEnvs": "envs.atari",
-    "CheckpointError": "errors",
-    "ConfigurationError": "errors",
-    "DifferenceError": "errors",
-    "DurableCheckpointIO": "checkpoints",
-    "EnvFactory": "envs.group",
-    "FootballEnvs": "envs.football",
-    "GymEnvs": "envs.gym",
-    "HTSCollector": "collector",
-    "HTSDataModule": "data",
-    "Impala": "learner",
-    "LearningCurve": "callbacks",
-    "NotFiniteError": "errors",
-    "ProtocolError": "errors",
-    "ReplayError": "errors",
-    "RoundTrace": "callbacks",
-    "StopTogether": "callbacks",
-    "TrainingStatistics": "callbacks",
-    "WorkerError": "errors",
-    "keep_freed_memory": "allocator",
-    "load_policy": "policy_file",
-    "make_actor_critic": "models",
-    "save_policy": "policy_file",
+_NAMES = {
+    "allocator": ["keep_freed_memory"],
+    "collectors.hts": ["HTSCollector"],
+    "config": ["ActionSpec", "ArraySpec", "EnvSpec"],
+    "envs.atari": ["AtariEnvs"],
+    "envs.football": ["FootballEnvs"],
+    "envs.group": ["EnvFactory", "EnvGroup", "SeededGroup", "Transition"],
+    "envs.gym": ["GymEnvs"],
+    "envs.make_group": ["env_spec_of"],
+    "errors": [
+        "CheckpointError",
+        "ConfigurationError",
+        "DifferenceError",
+        "NotFiniteError",
+        "ProtocolError",
+        "ReplayError",
+        "WorkerError",
+        "WorkerPlace",
+    ],
+    "learner": ["A2C", "PPO", "Impala", "Learner"],
+    "models": ["ActorCritic", "make_actor_critic"],
+    "objectives.returns": ["Targets"],
+    "policy.export": ["load_policy", "save_policy"],
+    "training.callbacks": ["LearningCurve", "RoundTrace", "StopTogether", "TrainingStatistics"],
+    "training.checkpoints": ["DurableCheckpointIO"],
+    "training.datamodule": ["HTSDataModule"],
+    "training.evaluation": ["Evaluation"],
+    "training.round_slice": ["RoundSlice"],
 }
+_HOMES = {name: module for module, names in _NAMES.items() for name in names}
 
-__all__ = [
-    "A2C",
-    "PPO",
-    "ActorCritic",
-    "AtariEnvs",
-    "CheckpointError",
-    "ConfigurationError",
-    "DifferenceError",
-    "DurableCheckpointIO",
-    "EnvFactory",
-    "FootballEnvs",
-    "GymEnvs",
-    "HTSCollector",
-    "HTSDataModule",
-    "Impala",
-    "LearningCurve",
-    "NotFiniteError",
-    "ProtocolError",
-    "ReplayError",
-    "RoundTrace",
-    "StopTogether",
-    "TrainingStatistics",
-    "WorkerError",
-    "keep_freed_memory",
-    "load_policy",
-    "make_actor_critic",
-    "save_policy",
-]
+__all__ = sorted(_HOMES)
+
+
+find_old_names()
 
 
 def __getattr__(name: str) -> object:
@@ -92,3 +90,8 @@ def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    """Return the public names, for completion in a shell."""
+    return [*globals(), *_HOMES]

@@ -8,7 +8,11 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from hts_torchrl.errors import ConfigurationError
+from hts_torchrl.errors import ConfigurationError, require
+from hts_torchrl.schedule import Schedule
+
+Array: TypeAlias = np.ndarray[Any, Any]
+"""A numpy array; its shape and type stand where it is named."""
 
 Key: TypeAlias = str | tuple[str, ...]
 """A TensorDict key: a name, or a path of names."""
@@ -43,8 +47,8 @@ class ActionSpec:
     kind: ActionKind
     array: ArraySpec
     sizes: tuple[int, ...] = ()
-    low: np.ndarray[Any, Any] | None = None
-    high: np.ndarray[Any, Any] | None = None
+    low: Array | None = None
+    high: Array | None = None
     key: Key = "action"
     """Where the environment reads it, and the policy writes it."""
 
@@ -106,42 +110,48 @@ MOST_ENVS = 65_536
 """In one process; also rows of a forward pass and games of an evaluation."""
 
 
-@dataclass(frozen=True)
-class CrewConfig:
+def default_batch_size(num_envs: int) -> int:
+    """Return the rows of a forward pass where nobody has set them; the last bits depend on it."""
+    return min(8, num_envs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolConfig:
     """How many workers there are, and how they start and wait."""
 
     num_envs: int = 16
-    """Environments in all."""
+    """environments of each rank."""
     num_actors: int = 1
-    """Actor processes; 0 runs everything in the caller's process."""
+    """actor processes; 0 runs everything in this process, the serial twin."""
     envs_per_executor: int = 1
-    """Environments that one executor process steps in lock step."""
+    """environments that one executor process steps in lock step."""
     inference_batch_size: int | None = None
-    """Rows of every forward pass; None is min(8, num_envs). The last bits depend on it."""
+    """rows of every forward pass; None is ``min(8, num_envs)``. The last bits depend on it."""
     step_barrier: bool = False
-    """At every step all environments wait for all; the bits are the same, the speed is not."""
+    """hold every environment at every step until all are there, as synchronous vector environments
+    do: a baseline, with the same bits."""
     start_method: StartMethod = "forkserver"
-    """How worker processes start."""
+    """how worker processes start: ``forkserver`` or ``spawn``."""
     timeout_s: float = 120.0
-    """Seconds without a sign of life from an executor after which a round is given up."""
+    """seconds without a sign of life from an executor after which the run is given up."""
     recover: Recover = "fail"
-    """What a worker killed by a signal means: the end, or another crew and the round again."""
+    """``fail`` ends the run when a worker was killed by a signal; ``replay`` starts the worker pool
+    anew, plays the running games again and repeats the round, with the same bits."""
     first_env: int = 0
-    """Global index of environment 0 here: distributed ranks have distinct environments."""
+    """global index of environment 0; ranks of a distributed run differ in it."""
     debug: bool = False
-    """Poison storages, and check that every cell of a round is written once."""
+    """poison each storage before it is filled (every byte 0xFF: NaN in floats), and check that
+    every cell of a finished round was written once; no bit changes by it."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot work."""
         self._refuse_counts()
-        if self.start_method not in ("forkserver", "spawn"):
-            raise ConfigurationError(
-                f"start_method={self.start_method!r}; 'forkserver' or 'spawn' is needed"
-            )
-        if self.recover not in ("fail", "replay"):
-            raise ConfigurationError(f"recover={self.recover!r}; 'fail' or 'replay' is needed")
-        if not self.timeout_s > 0:  # which NaN is not either
-            raise ConfigurationError(f"timeout_s={self.timeout_s}; a positive time is needed")
+        starts = self.start_method in ("forkserver", "spawn")
+        require(starts, f"start_method={self.start_method!r}", "'forkserver' or 'spawn'")
+        recovers = self.recover in ("fail", "replay")
+        require(recovers, f"recover={self.recover!r}", "'fail' or 'replay'")
+        # NaN is not positive either.
+        require(self.timeout_s > 0, f"timeout_s={self.timeout_s}", "a positive time")
 
     def _refuse_counts(self) -> None:
         for name in ("num_envs", "inference_batch_size"):
@@ -149,16 +159,13 @@ class CrewConfig:
                 raise ConfigurationError(
                     f"{name}={getattr(self, name)}; at most {MOST_ENVS} is possible"
                 )
-        if self.num_actors < 0:
-            raise ConfigurationError(f"num_actors={self.num_actors}; 0 or more is needed")
+        require(self.num_actors >= 0, f"num_actors={self.num_actors}", "0 or more")
         if self.num_actors > self.num_envs:
             raise ConfigurationError(
                 f"num_actors={self.num_actors} is more than num_envs={self.num_envs}"
             )
-        if self.envs_per_executor < 1:
-            raise ConfigurationError(
-                f"envs_per_executor={self.envs_per_executor}; at least 1 is needed"
-            )
+        owned = self.envs_per_executor
+        require(owned >= 1, f"envs_per_executor={owned}", "at least 1")
         if self.envs_per_executor > self.num_envs:
             raise ConfigurationError(
                 f"envs_per_executor={self.envs_per_executor} is more than num_envs={self.num_envs}"
@@ -168,10 +175,8 @@ class CrewConfig:
                 f"num_envs={self.num_envs} is no multiple of "
                 f"envs_per_executor={self.envs_per_executor}"
             )
-        if self.inference_batch_size is not None and self.inference_batch_size < 1:
-            raise ConfigurationError(
-                f"inference_batch_size={self.inference_batch_size}; at least 1 is needed"
-            )
+        rows = self.inference_batch_size
+        require(rows is None or rows >= 1, f"inference_batch_size={rows}", "at least 1")
         if self.step_barrier and self.num_actors > 1:
             raise ConfigurationError(
                 f"step_barrier with num_actors={self.num_actors}; at a barrier one actor answers "
@@ -186,9 +191,51 @@ class CrewConfig:
     @property
     def batch_size(self) -> int:
         """Rows of every forward pass."""
-        return self.inference_batch_size or min(8, self.num_envs)
+        return self.inference_batch_size or default_batch_size(self.num_envs)
 
     def envs_of(self, executor: int) -> tuple[int, ...]:
         """Local indices of the environments of one executor."""
         first = executor * self.envs_per_executor
         return tuple(range(first, first + self.envs_per_executor))
+
+    def global_envs_of(self, executor: int) -> list[int]:
+        """Indices of the environments of one executor among those of all ranks."""
+        return [self.first_env + env for env in self.envs_of(executor)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollectorSettings(PoolConfig):
+    """All that decides what a collector collects, and by which workers.
+
+    A setting is declared here (or in :class:`PoolConfig`, if workers need it) and nowhere else:
+    :class:`HTSCollector`, :class:`HTSDataModule` and the command line take it from here.
+
+    Example:
+        >>> settings = CollectorSettings(frames_per_batch=80, num_envs=16, total_frames=160)
+        >>> settings.schedule.num_rounds
+        2
+    """
+
+    frames_per_batch: int
+    """environment steps in a round, ``num_envs`` times the steps of each."""
+    total_frames: int = -1
+    """steps in the whole run, rounded up to whole rounds; -1 is endless."""
+    delay: int = 1
+    """1 collects the next round during the update; 0 only after it (A2C, PPO, PAAC)."""
+    seed: int = 0
+    """decides every environment and every action."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot work."""
+        _ = self.schedule
+        super().__post_init__()
+
+    @property
+    def schedule(self) -> Schedule:
+        """The rounds of the run."""
+        return Schedule.from_frames(
+            self.frames_per_batch,
+            total_frames=self.total_frames,
+            num_envs=self.num_envs,
+            delay=self.delay,
+        )

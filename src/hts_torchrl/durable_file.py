@@ -13,8 +13,10 @@ def replacing(place: Path) -> Iterator[Path]:
     """Give a name in the folder of ``place``; what is written there takes its place, or nothing.
 
     Example:
-        >>> with replacing(Path("score")) as new:      # doctest: +SKIP
-        ...     new.write_text("12.5")
+        >>> with replacing(Path("score")) as new:
+        ...     _ = new.write_text("12.5")
+        >>> Path("score").read_text()
+        '12.5'
     """
     new = place.with_name(f".{place.name}.new")
     new.unlink(missing_ok=True)  # of a process that crashed here

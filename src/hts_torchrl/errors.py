@@ -13,6 +13,21 @@ class ConfigurationError(HTSError, ValueError):
     """The user's settings cannot work; the message says which and what would."""
 
 
+def require(condition: bool, setting: str, wanted: str) -> None:
+    """Refuse a setting unless ``condition`` holds.
+
+    Args:
+        condition: what must be true of it.
+        setting: its name and value, as in ``gamma=2``.
+        wanted: what would be accepted, as in ``0 to 1``.
+
+    Raises:
+        ConfigurationError: with both.
+    """
+    if not condition:
+        raise ConfigurationError(f"{setting}; {wanted} is needed")
+
+
 class CheckpointError(HTSError, OSError):
     """A checkpoint cannot be written; what was in its place is still there."""
 

@@ -10,6 +10,10 @@ from dataclasses import dataclass
 
 from hts_torchrl.errors import ConfigurationError
 
+NUM_STORAGES = 2
+"""One is written while the other is learned from."""
+DELAYS = (0, 1)
+"""Updates by which acting weights may trail the newest: with one storage to learn from, no more."""
 _MOST_FRAMES = 10**15
 """Beyond it a float64, in which loggers and progress bars count, is no longer exact."""
 
@@ -55,7 +59,7 @@ class Schedule:
             raise ConfigurationError(
                 f"total_frames={total_frames}; give a positive count, or -1 for an endless run"
             )
-        if delay not in (0, 1):
+        if delay not in DELAYS:
             raise ConfigurationError(
                 f"delay={delay}; 1 learns during the next round, 0 waits for the update"
             )
@@ -74,8 +78,8 @@ class Schedule:
         return self.num_envs * self.steps_per_round
 
     def storage_of(self, round_index: int) -> int:
-        """Return which of the two storages round ``round_index`` writes."""
-        return round_index % 2
+        """Return which storage round ``round_index`` writes."""
+        return round_index % NUM_STORAGES
 
     def exists(self, round_index: int) -> bool:
         """Return whether the run has a round of that index."""

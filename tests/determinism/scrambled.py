@@ -1,14 +1,14 @@
 """What processes do to the order of things, without processes and at any pace.
 
-The crew below plays the rounds of a collector with several actors, in an order drawn from a
+The worker pool below plays the rounds of a collector with several actors, in an order drawn from a
 generator: which actor takes how many of the waiting environments, which executor steps first, and
-how much of a round is over before the learner has published. No real crew can do anything else.
+how much of a round is over before the learner has published. No real pool can do anything else.
 """
 
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+from functools import partial
 
 import cloudpickle
 import numpy as np
@@ -16,14 +16,14 @@ import numpy as np
 from hts_torchrl import HTSCollector
 from hts_torchrl.workers.actor import Actor
 from hts_torchrl.workers.executor import Executor
-from hts_torchrl.workers.recruiter import Recruiter
+from hts_torchrl.workers.make_pool import segments
 
 
 class ScrambledCrew:
     """Carries out rounds in a random order."""
 
-    def __init__(self, board, executors, actors, seed: int) -> None:
-        self._board, self._executors, self._actors = board, executors, actors
+    def __init__(self, shared, executors, actors, seed: int) -> None:
+        self._shared, self._executors, self._actors = shared, executors, actors
         self._random = np.random.default_rng(seed)
 
     def start_round(self, round_index: int) -> None:
@@ -34,7 +34,7 @@ class ScrambledCrew:
             executor.begin_round(round_index)
         for index in range(len(self._executors)):
             self._put_state(index)
-        self._play(int(self._random.integers(0, self._board.schedule.steps_per_round)))
+        self._play(int(self._random.integers(0, self._shared.schedule.steps_per_round)))
 
     def wait_round(self, round_index: int) -> None:  # noqa: ARG002
         """Play the rest."""
@@ -52,11 +52,11 @@ class ScrambledCrew:
 
     def _play(self, passes: int | None) -> None:
         """Let random actors answer random environments; whoever has all its answers steps."""
-        group = self._board.config.envs_per_executor
+        group = self._shared.config.envs_per_executor
         while self._unanswered and passes != 0:
             passes = None if passes is None else passes - 1
             self._random.shuffle(self._unanswered)
-            most = min(len(self._unanswered), self._board.config.batch_size)
+            most = min(len(self._unanswered), self._shared.config.batch_size)
             taken = self._unanswered[: self._random.integers(1, most + 1)]
             self._unanswered = self._unanswered[len(taken) :]
             actor = self._actors[self._random.integers(len(self._actors))]
@@ -65,34 +65,26 @@ class ScrambledCrew:
             for index in {env // group for env in taken} - waiting:
                 self._executors[index].step(self._step[index])
                 self._step[index] += 1
-                if self._step[index] < self._board.schedule.steps_per_round:
+                if self._step[index] < self._shared.schedule.steps_per_round:
                     self._put_state(index)
 
 
-@dataclass(frozen=True)
-class ScrambledRecruiter(Recruiter):
-    """Makes crews of two actors, in the order that ``order`` decides."""
-
-    order: int = 0
-
-    def crew(self, journal):
-        create_env_fn = cloudpickle.dumps(self.create_env_fn)
-        executors = [
-            Executor(self.board, index, create_env_fn, self.seed)
-            for index in range(self.board.config.num_executors)
-        ]
-        for executor in executors:
-            executor.restore(self._stretches(journal, executor.index))
-        actors = [
-            Actor(self.board, copy.deepcopy(self.make_policy()), self.settings) for _ in range(2)
-        ]
-        return ScrambledCrew(self.board, executors, actors, self.order)
+def make_scrambled_pool(shared, action_log, *, order, create_env_fn, make_policy, settings, seed):
+    """Make a worker pool of two actors, in the order that ``order`` decides."""
+    pickled = cloudpickle.dumps(create_env_fn)
+    executors = [
+        Executor(shared, index, pickled, seed) for index in range(shared.config.num_executors)
+    ]
+    for executor in executors:
+        executor.restore(segments(shared, action_log, executor.index))
+    actors = [Actor(shared, copy.deepcopy(make_policy()), settings) for _ in range(2)]
+    return ScrambledCrew(shared, executors, actors, order)
 
 
 class ScrambledCollector(HTSCollector):
-    """A collector of two actors whose crew is a :class:`ScrambledCrew`."""
+    """A collector of two actors whose worker pool is a :class:`ScrambledCrew`."""
 
     order = 0
 
-    def _recruit(self, board):
-        return ScrambledRecruiter(**vars(super()._recruit(board)), order=self.order)
+    def _pool_maker(self):
+        return partial(make_scrambled_pool, **super()._pool_maker().keywords, order=self.order)

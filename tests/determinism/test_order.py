@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from hts_torchrl.inference import PolicyInference
-from hts_torchrl.weights import PolicyWeights
+from hts_torchrl.policy.inference import PolicyInference
+from hts_torchrl.policy.shared_weights import PolicyWeights
 from tests.determinism.scrambled import ScrambledCollector
 from tests.determinism.tasks import TASKS
 from tests.runs import digest, perturbed, play

@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 from multiprocessing import forkserver
+from multiprocessing.connection import wait
 
 import pytest
 import torch
@@ -62,7 +63,7 @@ def test_an_executor_that_is_killed_changes_no_bit(undisturbed, deaths, tmp_path
 
 
 def kill(collector: HTSCollector, worker: int) -> None:
-    process = collector._crew._processes[worker]
+    process = collector._runner.pool._processes[worker]
     os.kill(process.pid, signal.SIGKILL)
     process.join()
 
@@ -90,11 +91,14 @@ def test_a_fork_server_that_is_killed_changes_no_bit(undisturbed, caplog):
         for batch in collector:
             batches.append(batch.clone())
             if len(batches) in (1, 3):
-                pids = [process.pid for process in collector._crew._processes]
+                processes = collector._runner.pool._processes
+                pids = [process.pid for process in processes]
                 os.kill(forkserver._forkserver._forkserver_pid, signal.SIGKILL)
+                # Else the round may end before the kernel has ended the server.
+                assert wait([process.sentinel for process in processes], 30.0)
             if len(batches) == 3:
                 os.kill(pids[0], signal.SIGKILL)
-            if len(batches) in (2, 4):  # the next round needed another crew
+            if len(batches) in (2, 4):  # the next round needed another worker pool
                 assert not any(map(alive, pids))
             collector.update_policy_weights_(weights_of(len(batches)))
     assert digest(batches) == undisturbed
@@ -108,7 +112,7 @@ def test_each_recovery_is_logged_with_worker_signal_and_round(tmp_path, caplog):
     (record,) = caplog.records
     assert record.message == (
         "executor 1 (environments [1]), round 1, step 2: was killed by SIGKILL: round 1 is "
-        "repeated by a new crew (recovery 1 of at most 3)"
+        "repeated by a new worker pool (recovery 1 of at most 3)"
     )
 
 

@@ -28,15 +28,15 @@ from hts_torchrl import (
     HTSCollector,
     make_actor_critic,
 )
-from hts_torchrl.callbacks import LastCheckpoint, LearningCurve, TrainingStatistics
 from hts_torchrl.envs.atari import AtariGroup
 from hts_torchrl.envs.make_group import make_group
 from hts_torchrl.errors import ReplayError
+from hts_torchrl.training.callbacks import LastCheckpoint, LearningCurve, TrainingStatistics
 from tests.determinism.tasks import CARTPOLE, LEARNINGS, SPECIAL_LEARNINGS, Learning
 from tests.fakes import CoordinateEnvs
 from tests.fits import Watch, cartpole, watched_fit
 from tests.runs import digest, perturbed
-from tests.unit.test_collector import collect
+from tests.unit.collectors.test_hts import collect
 
 # The callback that saved is not always there when a run is resumed.
 pytestmark = [
@@ -49,6 +49,7 @@ PONG = AtariEnvs("pong", sticky_actions=0.25, max_frames=200)
 # Of ours, and known: what is tested is that the bits do not suffer.
 TWO_MODES = "ignore:the policy learns in train mode and acts in eval mode"
 
+QUICK_SPECIAL_LEARNINGS = ("A2C dropout", "PPO normalised", "PPO bfloat16")
 STEADY = {
     "steady A2C": Learning(partial(A2C, learning_rate=0.01)),
     "steady PPO": Learning(partial(PPO, epochs=2, minibatches=2)),
@@ -128,7 +129,11 @@ def saving(folder: Path, **when: Any) -> ModelCheckpoint:
     return ModelCheckpoint(folder, filename="{step}", save_top_k=-1, **when)
 
 
-@pytest.fixture(scope="module", params=sorted(LEARNINGS))
+THOROUGH = pytest.mark.thorough
+DISPLACEMENT = pytest.param("PPO displacement", marks=THOROUGH)
+
+
+@pytest.fixture(scope="module", params=["A2C", "PPO", DISPLACEMENT])
 def saved(request, tmp_path_factory):
     """A whole run of each algorithm, with a checkpoint after each step of its optimiser."""
     folder = tmp_path_factory.mktemp("saved")
@@ -140,6 +145,7 @@ def checkpoints(folder: Path) -> list[Path]:
     return sorted(folder.glob("step=*.ckpt"), key=lambda path: int(path.stem.split("=")[1]))
 
 
+@pytest.mark.timeout(300)  # on an overloaded machine; seconds elsewhere
 def test_resuming_after_any_step_of_the_optimiser_gives_the_bits_of_the_whole_run(saved, tmp_path):
     """Most steps of PPO are in the middle of a round, which is then learned again."""
     learner, folder, whole = saved
@@ -154,7 +160,9 @@ ENDINGS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("learner", STEADY)
+@pytest.mark.parametrize(
+    "learner", ["steady PPO", pytest.param("steady A2C", marks=THOROUGH), DISPLACEMENT]
+)
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_a_finished_run_is_extended_to_the_bits_of_a_longer_one(learner, ending, tmp_path):
     evaluated = {"trainer": {"limit_val_batches": 1}} if "evaluation" in ending else {}
@@ -175,11 +183,11 @@ def test_a_checkpoint_holds_tensors_and_plain_values_only(saved):
 
 
 @pytest.mark.processes
-def test_another_crew_resumes_with_the_same_bits(saved, tmp_path):
+def test_another_pool_resumes_with_the_same_bits(saved, tmp_path):
     learner, folder, whole = saved
     path = checkpoints(folder)[len(checkpoints(folder)) // 2]
-    crew = {"num_actors": 2, "envs_per_executor": 2}
-    assert train(learner, tmp_path, path, **crew).ends_like(whole)
+    pool = {"num_actors": 2, "envs_per_executor": 2}
+    assert train(learner, tmp_path, path, **pool).ends_like(whole)
 
 
 def test_without_its_environments_a_resumed_run_begins_new_games(saved, tmp_path):
@@ -274,13 +282,20 @@ def interrupted(
     return stop.evaluations
 
 
-@pytest.mark.parametrize("learner", sorted(LEARNINGS))
+@pytest.fixture(scope="module", params=sorted(LEARNINGS))
+def whole_run(request, tmp_path_factory):
+    """A learner and its undisturbed run."""
+    return request.param, train(request.param, tmp_path_factory.mktemp("whole"))
+
+
 @pytest.mark.parametrize("moment", ["start", "backward", "step", "end"])
-@pytest.mark.parametrize("part", [2, 3, 4])
+@pytest.mark.parametrize(
+    "part", [pytest.param(2, marks=THOROUGH), 3, pytest.param(4, marks=THOROUGH)]
+)
 def test_ctrl_c_at_any_moment_leaves_what_resumes_to_the_same_bits(
-    learner, moment, part, tmp_path, monkeypatch
+    whole_run, moment, part, tmp_path, monkeypatch
 ):
-    whole = train(learner, tmp_path)
+    learner, whole = whole_run
     if moment == "step":
         interrupt_steps(monkeypatch, number=part)
     interrupted(tmp_path, learner, moment=moment, part=part)
@@ -303,7 +318,13 @@ def interrupt_steps(monkeypatch, number: int) -> None:
 
 
 @pytest.mark.filterwarnings(TWO_MODES)
-@pytest.mark.parametrize("learner", SPECIAL_LEARNINGS)
+@pytest.mark.parametrize(
+    "learner",
+    [
+        pytest.param(name, marks=() if name in QUICK_SPECIAL_LEARNINGS else THOROUGH)
+        for name in SPECIAL_LEARNINGS
+    ],
+)
 def test_what_draws_or_normalises_or_rounds_resumes_to_the_same_bits(learner, tmp_path):
     """From a checkpoint in the middle of a round or after it, and from one that Ctrl-C left."""
     whole = train(learner, tmp_path, callbacks=[saving(tmp_path, every_n_train_steps=1)])
@@ -456,8 +477,8 @@ def cartpole_policy() -> nn.Module:
 
 
 @pytest.mark.parametrize("name", MAKERS)
-@pytest.mark.parametrize("delay", [0, 1])
-@pytest.mark.parametrize("stop", [1, 6])
+@pytest.mark.parametrize("delay", [pytest.param(0, marks=THOROUGH), 1])
+@pytest.mark.parametrize("stop", [pytest.param(1, marks=THOROUGH), 6])
 def test_a_collector_goes_on_with_the_same_batches(name, delay, stop, monkeypatch):
     if name == "gfootball":
         pytest.importorskip("gfootball_engine", reason="scripts/install_gfootball.sh")
@@ -480,7 +501,7 @@ def test_a_collector_goes_on_with_the_same_batches(name, delay, stop, monkeypatc
 
 
 @pytest.mark.parametrize("delay", [0, 1])
-def test_what_the_caller_writes_into_a_batch_does_not_reach_the_journal(delay):
+def test_what_the_caller_writes_into_a_batch_does_not_reach_the_action_log(delay):
     def games(write: bool) -> dict[str, Any]:
         collector = collect(cartpole_policy(), CARTPOLE, delay=delay, total_frames=-1)
         iterator = iter(collector)

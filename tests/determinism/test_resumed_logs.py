@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import functools
 import signal
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from hts_torchrl import A2C, PPO, GymEnvs
-from hts_torchrl.callbacks import LearningCurve, TrainingStatistics
+from hts_torchrl.training.callbacks import LearningCurve, TrainingStatistics
 from tests.fits import cartpole, quiet_trainer
 
 pytestmark = [
@@ -31,6 +32,10 @@ LEARNERS: dict[str, Any] = {
     "A2C in chunks": lambda: (A2C(learning_rate=0.01), {"accumulate_grad_batches": 2}),
     "PPO": lambda: (PPO(epochs=2, minibatches=2), {}),
 }
+CASES = [
+    pytest.param(name, marks=() if name == "A2C in chunks" else pytest.mark.thorough)
+    for name in LEARNERS
+]
 PARTS = {"A2C": 1, "A2C in chunks": 2, "PPO": 4}
 CLOCK = ("minutes", "steps_per_second", "wait/", "skew", "slowest")
 
@@ -77,15 +82,16 @@ def logged(
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """What undisturbed runs log, and the folders of their checkpoints."""
+    """What an undisturbed run of a learner logs, and the folder of its checkpoints."""
 
+    @functools.cache
     def run(learner: str) -> tuple[list[dict[str, str]], Path]:
         folder = tmp_path_factory.mktemp("whole")
         every = ModelCheckpoint(folder, filename="{step}", save_top_k=-1, every_n_train_steps=5)
         evaluated = ModelCheckpoint(folder, filename="evaluated-{step}", save_top_k=-1)
         return logged(folder, learner, None, [every, evaluated]), folder
 
-    return {learner: run(learner) for learner in LEARNERS}
+    return run
 
 
 MOMENTS = {
@@ -96,7 +102,7 @@ MOMENTS = {
 }
 
 
-@pytest.mark.parametrize("learner", LEARNERS)
+@pytest.mark.parametrize("learner", CASES)
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_after_a_signal(learner, moment, whole, tmp_path):
     number, round_index, evaluation = MOMENTS[moment]
@@ -112,13 +118,14 @@ def test_after_a_signal(learner, moment, whole, tmp_path):
     resumed = logged(tmp_path / "2", learner, tmp_path / "last.ckpt")
     # A round that was cut off is learned, and logged, again.
     kept = [row for row in stopped if row not in resumed]
-    assert 0 < len(kept) < len(whole[learner][0])
-    assert kept + resumed == whole[learner][0]
+    rows, _ = whole(learner)
+    assert 0 < len(kept) < len(rows)
+    assert kept + resumed == rows
 
 
-@pytest.mark.parametrize("learner", LEARNERS)
+@pytest.mark.parametrize("learner", CASES)
 def test_after_a_checkpoint(learner, whole, tmp_path):
-    rows, folder = whole[learner]
+    rows, folder = whole(learner)
     paths = sorted(folder.glob("*.ckpt"), key=lambda path: int(path.stem.split("=")[1]))
     assert {path.stem.split("step=")[0] for path in paths} == {"", "evaluated-"}
     for path in paths[:-1]:  # the last is of the end

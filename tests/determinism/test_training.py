@@ -8,13 +8,13 @@ from importlib.util import find_spec
 
 import pytest
 from benchmarks import determinism
-from benchmarks.determinism import Crew, Task
+from benchmarks.determinism import Task, WorkerPool
 
 from hts_torchrl import AtariEnvs, FootballEnvs, GymEnvs
 
 pytestmark = pytest.mark.processes
 
-SERIAL = Crew(0)
+SERIAL = WorkerPool(0)
 # Games so short that they end, and start again, within these few rounds.
 TASKS = {
     "CartPole": Task(GymEnvs("CartPole-v1", {"max_episode_steps": 40}), "mlp"),
@@ -51,15 +51,17 @@ def _short_games(monkeypatch):
 
 
 @functools.cache
-def digest(env: str, algorithm: str, crew: Crew = SERIAL, seed: int = 1) -> str:
-    return determinism.train(env, algorithm, crew, updates=UPDATES[env, algorithm], seed=seed)
+def digest(env: str, algorithm: str, pool: WorkerPool = SERIAL, seed: int = 1) -> str:
+    return determinism.train(env, algorithm, pool, updates=UPDATES[env, algorithm], seed=seed)
 
 
 @pytest.mark.timeout(300)  # on an overloaded machine; seconds elsewhere
 @pytest.mark.parametrize(("env", "algorithm"), RUNS)
-@pytest.mark.parametrize("crew", [Crew(1, 2), Crew(2, 2)], ids=str)
-def test_processes_train_to_the_bits_of_the_serial_twin(env, algorithm, crew):
-    assert digest(env, algorithm, crew) == digest(env, algorithm)
+@pytest.mark.parametrize(
+    "pool", [pytest.param(WorkerPool(1, 2), marks=pytest.mark.thorough), WorkerPool(2, 2)], ids=str
+)
+def test_processes_train_to_the_bits_of_the_serial_twin(env, algorithm, pool):
+    assert digest(env, algorithm, pool) == digest(env, algorithm)
 
 
 @needs_gfootball
@@ -71,7 +73,7 @@ def test_both_engines_of_football_train_to_the_same_bits():
 
 @pytest.mark.timeout(300)
 def test_random_delays_change_no_bit():
-    assert digest("CartPole", "A2C", Crew(2, 4, jitter=True)) == digest("CartPole", "A2C")
+    assert digest("CartPole", "A2C", WorkerPool(2, 4, jitter=True)) == digest("CartPole", "A2C")
 
 
 def test_the_same_training_again_gives_the_same_bits():

@@ -3,8 +3,10 @@
 import contextlib
 import csv
 import json
+import logging
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -24,15 +26,33 @@ from hts_torchrl import ConfigurationError, load_policy
 from tests.command_line import A2C, CARTPOLE, Valued, files, refused, run
 
 PPO = ["--model=PPO", "--model.learning_rate_decay=true"]
+FIRST = ["training", "environments", "frames", "device", "seed", "writes to"]
+LAST = [
+    *("trained", "final score", "checkpoint", "best", "log", "learning curve", "trace"),
+    *("train on", "play", "export"),
+]
+
+
+def told_by(out):
+    """What ``fit`` printed, by the label of each line."""
+    lines = (line.split(":", 1) for line in out.splitlines() if re.match(r"[a-z ]{3,14}: ", line))
+    return {label: text.strip() for label, text in lines}
 
 
 @pytest.fixture(scope="module")
 def fitted(tmp_path_factory):
-    """The folder in which ``fit`` ran once, and what it printed."""
+    """The folder in which ``fit`` ran once, what it printed, and what Lightning logged."""
     directory = tmp_path_factory.mktemp("fitted")
     out = (directory / "stdout").open("w")
+    handler = logging.FileHandler(directory / "log")
+    loggers = [logging.getLogger(f"lightning.{name}") for name in ("pytorch", "fabric")]
+    for logger in loggers:
+        logger.addHandler(handler)
     with contextlib.chdir(directory), out, contextlib.redirect_stdout(out):
         run("fit", *CARTPOLE, *PPO, "--name=mine", "--data.evaluation_frames=32", "--trace=1")
+    for logger in loggers:
+        logger.removeHandler(handler)
+    handler.close()
     return directory
 
 
@@ -56,13 +76,37 @@ class TestFit:
         } <= found
         assert any("events.out.tfevents" in name for name in found)
 
-    def test_tells_score_and_files(self, fitted, run_directory):
-        lines = dict(line.split(":", 1) for line in (fitted / "stdout").read_text().splitlines())
-        lines = {name: value.strip() for name, value in lines.items()}
-        assert float(lines["final score"].split()[0]) > 5
+    def test_tells_what_trains_first_and_score_and_files_last(self, fitted, run_directory):
+        told = told_by((fitted / "stdout").read_text())
+        assert list(told)[:6] == FIRST
+        assert told["training"] == "PPO on GymEnvs(CartPole-v1), network mlp"
+        assert told["environments"] == "4 (in this process)"
+        assert told["frames"] == "96 in 3 rounds of 32"
+        assert told["device"] == "cpu, precision 32-true"
+        assert told["writes to"] == told["log"] == "runs/mine/version_0"
+        assert list(told)[6:] == LAST
+        assert told["trained"].startswith("96 frames in 0.")
+        assert float(told["final score"].split()[0]) > 5
+        assert told["final score"].endswith(" (mean of 2 games, drawn actions)")
         for name in ("checkpoint", "best", "learning curve", "trace"):
-            assert (fitted / lines[name]).is_file()
-        assert (fitted / lines["log"]).samefile(run_directory)
+            assert (fitted / told[name]).is_file()
+        assert (fitted / told["log"]).samefile(run_directory)
+
+    def test_leaves_out_what_lightning_tells_in_every_run(self, fitted):
+        assert (fitted / "log").read_text() == ""
+
+    @pytest.mark.usefixtures("run_directory")
+    def test_tells_commands_that_go_on_with_it(self, fitted, capsys):
+        told = told_by((fitted / "stdout").read_text())
+        for name in ("train on", "play", "export"):
+            program, *arguments = shlex.split(told[name])
+            assert program == "hts-torchrl"
+            run(*arguments)
+        out = capsys.readouterr().out
+        assert told_by(out)["trained"].startswith("192 frames in 0.")
+        assert told_by(out)["writes to"] == "runs/mine/version_1"
+        assert "\nvideo of " in out
+        assert "\npolicy after " in out
 
     def test_writes_the_figures(self, run_directory):
         with (run_directory / "metrics.csv").open() as file:
@@ -124,12 +168,12 @@ class TestFit:
     ):
         monkeypatch.chdir(tmp_path)
         run("fit", *CARTPOLE, *A2C, "--data.evaluation_frames=96", f"--trainer.{setting}")
-        told = dict(line.split(":", 1) for line in capsys.readouterr().out.splitlines())
-        last = Path(told["checkpoint"].strip())
+        told = told_by(capsys.readouterr().out)
+        last = Path(told["checkpoint"])
         assert last.name == "last.ckpt"
         assert torch.load(last, weights_only=True)["updates"] == updates
-        for name in told.keys() - {"final score"}:
-            assert Path(told[name].strip()).exists()
+        for name in told.keys() & {"checkpoint", "best", "log", "learning curve"}:
+            assert Path(told[name]).exists()
 
     def test_goes_on_from_a_checkpoint(self, run_directory):
         best = str(run_directory / "checkpoints" / "best.ckpt")
@@ -340,10 +384,8 @@ def endless_fit(folder, *arguments):
 
 
 def wait_until_it_trains(process):
-    told = ""
-    while "steps_per_second" not in told:  # in the progress bar
+    while "steps/s" not in process.stdout.readline():  # the first line of progress
         assert process.poll() is None
-        told += process.stdout.read(32)
 
 
 def wait_until_it_has_started_a_rank(process):
@@ -357,11 +399,13 @@ def wait_until_it_has_started_a_rank(process):
 
 
 def ends_with_all_it_started(process):
-    process.communicate(timeout=60)
+    """Return what else it printed."""
+    out, _ = process.communicate(timeout=60)
     deadline = time.monotonic() + 10  # the fork server notices by itself
     while not has_ended(process.pid) and time.monotonic() < deadline:
         time.sleep(0.1)
-    return has_ended(process.pid)
+    assert has_ended(process.pid)
+    return out
 
 
 @pytest.mark.processes
@@ -370,7 +414,7 @@ def ends_with_all_it_started(process):
     ("send", "number", "status"),
     [  # a terminal sends to the whole group, an init system, or a scheduler, to one or to all
         (os.killpg, signal.SIGINT, 130),
-        (os.kill, signal.SIGTERM, 143),
+        pytest.param(os.kill, signal.SIGTERM, 143, marks=pytest.mark.thorough),
         (os.killpg, signal.SIGTERM, 143),
     ],
     ids=["Ctrl-C", "SIGTERM", "SIGTERM to all"],
@@ -381,8 +425,11 @@ def test_a_signal_ends_training_with_a_checkpoint_and_no_process_left(
     with endless_fit(tmp_path, *ranks) as process:
         wait_until_it_trains(process)
         send(process.pid, number)
-        assert ends_with_all_it_started(process)
+        out = ends_with_all_it_started(process)
     assert process.returncode == status
+    assert "\r" not in out
+    resume = shlex.split(told_by(out)["resume"])
+    assert resume[-1] == "--ckpt_path=runs/run/version_0/checkpoints/last.ckpt"
     assert "Traceback" not in (tmp_path / "errors").read_text()
     (last,) = tmp_path.glob("runs/run/version_0/checkpoints/last.ckpt")
     assert torch.load(last, weights_only=True)["updates"] > 0
@@ -395,4 +442,4 @@ def test_a_rank_does_not_outlive_the_process_that_started_it(tmp_path):
         # Before they have met: from then on a lost connection would end it, too.
         wait_until_it_has_started_a_rank(process)
         process.kill()
-        assert ends_with_all_it_started(process)
+        ends_with_all_it_started(process)

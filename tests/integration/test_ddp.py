@@ -11,8 +11,8 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
 
 from hts_torchrl import GymEnvs, make_actor_critic
-from hts_torchrl.callbacks import LearningCurve, TrainingStatistics
-from hts_torchrl.callbacks.stop_together import leave_together
+from hts_torchrl.training.callbacks import LearningCurve, TrainingStatistics
+from hts_torchrl.training.callbacks.stop_together import leave_together
 from tests.fits import SGDA2C, SGDPPO, Watch, cartpole, quiet_trainer, watched_fit
 from tests.policies import policy_with
 

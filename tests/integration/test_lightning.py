@@ -8,6 +8,7 @@ from torchrl.objectives import A2CLoss, ClipPPOLoss
 from torchrl.objectives.value import GAE
 
 from hts_torchrl import A2C, PPO, GymEnvs, HTSCollector, make_actor_critic
+from hts_torchrl.collectors.round_runner import RoundRunner
 from tests.fits import SGDA2C, SGDPPO, cartpole, watched_fit
 
 LEARNING_RATE = 0.25
@@ -57,29 +58,33 @@ class TestExactlyOneBehind:
 def calls(monkeypatch):
     """What the collector and the learner did, in order."""
     calls = []
-    start_round, publish = HTSCollector._start_round, HTSCollector.update_policy_weights_
+    start_round, publish = RoundRunner._start_round, HTSCollector.update_policy_weights_
 
     def iterator(self, _original=HTSCollector.iterator):
         for count, batch in enumerate(_original(self)):
             calls.append(f"collect {count}")
             yield batch
 
-    def spied_start(self, round_index):
+    def spied_start(self, round_index, before_round):
         calls.append(f"start {round_index}")
-        start_round(self, round_index)
+        start_round(self, round_index, before_round)
 
     def spied_publish(self, *args, **kwargs):
         publish(self, *args, **kwargs)
         calls.append("publish")
 
-    def spied_step(self, part, index, _original=A2C.training_step):
-        calls.append("train")
-        return _original(self, part, index)
+    def spied(original):
+        def step(self, part, index):
+            calls.append("train")
+            return original(self, part, index)
+
+        return step
 
     monkeypatch.setattr(HTSCollector, "iterator", iterator)
-    monkeypatch.setattr(HTSCollector, "_start_round", spied_start)
+    monkeypatch.setattr(RoundRunner, "_start_round", spied_start)
     monkeypatch.setattr(HTSCollector, "update_policy_weights_", spied_publish)
-    monkeypatch.setattr(A2C.__mro__[1], "training_step", spied_step)
+    for learner in (A2C, PPO):
+        monkeypatch.setattr(learner, "training_step", spied(learner.training_step))
     return calls
 
 

@@ -1,4 +1,4 @@
-"""The protocol of a crew as a transition system: who may take which step in which state.
+"""The protocol of a worker pool as a transition system: who may take which step in which state.
 
 Two executors of one environment each, two actors, two storages, and the learner's process, which is
 the collector's too. The memory of the model holds what tells observations and answers apart: how
@@ -43,7 +43,7 @@ class Protocol:
     most_recoveries: int = 1
 
     def initial(self) -> State:
-        """The crew has been made, and no worker has done anything."""
+        """The worker pool has been made, and no worker has done anything."""
         return State(
             Parent(),
             tuple(Executor() for _ in EXECUTORS),
@@ -99,7 +99,7 @@ class Protocol:
             yield at, _with_executor(state, index, executor)
 
     def start(self, state: State, _: int, executor: Executor) -> tuple[State, Executor]:
-        """Make the environments, and play again what the journal says."""
+        """Make the environments, and play again what the action log says."""
         return state, executor._replace(at="begin")
 
     def put(self, state: State, index: int, executor: Executor) -> tuple[State, Executor]:
@@ -207,7 +207,7 @@ class Protocol:
                 yield self._notice(state, recover)
 
     def _notice(self, state: State, recover: Recover) -> tuple[str, State]:
-        """Stop the crew, to begin the round again with another or to raise."""
+        """Stop the worker pool, to begin the round again with another or to raise."""
         parent = state.parent
         if recover == "fail" or parent.recoveries == self.most_recoveries:
             return "give up", _closed(state, parent._replace(at="raised", seen=()))
@@ -231,7 +231,7 @@ class Protocol:
         return _closed(state, Parent("done", state.parent.round))
 
     def renew(self, state: State) -> State:
-        """Make another crew for the round, with other pipes; what the last one wrote is lost."""
+        """Make another pool for the round, with other pipes; what the last one wrote is lost."""
         number = state.parent.round
         executor = Executor(round=number, played=number * self.alpha)
         return state._replace(

@@ -85,7 +85,7 @@ class RungBeforeAnswered(Protocol):
 
 
 class PipesKept(Protocol):
-    """The next crew inherits what waits in the pipes of the last."""
+    """The next worker pool inherits what waits in the pipes of the last."""
 
     def renew(self, state):
         signals = {name: getattr(state, name) for name in ("ready", "reports", "bells")}
@@ -93,7 +93,7 @@ class PipesKept(Protocol):
 
 
 class NewestAfterCrash(Protocol):
-    """The next crew acts with the weights that were published meanwhile."""
+    """The next worker pool acts with the weights that were published meanwhile."""
 
     def renew(self, state):
         newest = state.acting if state.published is None else state.published
@@ -101,7 +101,7 @@ class NewestAfterCrash(Protocol):
 
 
 class NothingPlayedAgain(Protocol):
-    """The next crew begins new games."""
+    """The next worker pool begins new games."""
 
     def renew(self, state):
         state = super().renew(state)

@@ -8,9 +8,8 @@ import threading
 from collections.abc import Callable
 
 from hts_torchrl import WorkerError
-from hts_torchrl.buffers import doorbell
-from hts_torchrl.buffers.doorbell import CrewStopped
-from hts_torchrl.buffers.ready_queue import ReadyQueue
+from hts_torchrl.shared import pipes
+from hts_torchrl.shared.pipes import PoolStopped, ReadyQueue
 
 # Only a thread that has gone wrong makes anybody wait as long.
 _PATIENCE_S = 60.0
@@ -46,7 +45,7 @@ class Player(threading.Thread):
             end = "done"
         except Killed:
             end = "crashed"
-        except CrewStopped:
+        except PoolStopped:
             end = "left"
         except WorkerError:
             end = "raised"
@@ -94,11 +93,11 @@ def sleep_until_readable(fd: int, lifeline) -> None:
     doorbell_sleep(fd, lifeline)
 
 
-doorbell_sleep = doorbell.sleep_until_readable
+doorbell_sleep = pipes.sleep_until_readable
 
 
 class StagedProcess:
-    """What :class:`ProcessCrew` asks of a process, of a thread."""
+    """What :class:`ProcessPool` asks of a process, of a thread."""
 
     def __init__(self, name: str, task, lifeline) -> None:
         self._lifeline = lifeline
@@ -114,7 +113,7 @@ class StagedProcess:
         return not self.player.has_ended
 
     def join(self, timeout: float | None = None) -> None:  # noqa: ARG002
-        """Wait, but only for a crew that is leaving: the others are asked in passing."""
+        """Wait, but only for a worker pool that is leaving: the others are asked in passing."""
         poll = select.poll()
         poll.register(self._lifeline.fileno(), select.POLLIN)
         while self.is_alive() and poll.poll(0):

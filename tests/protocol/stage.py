@@ -1,8 +1,8 @@
-"""The real classes of a crew in one process, one step at a time, in whatever order is asked for.
+"""The real classes of a pool in one process, one step at a time, in whatever order is asked for.
 
 Each process of the model is a thread that stops before every step until it is told to take it, so
 only one of them ever moves. What they run is the code of the package: ``HTSCollector``,
-``ProcessCrew``, ``ExecutorTask``, ``ActorTask`` and all buffers and pipes; only processes
+``ProcessPool``, ``ExecutorTask``, ``ActorTask`` and all buffers and pipes; only processes
 themselves, and how the kernel tells of their end, are played by :class:`StagedProcess` and
 :class:`StagedPoll`. A crash is an exception that no code of the package catches.
 """
@@ -18,17 +18,17 @@ from typing import Any
 
 import numpy as np
 
-from hts_torchrl import HTSCollector, WorkerError, collector
-from hts_torchrl.buffers import doorbell, ready_queue
-from hts_torchrl.buffers.action_buffer import ActionBuffer
-from hts_torchrl.buffers.board import Board
-from hts_torchrl.buffers.doorbell import Doorbell
-from hts_torchrl.buffers.ready_queue import ReadyQueue
+from hts_torchrl import HTSCollector, WorkerError
+from hts_torchrl.collectors import round_runner
 from hts_torchrl.config import Recover
-from hts_torchrl.weights import PolicyWeights
-from hts_torchrl.workers import actor, recruiter
-from hts_torchrl.workers.crew import ProcessCrew
+from hts_torchrl.policy.shared_weights import PolicyWeights
+from hts_torchrl.shared import pipes
+from hts_torchrl.shared.buffers import SharedBuffers
+from hts_torchrl.shared.pipes import Doorbell, ReadyQueue
+from hts_torchrl.shared.slots import ActionBuffer
+from hts_torchrl.workers import actor, make_pool
 from hts_torchrl.workers.executor import Executor
+from hts_torchrl.workers.pool import ProcessPool
 from tests.fakes import CoordinateEnvs
 from tests.policies import VERSION_UNIT, echo_policy, echo_weights
 from tests.protocol.explorer import Path
@@ -57,7 +57,7 @@ class Stage:
     def __init__(self, protocol: Protocol, recover: Recover, patch) -> None:
         self.batches: list = []
         self.players: dict[str, Player] = {}
-        self._crew: ProcessCrew | None = None
+        self._pool: ProcessPool | None = None
         self._patch(patch, protocol.most_recoveries)
         self.collector = make_collector(protocol, num_actors=2, recover=recover)
         self.collector.start()
@@ -65,8 +65,8 @@ class Stage:
         parent.take("start")
 
     @property
-    def board(self) -> Board:
-        return self.collector._board
+    def shared(self) -> SharedBuffers:
+        return self._pool._shared
 
     def _learn(self) -> None:
         """The loop of a user."""
@@ -99,8 +99,8 @@ class Stage:
         before(PolicyWeights, "exchange", "exchange")
         before(PolicyWeights, "publish", "publish")
         before(ActionBuffer, "put", "answer")
-        before(HTSCollector, "_note", "note")
-        before(Board, "renew_signals", "renew")
+        before(round_runner.RoundRunner, "_note", "note")
+        before(SharedBuffers, "renew_signals", "renew")
         before(Doorbell, "ring", self._ring)
         before(ReadyQueue, "put", lambda queue: "report" if self._reports(queue) else "announce")
         take_waiting = ReadyQueue.take_waiting
@@ -111,47 +111,46 @@ class Stage:
             return take_waiting(queue, most)
 
         patch.setattr(ReadyQueue, "take_waiting", staged_take)
-        patch.setattr(doorbell, "sleep_until_readable", sleep_until_readable)
-        patch.setattr(ready_queue, "sleep_until_readable", sleep_until_readable)
-        patch.setattr(recruiter, "ProcessCrew", self._crew_class())
+        patch.setattr(pipes, "sleep_until_readable", sleep_until_readable)
+        patch.setattr(make_pool, "ProcessPool", self._crew_class())
         patch.setattr(actor, "keep_freed_memory", lambda: True)  # it is for a whole process
-        patch.setattr(collector, "_MOST_RECOVERIES", most_recoveries)
+        patch.setattr(round_runner, "_MOST_RECOVERIES", most_recoveries)
 
     def _ring(self, bell: Doorbell) -> str:
         if threading.current_thread() is not self.players.get("parent"):
             return "ring"
-        return f"ring {[each is bell for each in self.board.doorbells.values()].index(True)}"
+        return f"ring {[each is bell for each in self.shared.doorbells.values()].index(True)}"
 
     def _reports(self, queue: ReadyQueue) -> bool:
-        return queue is self.board.finished
+        return queue is self.shared.finished
 
-    def _crew_class(self) -> type[ProcessCrew]:
+    def _crew_class(self) -> type[ProcessPool]:
         stage = self
 
-        class StagedCrew(ProcessCrew):
-            """A crew of threads."""
+        class StagedCrew(ProcessPool):
+            """A worker pool of threads."""
 
             def _start(self, preload) -> None:  # noqa: ARG002
-                first = stage._crew is None
+                first = stage._pool is None
+                stage._pool = self
                 stage._blank(STORAGES if first else [self._tasks[0].first_round % 2])
-                stage._crew = self
                 for task in self._tasks:
                     role = "executor" if task.worker == task.index else "actor"
                     process = StagedProcess(f"{role} {task.index}", task, self._lifeline)
                     self._processes.append(process)
                     stage.players[process.player.name] = process.player
-                self._poll = StagedPoll(self._board.finished)
+                self._poll = StagedPoll(self._shared.finished)
 
         return StagedCrew
 
     def _blank(self, storages: Iterable[int]) -> None:
-        """A new crew must not need what the last one wrote in its round."""
-        arena = self.board.arena
-        arena["state/observation"].fill(np.nan)
-        arena["action/state_value"].fill(np.nan)
+        """A new worker pool must not need what the last one wrote in its round."""
+        arrays = self.shared.arrays
+        arrays["state/observation"].fill(np.nan)
+        arrays["action/state_value"].fill(np.nan)
         for storage in storages:
-            arena["rollout/observation"][storage].fill(np.nan)
-            arena["rollout/state_value"][storage].fill(np.nan)
+            arrays["rollout/observation"][storage].fill(np.nan)
+            arrays["rollout/state_value"][storage].fill(np.nan)
 
     def play(self, path: Path) -> None:
         """Take the steps of a path, and compare with the model after each.
@@ -172,8 +171,8 @@ class Stage:
             raise Differs(f"{step.who} is at {player.at!r}")
         player.take(step.what)
         if parent.at == "crashed":
-            self._crew._close_lifeline()  # as the kernel does
-        if parent.at == "join" and not any(each.is_alive() for each in self._crew._processes):
+            self._pool._close_lifeline()  # as the kernel does
+        if parent.at == "join" and not any(each.is_alive() for each in self._pool._processes):
             parent.take("join")
 
     def _compare(self, state: State) -> None:
@@ -187,17 +186,17 @@ class Stage:
 
     def _seen(self) -> dict[str, Any]:
         """What :func:`_told_by_the_model` returns, of the real classes."""
-        board, weights = self.board, self.collector._weights
-        arena = board.arena
-        bells = board.doorbells.values()
+        shared, weights = self.shared, self.collector._runner.weights
+        arrays = shared.arrays
+        bells = shared.doorbells.values()
         return {
             **{name: _place(player.at) for name, player in self.players.items()},
-            "ready": _bytes_in(board.ready.fileno()) // 4,
-            "reports": _bytes_in(board.finished.fileno()) // 4,
+            "ready": _bytes_in(shared.ready.fileno()) // 4,
+            "reports": _bytes_in(shared.finished.fileno()) // 4,
             "bells": tuple(_bytes_in(bell._reader.fileno()) for bell in bells),
             "weights": (weights.acting_version, weights._published),
-            "observations": tuple(map(_observation, arena["state/observation"])),
-            "answers": tuple(map(_answer, EXECUTORS, arena["action/state_value"])),
+            "observations": tuple(map(_observation, arrays["state/observation"])),
+            "answers": tuple(map(_answer, EXECUTORS, arrays["action/state_value"])),
             "cells": tuple(
                 tuple(
                     tuple(
@@ -207,7 +206,7 @@ class Stage:
                     for env, rows in enumerate(zip(*storage, strict=True))
                 )
                 for storage in zip(
-                    arena["rollout/observation"], arena["rollout/state_value"], strict=True
+                    arrays["rollout/observation"], arrays["rollout/state_value"], strict=True
                 )
             ),
         }
@@ -220,7 +219,7 @@ class Stage:
             player.join()
         self.collector.shutdown()
         self.players.clear()
-        del self.collector, self._crew
+        del self.collector, self._pool
 
 
 def make_collector(protocol: Protocol, **settings: Any) -> HTSCollector:

@@ -31,7 +31,7 @@ def collect(create, acts=None, **settings) -> HTSCollector:
 
 
 def kill_executor(collector: HTSCollector) -> None:
-    os.kill(collector._crew._processes[1].pid, signal.SIGKILL)
+    os.kill(collector._runner.pool._processes[1].pid, signal.SIGKILL)
 
 
 @pytest.mark.parametrize("kind", ["fork", "program"])
@@ -83,20 +83,20 @@ from hts_torchrl import HTSCollector
 from tests.fakes import ParentalEnvs
 
 envs = ParentalEnvs(str(pathlib.Path(sys.argv[1]).parent), {envs})
-collector = HTSCollector(envs, torch.nn.Linear(4, 2), num_envs=2, frames_per_batch=8, {crew})
+collector = HTSCollector(envs, torch.nn.Linear(4, 2), num_envs=2, frames_per_batch=8, {pool})
 for number, batch in enumerate(collector):
     if number == 1:
-        workers = [process.pid for process in getattr(collector._crew, "_processes", [])]
+        workers = [process.pid for process in getattr(collector._runner.pool, "_processes", [])]
         print(*envs.noted("children"), *workers, flush=True)
         {then}
 """
 
 
-def run(folder, then: str, envs: str, crew: str) -> tuple[int, str, list[int]]:
+def run(folder, then: str, envs: str, pool: str) -> tuple[int, str, list[int]]:
     """Let a program end; returns its status, what it says, and which processes are left."""
-    process = start(folder, PROGRAM.format(then=then, envs=envs, crew=crew))
+    process = start(folder, PROGRAM.format(then=then, envs=envs, pool=pool))
     pids = worker_pids(process)
-    assert len(pids) == (3 if "num_actors=0" in crew else 5)
+    assert len(pids) == (3 if "num_actors=0" in pool else 5)
     if then == "pass":
         os.killpg(process.pid, signal.SIGINT)
     _, errors = process.communicate()

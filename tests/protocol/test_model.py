@@ -24,13 +24,12 @@ def once():
     """One crash of any process."""
     graph = explore(Protocol(rounds=ROUNDS, alpha=2, most_crashes=1, recover=EITHER))
     gc.freeze()  # else each collection between two tests goes through all of its states
-    yield graph
-    gc.unfreeze()
+    return graph
 
 
 @pytest.fixture(scope="module")
 def twice():
-    """Two crashes, of a crew or of one and the next, in the smallest of runs."""
+    """Two crashes, of a worker pool or of one and the next, in the smallest of runs."""
     return explore(Protocol(rounds=1, alpha=1, most_crashes=2, recover=EITHER))
 
 

@@ -40,7 +40,7 @@ collector = HTSCollector(
 )
 for number, batch in enumerate(collector):
     if number == 1:
-        print(*(process.pid for process in collector._crew._processes), flush=True)
+        print(*(process.pid for process in collector._runner.pool._processes), flush=True)
 """
 
 
@@ -126,7 +126,7 @@ collector = HTSCollector(
 )
 collector._policy_maker = lambda: policy
 collector.start()
-print(*(process.pid for process in collector._crew._processes), flush=True)
+print(*(process.pid for process in collector._runner.pool._processes), flush=True)
 time.sleep(3600)
 """
 

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from multiprocessing import forkserver
 
 import pytest
 import torch
@@ -49,8 +50,8 @@ def test_a_batch_stays_what_it_is_while_the_next_round_is_collected():
     iterator = iter(collector)
     batch = next(iterator)
     before = digest([batch])
-    logbook = collector._board.logbook
-    while (logbook.rounds[:ENVS] < 1).any() or (logbook.steps[:ENVS] < STEPS).any():
+    status = collector._runner.shared.status
+    while (status.rounds[:ENVS] < 1).any() or (status.steps[:ENVS] < STEPS).any():
         time.sleep(0.001)
     assert digest([batch]) == before
     collector.shutdown()
@@ -61,7 +62,7 @@ def test_a_batch_waits_for_the_slowest_executor(tmp_path):
     gate, opened = tmp_path / "gate", threading.Event()
     collector = collect(GatedEnv(str(gate), at=STEPS - 1), rounds=1)
     collector.start()
-    finished_s = collector._board.logbook.finished_s
+    finished_s = collector._runner.shared.status.finished_s
 
     def open_late():
         while finished_s[0] == 0:
@@ -77,6 +78,17 @@ def test_a_batch_waits_for_the_slowest_executor(tmp_path):
     assert waited
 
 
+@pytest.fixture
+def _fork_server_of_a_user(monkeypatch):
+    """Start a fork server without what ``conftest.py`` lets it import."""
+    server = forkserver._forkserver
+    server._stop()
+    monkeypatch.setattr(forkserver, "set_forkserver_preload", server.set_forkserver_preload)
+    yield
+    server._stop()
+
+
+@pytest.mark.usefixtures("_fork_server_of_a_user")
 def test_executors_import_no_torch():
     policy = torch.nn.Linear(len(ModulesEnv.modules), 4)
     (batch,) = play(collect(ModulesEnv, policy, rounds=1, envs_per_executor=2))

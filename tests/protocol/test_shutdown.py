@@ -1,4 +1,4 @@
-"""The crew leaves whenever it is told to, at any time, and completely."""
+"""The worker pool leaves whenever it is told to, at any time, and completely."""
 
 import gc
 import multiprocessing
@@ -26,7 +26,7 @@ def collect(create=CoordinateEnvs(), **settings) -> HTSCollector:  # noqa: B008
 
 
 def workers(collector) -> list[int]:
-    return [process.pid for process in collector._crew._processes]
+    return [process.pid for process in collector._runner.pool._processes]
 
 
 def gone(pids) -> bool:
@@ -51,7 +51,7 @@ def interrupted(tmp_path_factory):
     iterator = iter(collector)
     batch = next(iterator)
     pids, before, too_early = workers(collector), digest([batch]), []
-    for call in (collector._crew.start_round, collector._crew.wait_round):
+    for call in (collector._runner.pool.start_round, collector._runner.pool.wait_round):
         with pytest.raises(ProtocolError) as refused:
             call(2)
         too_early.append(str(refused.value))
@@ -103,7 +103,7 @@ def test_a_collector_that_is_dropped_ends_its_processes():
 
 
 @pytest.mark.parametrize("started", [0, 1, 2])
-def test_a_crew_that_cannot_start_completely_ends_what_has_started(monkeypatch, started):
+def test_a_pool_that_cannot_start_completely_ends_what_has_started(monkeypatch, started):
     start, calls = BaseProcess.start, []
 
     def refuse(process):

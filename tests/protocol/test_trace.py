@@ -7,7 +7,7 @@ import time
 import pytest
 
 from hts_torchrl import A2C, GymEnvs, HTSCollector, ProtocolError
-from hts_torchrl.callbacks import RoundTrace
+from hts_torchrl.training.callbacks import RoundTrace
 from tests.fakes import CoordinateEnvs
 from tests.fits import cartpole, quiet_trainer
 from tests.policies import echo_policy
@@ -73,12 +73,13 @@ def test_the_skew_grows_by_the_time_between_the_first_and_the_last():
     for _ in range(2):
         before = collector.stats().get("rendezvous_skew_s", 0.0)
         next(batches)
-    finished_s = collector._board.logbook.finished_s
+    status = collector._runner.shared.status
+    finished_s = status.finished_s
     assert (finished_s[:2] > 0).all()
     assert collector.stats()["rendezvous_skew_s"] > before
-    collector._board.logbook.finished_s[:2] = 50.0, 47.5
-    collector._skew_s = 0.0
-    collector._meet(1, asked_s=0.0)
+    finished_s[:2] = 50.0, 47.5
+    collector._times.skew_s = 0.0
+    collector._times.meet(1, status)
     stats = collector.stats()
     assert (stats["rendezvous_skew_s"], stats["slowest_env"]) == (2.5, 10)
     collector.shutdown()

@@ -6,15 +6,21 @@ Nothing here depends on who is first: only on what must hold in every order.
 import time
 from collections import defaultdict
 from itertools import chain, pairwise
+from types import SimpleNamespace
 
 import pytest
 import torch
 from tensordict import TensorDict
 
-from hts_torchrl import HTSCollector, Impala
-from hts_torchrl.config import CrewConfig
-from hts_torchrl.schedule import Schedule
-from hts_torchrl.trajectories import ActingPolicy, TrajectoryCollector
+from hts_torchrl import (
+    ConfigurationError,
+    HTSCollector,
+    Impala,
+    RoundTrace,
+    TrainingStatistics,
+)
+from hts_torchrl.collectors.asynchronous import ActingPolicy, AsynchronousCollector
+from hts_torchrl.config import CollectorSettings
 from tests.fakes import CoordinateEnvs
 from tests.fits import cartpole, quiet_trainer
 from tests.policies import VERSION_UNIT, echo_policy
@@ -23,12 +29,14 @@ ENVS, STEPS = 4, 6
 MOST_IN_FLIGHT = 8  # trajectories of two environments: both workers play one, and others wait
 
 
-def make(form: str, rounds: int = 2) -> TrajectoryCollector:
+def make(form: str, rounds: int | None = 2) -> AsynchronousCollector:
     frames = ENVS * STEPS
-    return TrajectoryCollector(
-        CoordinateEnvs(), echo_policy(), form=form, seed=3, precision="32-true",
-        schedule=Schedule.from_frames(frames, total_frames=rounds * frames, num_envs=ENVS, delay=1),
-        crew=CrewConfig(num_envs=ENVS, envs_per_executor=2),
+    return AsynchronousCollector(
+        CoordinateEnvs(), echo_policy(), form=form, precision="32-true",
+        settings=CollectorSettings(
+            num_envs=ENVS, envs_per_executor=2, frames_per_batch=frames,
+            total_frames=-1 if rounds is None else rounds * frames, seed=3,
+        ),
     )  # fmt: skip
 
 
@@ -96,11 +104,24 @@ class TestTrajectories:
         assert (later == 0).any(1).sum() <= 2 * MOST_IN_FLIGHT
 
     def test_impala_learns_from_it(self, form):
-        trainer = quiet_trainer(log_every_n_steps=1)
+        trainer = quiet_trainer(log_every_n_steps=1, callbacks=[TrainingStatistics()])
         learner = Impala()
         trainer.fit(learner, cartpole(4, collection=form, envs_per_executor=2))
         assert learner.updates == 4
         assert 0 <= trainer.callback_metrics["staleness/max"] <= 3
+        assert 0 < trainer.callback_metrics["wait/learner"] < 1
+
+
+def test_no_round_can_be_traced():
+    data = SimpleNamespace(collector=make("actors"), collection="actors")
+    with pytest.raises(ConfigurationError, match="trace=1: collection=actors has no rounds"):
+        RoundTrace(1).on_train_start(SimpleNamespace(datamodule=data), None)
+
+
+def test_a_run_without_end_has_no_length():
+    assert len(make("actors", rounds=5)) == 5
+    with pytest.raises(ConfigurationError, match="has no length"):
+        len(make("actors", rounds=None))
 
 
 def test_an_acting_policy_says_the_log_probability_of_what_it_chose():

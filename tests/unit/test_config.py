@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from hts_torchrl.config import ActionSpec, ArraySpec, CrewConfig, EnvSpec
+from hts_torchrl.config import ActionSpec, ArraySpec, EnvSpec, PoolConfig
 from hts_torchrl.errors import ConfigurationError
 
 FLOATS = np.dtype(np.float32)
@@ -32,22 +32,22 @@ def continuous(low: float) -> ActionSpec:
 )
 def test_counts_that_cannot_work_are_refused_by_name(settings, named):
     with pytest.raises(ConfigurationError, match=named):
-        CrewConfig(**settings)
+        PoolConfig(**settings)
 
 
 def test_executors_share_out_all_environments_without_overlap():
-    config = CrewConfig(num_envs=6, envs_per_executor=2)
+    config = PoolConfig(num_envs=6, envs_per_executor=2)
     shares = [config.envs_of(executor) for executor in range(config.num_executors)]
     assert shares == [(0, 1), (2, 3), (4, 5)]
 
 
 @pytest.mark.parametrize(("num_envs", "rows"), [(2, 2), (8, 8), (64, 8)])
 def test_a_pass_has_at_most_eight_rows_by_default(num_envs, rows):
-    assert CrewConfig(num_envs=num_envs).batch_size == rows
+    assert PoolConfig(num_envs=num_envs).batch_size == rows
 
 
 def test_a_pass_has_as_many_rows_as_were_asked_for():
-    assert CrewConfig(num_envs=2, inference_batch_size=5).batch_size == 5
+    assert PoolConfig(num_envs=2, inference_batch_size=5).batch_size == 5
 
 
 @pytest.mark.parametrize(

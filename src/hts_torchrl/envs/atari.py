@@ -14,7 +14,7 @@ from gymnasium.vector import AutoresetMode
 
 from hts_torchrl.envs.group import Array, EnvFactory, EnvGroup, Observation, Transition
 from hts_torchrl.envs.spaces import env_spec
-from hts_torchrl.errors import ConfigurationError
+from hts_torchrl.errors import ConfigurationError, require
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,8 @@ class AtariEnvs(EnvFactory):
     game waits for it.
 
     Example:
-        >>> from hts_torchrl import AtariEnvs
-        >>> AtariEnvs("pong").group([0]).spec.action.sizes
+        >>> from hts_torchrl import AtariEnvs, env_spec_of
+        >>> env_spec_of(AtariEnvs("pong")).action.sizes
         (6,)
     """
 
@@ -50,11 +50,11 @@ class AtariEnvs(EnvFactory):
 
     def __post_init__(self) -> None:
         """Refuse numbers that no emulator has."""
-        if not 0 <= self.sticky_actions <= 1:
-            raise ConfigurationError(f"sticky_actions={self.sticky_actions}; 0 to 1 is needed")
+        sticky = self.sticky_actions
+        require(0 <= sticky <= 1, f"sticky_actions={sticky}", "0 to 1")
         for name in ("frame_skip", "frame_stack", "max_frames"):
-            if getattr(self, name) < 1:
-                raise ConfigurationError(f"{name}={getattr(self, name)}; 1 or more is needed")
+            count = getattr(self, name)
+            require(count >= 1, f"{name}={count}", "1 or more")
 
     def _rom(self) -> str:
         names = roms.get_all_rom_ids()

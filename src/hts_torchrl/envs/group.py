@@ -11,12 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
-import numpy as np
-
+from hts_torchrl.config import Array as Array
 from hts_torchrl.config import EnvSpec, Key
 from hts_torchrl.errors import ConfigurationError
 
-Array: TypeAlias = np.ndarray[Any, Any]
 Observation: TypeAlias = dict[Key, Array]
 CreateEnv: TypeAlias = Callable[..., Any] | Sequence[Callable[..., Any]]
 
@@ -44,10 +42,14 @@ class EnvGroup(Protocol):
     """G environments that reset themselves within the step that ends an episode.
 
     Example:
-        >>> group.reset(seeds)                              # doctest: +SKIP
-        >>> transition = group.step(actions)                # doctest: +SKIP
-        >>> act_on = transition.next_observation            # doctest: +SKIP
-        >>> group.close()                                   # doctest: +SKIP
+        >>> import numpy as np
+        >>> from hts_torchrl import GymEnvs
+        >>> group = GymEnvs("CartPole-v1").group([0, 1])
+        >>> observation = group.reset(seeds=[3, 4])
+        >>> transition = group.step(np.array([0, 1]))
+        >>> transition.next_observation["observation"].shape, transition.reward
+        ((2, 4), array([1., 1.], dtype=float32))
+        >>> group.close()
     """
 
     num_envs: int

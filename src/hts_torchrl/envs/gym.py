@@ -38,8 +38,8 @@ class GymEnvs(EnvFactory):
     observation, by a wrapper of yours around an environment made by a function of yours.
 
     Example:
-        >>> from hts_torchrl import GymEnvs
-        >>> GymEnvs("CartPole-v1").group([0]).spec.action.sizes
+        >>> from hts_torchrl import GymEnvs, env_spec_of
+        >>> env_spec_of(GymEnvs("CartPole-v1")).action.sizes
         (2,)
     """
 

@@ -6,6 +6,9 @@ import warnings
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from hts_torchrl.compat import TORCHRL_WRAPPED
+
+_INSIDE = ("env", TORCHRL_WRAPPED, "base_env", "transform")
 _STATISTICS = (
     "gymnasium.NormalizeObservation",
     "gymnasium.NormalizeReward",
@@ -27,7 +30,7 @@ def layers_of(env: Any) -> Iterator[Any]:  # noqa: ANN401
             continue
         seen.add(id(layer))
         yield layer
-        rest += [getattr(layer, name, None) for name in ("env", "_env", "base_env", "transform")]
+        rest += [getattr(layer, name, None) for name in _INSIDE]
         for name in ("envs", "transforms"):
             several = getattr(layer, name, None)
             rest += several if isinstance(several, Iterable) else [several]
@@ -41,7 +44,7 @@ def warn_of_statistics(env: Any) -> None:  # noqa: ANN401
             "begin anew in those of an evaluation: use fixed ones (torchrl's ObservationNorm with "
             "loc and scale, gymnasium.wrappers.TransformObservation and TransformReward), or "
             "normalise in the network",
-            stacklevel=3,
+            stacklevel=4,  # __init__ of a class that takes settings, and its caller
         )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import cloudpickle
 
-from hts_torchrl.config import CrewConfig
+from hts_torchrl.config import EnvSpec, PoolConfig
 from hts_torchrl.envs.group import CreateEnv, EnvFactory, EnvGroup, called
 from hts_torchrl.envs.gym import SerialGroup, VectorGroup
 from hts_torchrl.envs.layers import is_a
@@ -51,9 +51,28 @@ def make_group(
         return _group(envs, indices)
     except BaseException:
         for env in envs:
-            with contextlib.suppress(Exception):  # what was raised first is told
+            with contextlib.suppress(Exception):  # what was raised first is reported
                 env.close()
         raise
+
+
+def env_spec_of(create_env_fn: CreateEnv | EnvFactory, index: int = 0) -> EnvSpec:
+    """Return what an environment observes and accepts; makes it to ask, and closes it.
+
+    Example:
+        >>> import gymnasium
+        >>> env_spec_of(lambda: gymnasium.make("CartPole-v1")).observations["observation"].shape
+        (4,)
+
+    Args:
+        create_env_fn: as :class:`HTSCollector` takes it.
+        index: of the environment.
+
+    Raises:
+        ConfigurationError: if that cannot be made an environment.
+    """
+    with contextlib.closing(make_group(create_env_fn, [index])) as group:
+        return group.spec
 
 
 def number_of_envs(
@@ -70,7 +89,7 @@ def number_of_envs(
         ConfigurationError: if a list has another number.
     """
     if not _is_list(create_env_fn):
-        return CrewConfig.num_envs if num_envs is None else num_envs
+        return PoolConfig.num_envs if num_envs is None else num_envs
     listed = len(create_env_fn) - first_env  # type: ignore[arg-type]
     number = listed if num_envs is None else num_envs
     if number < 1 or number > listed or (number < listed and first_env == 0):

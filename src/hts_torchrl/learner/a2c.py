@@ -1,17 +1,19 @@
-"""Advantage actor-critic with the one-step-delayed gradient."""
+"""Advantage actor-critic with the one-step-delayed gradient.
+
+Shapes: N environments, T steps of a round; B samples of it.
+"""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any
 
 from tensordict import TensorDictBase
 from torch import Tensor, nn
-from torch import distributions as d
 
-from hts_torchrl.errors import ConfigurationError
+from hts_torchrl.errors import ConfigurationError, require
 from hts_torchrl.learner.base import Learner
 from hts_torchrl.objectives.a2c import mean_entropy, policy_gradient_loss, value_loss
-from hts_torchrl.round_part import RoundPart
+from hts_torchrl.training.round_slice import RoundSlice
 
 
 class A2C(Learner):
@@ -21,61 +23,47 @@ class A2C(Learner):
     of environments; ``Trainer(gradient_clip_val=0.5)`` clips it.
 
     Args:
-        policy: an actor-critic; None builds ``network`` for the data module's environment.
-        network: ``nature``, ``nips``, ``impala``, ``seed``, ``mlp`` or ``module.Class`` of a trunk.
-        squash: pass continuous actions through tanh into their bounds.
-        optimizer: ``rmsprop`` (smoothing 0.99) or ``adam``.
-        learning_rate: at the start.
-        learning_rate_decay: linearly to zero over the run.
-        epsilon: of the optimiser.
-        gamma: discount.
         gae_lambda: 1 gives n-step returns.
         unroll: steps after which a return is bootstrapped; None is the whole round.
-        value_coef: weight of the value loss.
-        entropy_coef: weight of the entropy bonus.
-        num_threads: torch threads of the learner; results depend on it. None leaves torch's.
     """
 
-    def __init__(  # noqa: PLR0913 - flags of the command line, keyword only
+    def __init__(
         self,
         policy: nn.Module | None = None,
         *,
-        network: str = "mlp",
-        squash: bool = False,
-        optimizer: Literal["adam", "rmsprop"] = "rmsprop",
-        learning_rate: float = 7e-4,
-        learning_rate_decay: bool = False,
-        epsilon: float = 1e-5,
-        gamma: float = 0.99,
         gae_lambda: float = 1.0,
         unroll: int | None = None,
-        value_coef: float = 0.5,
-        entropy_coef: float = 0.01,
-        num_threads: int | None = 1,
+        **settings: Any,  # noqa: ANN401 - those of Learner
     ) -> None:
-        super().__init__(
-            policy,
-            network=network,
-            squash=squash,
-            optimizer=optimizer,
-            learning_rate=learning_rate,
-            learning_rate_decay=learning_rate_decay,
-            epsilon=epsilon,
-            gamma=gamma,
-            gae_lambda=gae_lambda,
-            unroll=unroll,
-            value_coef=value_coef,
-            entropy_coef=entropy_coef,
-            num_threads=num_threads,
-        )
-        self.save_hyperparameters(ignore=["policy"])
+        super().__init__(policy, **settings)
+        require(0 <= gae_lambda <= 1, f"gae_lambda={gae_lambda}", "0 to 1")
+        require(unroll is None or unroll > 0, f"unroll={unroll}", "None, or 1 or more,")
+        self.gae_lambda, self.unroll = gae_lambda, unroll
 
     @property
-    def parts_per_round(self) -> int:  # type: ignore[override]
+    def parts_per_round(self) -> int:
         """Chunks whose gradients the Trainer accumulates."""
         return self.trainer.accumulate_grad_batches
 
-    def _rows(self, part: RoundPart) -> slice:
+    def training_step(self, part: RoundSlice, _: int) -> Tensor:
+        """Return the loss of one chunk, at the weights that collected the round."""
+        with self.learning_from(part):
+            if part.is_first:
+                targets = self.gae(part.round, gae_lambda=self.gae_lambda, unroll=self.unroll)
+                self.samples = self.samples_of(
+                    part.round, advantage=targets.advantage, returns=targets.returns
+                )
+            chunk = self.samples[self.chunk_of(part)]
+            if self.lag:
+                self.delayed.load_behaviour()
+            return self.loss(chunk)
+
+    def chunk_of(self, part: RoundSlice) -> slice:
+        """Return which of the round's samples a part has: those of some environments.
+
+        Raises:
+            ConfigurationError: if the environments cannot be divided so.
+        """
         num_envs, steps = part.round.shape
         if num_envs % part.count:
             raise ConfigurationError(
@@ -84,22 +72,15 @@ class A2C(Learner):
         chunk = num_envs // part.count * steps
         return slice(part.index * chunk, (part.index + 1) * chunk)
 
-    def _before_forward(self, part: RoundPart) -> None:  # noqa: ARG002
-        if self.lag:
-            self._delayed.load_behaviour()
-
-    def on_after_backward(self) -> None:
-        """Put the newest weights back; the gradient at the behaviour weights stays."""
-        if self.lag:
-            self._delayed.restore_newest()
-
-    def _loss(self, samples: TensorDictBase, distribution: d.Distribution, value: Tensor) -> Tensor:
+    def loss(self, samples: TensorDictBase) -> Tensor:
+        """Return the loss of B samples, which have ``advantage`` and ``returns``."""
+        policy, value = self.evaluate(samples)
         losses = {
             "policy": policy_gradient_loss(
-                distribution.log_prob(samples["action"]), samples["advantage"]
+                policy.log_prob(samples["action"]), samples["advantage"]
             ),
             "value": value_loss(value, samples["returns"]),
-            "entropy": mean_entropy(distribution),
+            "entropy": mean_entropy(policy),
         }
         self.log_losses(losses)
         return (
@@ -107,3 +88,8 @@ class A2C(Learner):
             + self.value_coef * losses["value"]
             - self.entropy_coef * losses["entropy"]
         )
+
+    def on_after_backward(self) -> None:
+        """Put the newest weights back, from which the optimiser steps; the gradient stays."""
+        if self.lag:
+            self.delayed.restore_newest()

@@ -10,8 +10,10 @@ from tensordict import TensorDictBase
 from torch import nn
 from torch.optim import Optimizer
 
+from hts_torchrl.compat.torch import norms
 from hts_torchrl.config import Key
 from hts_torchrl.errors import NotFiniteError
+from hts_torchrl.shared.arrays import array_name
 
 
 def require_finite_gradients(
@@ -40,15 +42,15 @@ def require_finite_gradients(
     # Going through the modules of the policy would take longer than all else here.
     parameters = (p for group in optimizer.param_groups for p in group["params"])
     gradients = [gradient for p in parameters if (gradient := p.grad) is not None]
-    if not gradients or math.isfinite(torch.stack(torch._foreach_norm(gradients)).max().item()):
+    if not gradients or math.isfinite(torch.stack(norms(gradients)).max().item()):
         return
     for key in keys:
         broken = ~round_[key].isfinite()
         if broken.any():
             env, step = broken.reshape(*round_.shape, -1).any(-1).nonzero()[0].tolist()
-            name = key if isinstance(key, str) else ".".join(key)
             raise NotFiniteError(
-                f"{name} of environment {first_env + env}, step {step} of its round, is not finite"
+                f"{array_name(key)} of environment {first_env + env}, step {step} of its round, "
+                "is not finite"
             )
     name = next(
         name

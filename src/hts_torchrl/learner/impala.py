@@ -1,18 +1,21 @@
-"""The learner of IMPALA: an actor-critic that corrects for however old its data is."""
+"""The learner of IMPALA: an actor-critic that corrects for however old its data is.
+
+Shapes: N trajectories, T steps; B = N * T.
+"""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any
 
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDictBase
 from torch import Tensor, nn
-from torch import distributions as d
 
-from hts_torchrl.errors import ConfigurationError
-from hts_torchrl.learner.base import Learner, require
+from hts_torchrl.errors import ConfigurationError, require
+from hts_torchrl.learner.base import Learner
 from hts_torchrl.objectives.a2c import mean_entropy, policy_gradient_loss, value_loss
+from hts_torchrl.objectives.returns import Targets
 from hts_torchrl.objectives.vtrace import vtrace_targets
-from hts_torchrl.round_part import RoundPart
+from hts_torchrl.training.round_slice import RoundSlice
 
 
 class Impala(Learner):
@@ -25,126 +28,83 @@ class Impala(Learner):
     sums.
 
     Args:
-        policy: an actor-critic; None builds ``network`` for the data module's environment.
-        network: ``nature``, ``nips``, ``impala``, ``seed``, ``mlp`` or ``module.Class`` of a trunk.
-        squash: pass continuous actions through tanh into their bounds.
-        optimizer: ``adam`` or ``rmsprop`` (smoothing 0.99).
         learning_rate: at the start.
-        learning_rate_decay: linearly to zero over the run.
-        epsilon: of the optimiser.
-        gamma: discount.
-        value_coef: weight of the value loss.
-        entropy_coef: weight of the entropy bonus.
         rho_clip: bound on the importance ratio of a step.
         c_clip: bound on the importance ratios of the steps after it.
-        num_threads: torch threads of the learner. None leaves torch's.
     """
 
     corrects_any_lag = True
 
-    def __init__(  # noqa: PLR0913 - flags of the command line, keyword only
+    def __init__(
         self,
         policy: nn.Module | None = None,
         *,
-        network: str = "mlp",
-        squash: bool = False,
-        optimizer: Literal["adam", "rmsprop"] = "rmsprop",
         learning_rate: float = 6e-4,
-        learning_rate_decay: bool = False,
-        epsilon: float = 1e-5,
-        gamma: float = 0.99,
-        value_coef: float = 0.5,
-        entropy_coef: float = 0.01,
         rho_clip: float = 1.0,
         c_clip: float = 1.0,
-        num_threads: int | None = 1,
+        **settings: Any,  # noqa: ANN401 - those of Learner
     ) -> None:
-        super().__init__(
-            policy,
-            network=network,
-            squash=squash,
-            optimizer=optimizer,
-            learning_rate=learning_rate,
-            learning_rate_decay=learning_rate_decay,
-            epsilon=epsilon,
-            gamma=gamma,
-            gae_lambda=1.0,
-            unroll=None,
-            value_coef=value_coef,
-            entropy_coef=entropy_coef,
-            num_threads=num_threads,
-        )
+        super().__init__(policy, learning_rate=learning_rate, **settings)
         require(rho_clip > 0, f"rho_clip={rho_clip}", "more than 0")
         require(c_clip > 0, f"c_clip={c_clip}", "more than 0")
-        self.save_hyperparameters(ignore=["policy"])
         self.rho_clip, self.c_clip = rho_clip, c_clip
 
     @property
-    def parts_per_round(self) -> int:  # type: ignore[override]
+    def parts_per_round(self) -> int:
         """One: V-trace needs whole trajectories."""
         chunks = self.trainer.accumulate_grad_batches
         if chunks != 1:
             raise ConfigurationError(f"accumulate_grad_batches={chunks}; Impala needs 1")
         return 1
 
-    def _begin_round(self, batch: TensorDictBase) -> None:
-        """Flatten the trajectories, and evaluate what they ended on."""
-        age = (self.updates - batch["collector", "policy_version"]).float()
-        self.log_losses({"mean": age.mean(), "max": age.max()}, "staleness")
-        self._open_round()
+    def training_step(self, part: RoundSlice, _: int) -> Tensor:
+        """Return the loss of a batch, at the newest weights, which are in place."""
+        batch = part.round
+        with self.learning_from(part):
+            age = (self.updates - batch["collector", "policy_version"]).float()
+            self.log_losses({"mean": age.mean(), "max": age.max()}, "staleness")
+            unseen = batch["next", "truncated"].squeeze(-1).clone()
+            unseen[:, -1] = True
+            final_value = self.values_where(batch["next"], unseen)
+            samples = self.samples_of(batch)
+            policy, value = self.evaluate(samples)
+            log_prob = policy.log_prob(samples["action"])
+            next_value = value.detach().view(*batch.shape, 1).roll(-1, 1)
+            next_value[unseen] = final_value
+            targets = self.vtrace(batch, log_prob=log_prob, value=value, next_value=next_value)
+            losses = {
+                "policy": policy_gradient_loss(log_prob, targets.advantage.flatten()),
+                "value": value_loss(value, targets.returns.flatten()),
+                "entropy": mean_entropy(policy),
+            }
+            self.log_losses(losses)
+            return (
+                losses["policy"]
+                + self.value_coef * losses["value"]
+                - self.entropy_coef * losses["entropy"]
+            )
+
+    def vtrace(
+        self, batch: TensorDictBase, *, log_prob: Tensor, value: Tensor, next_value: Tensor
+    ) -> Targets:
+        """Return targets that are corrected for the age of the data, each ``[N, T, 1]``.
+
+        Args:
+            batch: ``[N, T]``.
+            log_prob: of its actions, under the newest weights, ``[B]``.
+            value: of its observations, by the newest weights, ``[B]``.
+            next_value: of the true next observations, by the newest weights, ``[N, T, 1]``.
+        """
         after = batch["next"]
-        self._shape = batch.shape
-        self._unseen = after["truncated"].squeeze(-1).clone()
-        self._unseen[:, -1] = True
-        final = after.select(*self._observation_keys)[self._unseen]
-        self._final_value = self._value_of(final)
-        self._samples = TensorDict(
-            {
-                **self._observations(batch),
-                "action": batch[self._action_key],
-                "behaviour_log_prob": batch[self._log_prob_key].unsqueeze(-1),
-                "reward": after["reward"],
-                "done": after["done"],
-                "terminated": after["terminated"],
-            },
-            batch.shape,
-        ).reshape(-1)
-
-    def _rows(self, part: RoundPart) -> slice:
-        return slice(0, part.round.numel())
-
-    def _before_forward(self, part: RoundPart) -> None:
-        """Take the gradient at the newest weights, where the parameters are."""
-
-    def _loss(self, samples: TensorDictBase, distribution: d.Distribution, value: Tensor) -> Tensor:
-        log_prob = distribution.log_prob(samples["action"])
-        behaviour, reward, done, terminated = (
-            samples[key].view(*self._shape, 1)
-            for key in ("behaviour_log_prob", "reward", "done", "terminated")
-        )
-        now = value.detach().view_as(reward)
-        next_value = now.roll(-1, 1)
-        next_value[self._unseen] = self._final_value
-        targets = vtrace_targets(
-            log_prob=log_prob.detach().view_as(reward),
-            behaviour_log_prob=behaviour,
-            reward=reward,
-            value=now,
+        return vtrace_targets(
+            log_prob=log_prob.detach().view_as(next_value),
+            behaviour_log_prob=batch[self.log_prob_key].unsqueeze(-1),
+            reward=after["reward"],
+            value=value.detach().view_as(next_value),
             next_value=next_value,
-            done=done,
-            terminated=terminated,
+            done=after["done"],
+            terminated=after["terminated"],
             gamma=self.gamma,
             rho_clip=self.rho_clip,
             c_clip=self.c_clip,
-        )
-        losses = {
-            "policy": policy_gradient_loss(log_prob, targets.advantage.flatten()),
-            "value": value_loss(value, targets.returns.flatten()),
-            "entropy": mean_entropy(distribution),
-        }
-        self.log_losses(losses)
-        return (
-            losses["policy"]
-            + self.value_coef * losses["value"]
-            - self.entropy_coef * losses["entropy"]
         )

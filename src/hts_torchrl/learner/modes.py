@@ -1,16 +1,26 @@
-"""Layers that do one thing where a policy learns, in train mode, and another where it acts."""
+"""Train mode: layers that do other things in it than where a policy acts, and what they draw."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import copy
+from collections.abc import Callable, Iterator, Sequence
 
+import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 
 from hts_torchrl.config import Key
-from hts_torchrl.policy import evaluate
-from hts_torchrl.policy_probe import described, modules_of_two_modes
+from hts_torchrl.errors import ConfigurationError
+from hts_torchrl.policy.forward import evaluate
+from hts_torchrl.policy.probe import (
+    OTHERS,
+    described,
+    drawing_modules,
+    modules_of_two_modes,
+    noting_draws,
+)
+from hts_torchrl.policy.sampling import borrowed_generators
 
 
 def layers_of_two_modes(policy: nn.Module, observations: dict[Key, Tensor]) -> list[nn.Module]:
@@ -45,3 +55,62 @@ def evaluating(layers: Sequence[nn.Module]) -> Iterator[None]:
     finally:
         for module in learning:
             module.training = True
+
+
+class SeededDraws:
+    """What a policy draws while it learns: decided by a seed, or refused.
+
+    The first part of a run also looks for layers that do another thing in eval mode.
+
+    Args:
+        inspects: look for such layers and such draws in the first part.
+        watches: look for draws in every part.
+    """
+
+    def __init__(self, *, inspects: bool, watches: bool) -> None:
+        self.layers_of_two_modes: list[nn.Module] = []
+        self._inspects, self._watches = inspects, watches
+
+    @contextlib.contextmanager
+    def seeded(
+        self,
+        seed: int,
+        policy: nn.Module,
+        observations: Callable[[], dict[Key, Tensor]],
+        device: torch.device,
+    ) -> Iterator[None]:
+        """Seed torch's global generators for a while; they are as before afterwards.
+
+        Args:
+            seed: for the generators.
+            policy: in the mode in which it learns.
+            observations: gives a few to run the policy on, by key, ``[B, ...]``.
+            device: whose generator is seeded too, if it is a GPU.
+
+        Raises:
+            ConfigurationError: if the policy drew from a generator that nobody seeds.
+        """
+        watches = self._inspects or self._watches
+        with borrowed_generators(device) as seed_generators:
+            if self._inspects:
+                self.layers_of_two_modes = layers_of_two_modes(policy, observations())
+                self._inspects = False
+            seed_generators(seed)
+            with noting_draws(OTHERS if watches else ()) as drawn:
+                yield
+            for generator in drawn:
+                _refuse_draws(policy, observations(), generator)
+
+
+def _refuse_draws(policy: nn.Module, observations: dict[Key, Tensor], generator: str) -> None:
+    # Run again, and a copy, because another thread may have drawn.
+    rows = next(iter(observations.values())).shape[0]
+    names = drawing_modules(
+        copy.deepcopy(policy), lambda copied: evaluate(copied, observations, rows), generator
+    )
+    if names:
+        raise ConfigurationError(
+            f"the policy draws from {generator} in train mode, in {described(policy, names)}: no "
+            "checkpoint holds its state, and a resumed run would differ; torch's generator is "
+            "seeded for each update"
+        )

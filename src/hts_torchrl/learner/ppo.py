@@ -1,21 +1,23 @@
-"""Proximal policy optimisation, one round late."""
+"""Proximal policy optimisation, one round late.
+
+Shapes: N environments, T steps of a round; B samples of it.
+"""
 
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
-from torch import distributions as d
 
-from hts_torchrl.errors import ConfigurationError
-from hts_torchrl.learner.base import Learner, require
+from hts_torchrl.errors import ConfigurationError, require
+from hts_torchrl.learner.base import Learner
 from hts_torchrl.objectives.a2c import mean_entropy, value_loss
 from hts_torchrl.objectives.ppo import clipped_ratio_loss, clipped_value_loss
-from hts_torchrl.round_part import RoundPart
+from hts_torchrl.training.round_slice import RoundSlice
 
 
 class PPO(Learner):
@@ -27,76 +29,48 @@ class PPO(Learner):
     weights, where the ratio starts at 1, and adds the way they went to the newest weights.
 
     Args:
-        policy: an actor-critic; None builds ``network`` for the data module's environment.
-        network: ``nature``, ``nips``, ``impala``, ``seed``, ``mlp`` or ``module.Class`` of a trunk.
-        squash: pass continuous actions through tanh into their bounds.
         optimizer: ``adam`` or ``rmsprop`` (smoothing 0.99).
         learning_rate: at the start.
-        learning_rate_decay: linearly to zero over the run.
-        epsilon: of the optimiser.
-        gamma: discount.
         gae_lambda: decay of the advantage.
         unroll: steps after which the advantage is bootstrapped; None is the whole round.
-        value_coef: weight of the value loss.
-        entropy_coef: weight of the entropy bonus.
         epochs: passes over a round.
         minibatches: parts of each pass.
         clip: bound on the ratio's distance from 1.
         clip_value: bound the value's change by ``clip`` too.
         delayed_step: ``ratio`` or ``displacement``.
-        num_threads: torch threads of the learner; results depend on it. None leaves torch's.
     """
 
     def __init__(  # noqa: PLR0913 - flags of the command line, keyword only
         self,
         policy: nn.Module | None = None,
         *,
-        network: str = "mlp",
-        squash: bool = False,
         optimizer: Literal["adam", "rmsprop"] = "adam",
         learning_rate: float = 2.5e-4,
-        learning_rate_decay: bool = False,
-        epsilon: float = 1e-5,
-        gamma: float = 0.99,
         gae_lambda: float = 0.95,
         unroll: int | None = None,
-        value_coef: float = 0.5,
-        entropy_coef: float = 0.01,
         epochs: int = 4,
         minibatches: int = 4,
         clip: float = 0.1,
         clip_value: bool = True,
         delayed_step: Literal["ratio", "displacement"] = "ratio",
-        num_threads: int | None = 1,
+        **settings: Any,  # noqa: ANN401 - those of Learner
     ) -> None:
-        super().__init__(
-            policy,
-            network=network,
-            squash=squash,
-            optimizer=optimizer,
-            learning_rate=learning_rate,
-            learning_rate_decay=learning_rate_decay,
-            epsilon=epsilon,
-            gamma=gamma,
-            gae_lambda=gae_lambda,
-            unroll=unroll,
-            value_coef=value_coef,
-            entropy_coef=entropy_coef,
-            num_threads=num_threads,
-        )
+        super().__init__(policy, optimizer=optimizer, learning_rate=learning_rate, **settings)
+        require(0 <= gae_lambda <= 1, f"gae_lambda={gae_lambda}", "0 to 1")
+        require(unroll is None or unroll > 0, f"unroll={unroll}", "None, or 1 or more,")
         require(epochs > 0, f"epochs={epochs}", "1 or more")
         require(minibatches > 0, f"minibatches={minibatches}", "1 or more")
         require(0 < clip < math.inf, f"clip={clip}", "a finite number of more than 0")
         forms = ("ratio", "displacement")
         require(delayed_step in forms, f"delayed_step={delayed_step!r}", "ratio or displacement")
-        self.save_hyperparameters(ignore=["policy"])
+        self.gae_lambda, self.unroll = gae_lambda, unroll
         self.epochs, self.minibatches = epochs, minibatches
         self.clip, self.clip_value = clip, clip_value
         self.delayed_step = delayed_step
 
     @property
-    def parts_per_round(self) -> int:  # type: ignore[override]
-        """Gradient computations on each round."""
+    def parts_per_round(self) -> int:
+        """Minibatches of all epochs: gradient computations on each round."""
         parts = self.epochs * self.minibatches
         if parts % self.trainer.accumulate_grad_batches:
             raise ConfigurationError(
@@ -105,10 +79,41 @@ class PPO(Learner):
             )
         return parts
 
-    def _scale(self, advantage: Tensor) -> Tensor:
-        return (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+    def training_step(self, part: RoundSlice, _: int) -> Tensor:
+        """Return the loss of one minibatch.
 
-    def _rows(self, part: RoundPart) -> Tensor:
+        The weights in place are the newest, or what the steps on this round have made of them; with
+        ``displacement``, what those steps have made of the weights that collected the round.
+        """
+        with self.learning_from(part):
+            if part.is_first:
+                self.samples = self.normalised_samples(part.round)
+            rows = self.minibatch_of(part)
+            # index_select copies whole rows; indexing copies pixel by pixel, 8 times slower.
+            samples = self.samples.apply(
+                lambda entry: entry.index_select(0, rows), batch_size=[len(rows)]
+            )
+            if part.is_first and self.displaces:
+                self.delayed.load_behaviour()
+            return self.loss(samples)
+
+    def normalised_samples(self, batch: TensorDictBase) -> TensorDictBase:
+        """Return the round's samples; advantages are normalised over the whole round."""
+        targets = self.gae(batch, gae_lambda=self.gae_lambda, unroll=self.unroll)
+        advantage = targets.advantage
+        return self.samples_of(
+            batch,
+            behaviour_value=batch["state_value"].squeeze(-1),
+            advantage=(advantage - advantage.mean()) / (advantage.std() + 1e-8),
+            returns=targets.returns,
+        )
+
+    def minibatch_of(self, part: RoundSlice) -> Tensor:
+        """Return which of the round's samples a part has, int64 ``[B]``: a new order each epoch.
+
+        Raises:
+            ConfigurationError: if the samples cannot be divided so.
+        """
         frames = part.round.numel()
         if frames % self.minibatches:
             raise ConfigurationError(
@@ -116,29 +121,18 @@ class PPO(Learner):
             )
         epoch, minibatch = divmod(part.index, self.minibatches)
         if minibatch == 0:
-            entropy = (self._seed % 2**64, self.updates, epoch)  # the same on all ranks
-            seed = int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0] >> 1)
+            entropy = (self.seed % 2**64, self.updates, epoch)  # the same on all ranks
+            seed = int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0]) >> 1
             generator = torch.Generator().manual_seed(seed)
             order = torch.randperm(frames, generator=generator).to(self.device)
             self._minibatches = order.chunk(self.minibatches)
         return self._minibatches[minibatch]
 
-    @property
-    def _displaces(self) -> bool:
-        return self.delayed_step == "displacement" and self.lag > 0
-
-    def _before_forward(self, part: RoundPart) -> None:
-        if part.is_first and self._displaces:
-            self._delayed.load_behaviour()
-
-    def _end_round(self) -> None:
-        if self._displaces:
-            self._delayed.add_displacement()
-        super()._end_round()
-
-    def _loss(self, samples: TensorDictBase, distribution: d.Distribution, value: Tensor) -> Tensor:
+    def loss(self, samples: TensorDictBase) -> Tensor:
+        """Return the loss of B samples, which have what :meth:`normalised_samples` adds."""
+        policy, value = self.evaluate(samples)
         ratio = clipped_ratio_loss(
-            distribution.log_prob(samples["action"]),
+            policy.log_prob(samples["action"]),
             samples["behaviour_log_prob"],
             samples["advantage"],
             self.clip,
@@ -150,7 +144,7 @@ class PPO(Learner):
                 if self.clip_value
                 else value_loss(value, samples["returns"])
             ),
-            "entropy": mean_entropy(distribution),
+            "entropy": mean_entropy(policy),
             "clip_fraction": ratio.clip_fraction,
             "approx_kl": ratio.approx_kl,
         }
@@ -160,3 +154,13 @@ class PPO(Learner):
             + self.value_coef * losses["value"]
             - self.entropy_coef * losses["entropy"]
         )
+
+    @property
+    def displaces(self) -> bool:
+        """Whether the round's steps start at the weights that collected it, not at the newest."""
+        return self.delayed_step == "displacement" and self.lag > 0
+
+    def on_round_end(self) -> None:
+        """Add the way that the round's steps went to the newest weights."""
+        if self.displaces:
+            self.delayed.add_displacement()

@@ -7,6 +7,8 @@ from typing import Any
 
 from lightning.pytorch import Trainer
 
+from hts_torchrl.compat.lightning import FitLoop
+
 
 class RoundStart:
     """Counts, optimisers and schedules at the start of a round.
@@ -32,5 +34,5 @@ class RoundStart:
     def put_into(self, checkpoint: dict[str, Any]) -> None:
         """Replace what has moved since; a checkpoint of weights alone has no more than counts."""
         checkpoint["global_step"] = self._global_step
-        checkpoint["loops"]["fit_loop"] = self._loop
+        FitLoop.replace(checkpoint, self._loop)
         checkpoint.update({k: v for k, v in self._moving.items() if k in checkpoint})

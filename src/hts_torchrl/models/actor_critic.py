@@ -6,7 +6,6 @@ import importlib
 import math
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -29,13 +28,6 @@ from hts_torchrl.models.impala import ImpalaResNet, SeedResNet
 from hts_torchrl.models.initialization import orthogonal
 from hts_torchrl.models.mlp import MLP
 from hts_torchrl.models.nature import NatureCNN, NipsCNN, PixelTrunk
-
-
-class Trunk(Protocol):
-    """Maps an observation ``[B, ...]`` to features ``[B, out_features]``."""
-
-    out_features: int
-
 
 _NARROWEST = 4
 

@@ -10,11 +10,11 @@ from tensordict.nn import set_composite_lp_aggregate
 from torch import nn
 
 from hts_torchrl.allocator import keep_freed_memory
-from hts_torchrl.buffers.arena import Array
-from hts_torchrl.buffers.board import Board
 from hts_torchrl.config import Key, Precision
-from hts_torchrl.inference import PolicyInference
-from hts_torchrl.weights import PolicyWeights
+from hts_torchrl.policy.inference import PolicyInference
+from hts_torchrl.policy.shared_weights import PolicyWeights
+from hts_torchrl.shared.arrays import Array
+from hts_torchrl.shared.buffers import SharedBuffers
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class ActorSettings:
     aggregate: bool = False
     """tensordict's ``composite_lp_aggregate``, which decides the log-probability's key."""
     extras: tuple[Key, ...] = ()
-    """What is answered beside action, log-probability and value."""
+    """What is answered in addition to action, log-probability and value."""
 
     def apply(self) -> None:
         """Set what is global to a process."""
@@ -42,13 +42,13 @@ class ActorSettings:
 class Actor:
     """Owns a copy of the policy, and loads the acting weights when a round has brought new ones."""
 
-    def __init__(self, board: Board, policy: nn.Module, settings: ActorSettings) -> None:
-        self._board = board
+    def __init__(self, shared: SharedBuffers, policy: nn.Module, settings: ActorSettings) -> None:
+        self._shared = shared
         self.batch_size = settings.batch_size
-        self._weights = PolicyWeights(board.arena, policy)
+        self._weights = PolicyWeights(shared.arrays, policy)
         self._inference = PolicyInference(
             policy,
-            board.spec,
+            shared.spec,
             batch_size=settings.batch_size,
             device=settings.device,
             precision=settings.precision,
@@ -59,15 +59,21 @@ class Actor:
     def answer(self, envs: Array) -> None:
         """Answer the environments ``envs`` (int32): state buffer to action buffer."""
         self._version = self._weights.load(self._inference.policy, self._version)
-        state = self._board.state
+        state = self._shared.state
         observations = {key: slots[envs] for key, slots in state.observations.items()}
-        self._board.actions.put(envs, self._inference.answer(observations, state.draws[envs]))
+        self._shared.actions.put(envs, self._inference.answer(observations, state.draws[envs]))
 
 
 def make_actor(
-    make_policy: Callable[[], nn.Module], settings: ActorSettings, board: Board
+    make_policy: Callable[[], nn.Module], settings: ActorSettings, shared: SharedBuffers
 ) -> Actor:
-    """Make the one actor of a process, and set what is global to it."""
+    """Make the one actor of a process, and set what is global to it.
+
+    Args:
+        make_policy: makes the policy.
+        settings: the same for all actors.
+        shared: what it reads from and writes to.
+    """
     keep_freed_memory()
     settings.apply()
-    return Actor(board, make_policy(), settings)
+    return Actor(shared, make_policy(), settings)

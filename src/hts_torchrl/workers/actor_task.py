@@ -1,4 +1,4 @@
-"""What an actor process is started with. Imports no torch: that takes seconds, see ``follow``."""
+"""What an actor process is started with. Imports no torch: see ``exit_with_parent``."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import cloudpickle
 
-from hts_torchrl.buffers.board import Board
-from hts_torchrl.buffers.logbook import Stopwatch
+from hts_torchrl.shared.buffers import SharedBuffers
+from hts_torchrl.shared.worker_status import BusyTimer
 
 if TYPE_CHECKING:
     from hts_torchrl.workers.actor import Actor
@@ -21,34 +21,34 @@ if TYPE_CHECKING:
 class ActorTask:
     """What an actor process is started with."""
 
-    board: Board
+    shared: SharedBuffers
     index: int
     make_actor: bytes
-    """A pickled function of the board."""
+    """A pickled function of the shared buffers."""
 
     @property
     def worker(self) -> int:
-        """Row in the logbook."""
-        return self.board.config.num_executors + self.index
+        """Row in the worker status."""
+        return self.shared.config.num_executors + self.index
 
     def run(self, lifeline: Connection) -> None:
         """Serve until stopped: observation ready -> newest weights -> pass -> action ready."""
-        board = self.board
-        make_actor: Callable[[Board], Actor] = cloudpickle.loads(self.make_actor)
-        actor = make_actor(board)
-        watch = Stopwatch(board.logbook, self.worker)
-        group = board.config.envs_per_executor
+        shared = self.shared
+        make_actor: Callable[[SharedBuffers], Actor] = cloudpickle.loads(self.make_actor)
+        actor = make_actor(shared)
+        watch = BusyTimer(shared.status, self.worker)
+        group = shared.config.envs_per_executor
         watch.waits()
         while True:
-            if board.config.step_barrier:
-                envs = board.ready.take_all(board.config.num_envs, lifeline)
+            if shared.config.step_barrier:
+                envs = shared.ready.take_all(shared.config.num_envs, lifeline)
             else:
-                envs = board.ready.take(actor.batch_size, lifeline)
+                envs = shared.ready.take(actor.batch_size, lifeline)
             watch.works()
             actor.answer(envs)
             watch.waits()  # before the round can end
             for executor, answers in sorted(Counter((envs // group).tolist()).items()):
-                board.doorbells[executor].ring(answers)
+                shared.doorbells[executor].ring(answers)
 
     def close(self) -> None:
         """Do nothing: a policy holds nothing that outlives its process."""

@@ -9,32 +9,32 @@ from multiprocessing.connection import Connection
 import cloudpickle
 import numpy as np
 
-from hts_torchrl.buffers.board import Board
-from hts_torchrl.buffers.journal import Stretch
-from hts_torchrl.buffers.logbook import Stopwatch
-from hts_torchrl.buffers.rollout_storage import next_key
 from hts_torchrl.config import ArraySpec, Key
-from hts_torchrl.draws import env_seed, normal_draws, uniform_draws
 from hts_torchrl.envs.group import Observation, SeededGroup, Transition, require_alike
 from hts_torchrl.envs.make_group import make_group
 from hts_torchrl.envs.observed import as_declared, observing
 from hts_torchrl.errors import ConfigurationError
+from hts_torchrl.rng import draws_of, env_seed
+from hts_torchrl.shared.action_log import Segment
+from hts_torchrl.shared.buffers import SharedBuffers
+from hts_torchrl.shared.rollout import next_key
+from hts_torchrl.shared.worker_status import BusyTimer
 from hts_torchrl.workers.replay import Replay
 
 
 class Executor:
     """Steps a group of environments in lock step and fills their rows of the storages.
 
-    Both the executor process (:func:`run`) and the serial crew call, in this order::
+    Both the executor process (:func:`run`) and the serial worker pool call, in this order::
 
-        executor.restore(stretches)
+        executor.restore(segments)
         executor.begin_round(round_index)
         for step in range(steps_per_round):
             executor.put_state(step)     # an actor answers in between
             executor.step(step)
 
     Args:
-        board: the shared buffers.
+        shared: the shared buffers.
         index: of the executor.
         create_env_fn: the pickled maker of its environments.
         seed: of the run.
@@ -42,55 +42,57 @@ class Executor:
 
     def __init__(
         self,
-        board: Board,
+        shared: SharedBuffers,
         index: int,
         create_env_fn: bytes,
         seed: int,
     ) -> None:
-        self._board = board
+        self._shared = shared
         self.index = index
-        self._schedule = board.schedule
+        self._schedule = shared.schedule
         self._seed = seed
-        envs = board.config.envs_of(index)
+        envs = shared.config.envs_of(index)
         self.envs = np.asarray(envs, np.int32)
         self._rows = slice(envs[0], envs[-1] + 1)
-        self._global_envs = [board.config.first_env + env for env in envs]
+        self._global_envs = [shared.config.first_env + env for env in envs]
         self._group = make_group(cloudpickle.loads(create_env_fn), self._global_envs)
         self._seeded = self._group if isinstance(self._group, SeededGroup) else None
 
-    def restore(self, stretches: Sequence[Stretch]) -> None:
+    def restore(self, segments: Sequence[Segment]) -> None:
         """Bring the environments to where they were; called once, before any round.
 
         Args:
-            stretches: what the environments have played since their seeds; it is played again.
+            segments: what the environments have played since their seeds; it is played again.
 
         Raises:
             ReplayError: if an environment does not do then what it did before.
             ConfigurationError: here and from ``step``, if an environment observes what it has not
                 declared.
         """
-        board, envs = self._board, self.envs
-        require_alike({board.config.first_env: board.spec, self._global_envs[0]: self._group.spec})
+        shared, envs = self._shared, self.envs
+        require_alike(
+            {shared.config.first_env: shared.spec, self._global_envs[0]: self._group.spec}
+        )
         self._declared: dict[Key, ArraySpec] = {
             key: ArraySpec((len(envs), *array.shape), array.dtype)
-            for key, array in board.spec.observations.items()
+            for key, array in shared.spec.observations.items()
         }
         self._observing = {call: observing(call, self._global_envs) for call in ("reset", "step")}
-        self._seeds_given = [stretch.index for stretch in stretches]
-        self._seed_steps = [len(stretch.actions) for stretch in stretches]
-        first = np.array([stretch.trajectory for stretch in stretches], np.int64)
+        self._seeds_given = [segment.index for segment in segments]
+        self._seed_steps = [len(segment.actions) for segment in segments]
+        first = np.array([segment.trajectory for segment in segments], np.int64)
         self._trajectory = self.envs + first * self._schedule.num_envs
         self._episode_reward = np.zeros(len(envs), np.float32)
         self._step_count = np.zeros(len(envs), np.int64)
         self._observation = self._group.reset([self._seed_of(row) for row in range(len(envs))])
-        self._play_again(stretches)
+        self._play_again(segments)
         self._require_declared(self._observation, "reset")
         if self._seeded is not None:
             self._seeded.next_seed = self._next_seed
-        self._answers = {key: array[self._rows] for key, array in board.actions.answers.items()}
-        self._actions = self._answers[board.spec.action.key]
-        self._next_keys = {key: next_key(key) for key in board.spec.observations}
-        self._cells_of = [board.storages[half].cells(self._rows) for half in range(2)]
+        self._answers = {key: array[self._rows] for key, array in shared.actions.answers.items()}
+        self._actions = self._answers[shared.spec.action.key]
+        self._next_keys = {key: next_key(key) for key in shared.spec.observations}
+        self._cells_of = [shared.storages[half].cells(self._rows) for half in range(2)]
 
     def _seed_of(self, row: int) -> int:
         return env_seed(self._seed, self._global_envs[row], number=self._seeds_given[row])
@@ -104,13 +106,13 @@ class Executor:
         self._seeds_given[row] += 1
         return self._seed_of(row)
 
-    def _play_again(self, stretches: Sequence[Stretch]) -> None:
+    def _play_again(self, segments: Sequence[Segment]) -> None:
         """Bring environments and counters to where they were."""
-        replay = Replay(stretches, self._global_envs, self._board.spec)
+        replay = Replay(segments, self._global_envs, self._shared.spec)
         trajectories = self._trajectory.copy()
         for step in range(replay.longest + 1):
             if late := replay.beginning(step):
-                assert self._seeded is not None  # else all stretches are as long as the run
+                assert self._seeded is not None  # else all segments are as long as the run
                 self._observation = self._seeded.restart(late, [self._seed_of(r) for r in late])
                 self._trajectory[late] = trajectories[late]
                 self._episode_reward[late] = self._step_count[late] = 0
@@ -121,12 +123,12 @@ class Executor:
                 self._count(transition)
                 self._begin_episodes(transition)
                 # A sign of life: the wait for the round is given up without one.
-                self._board.logbook.steps[self.index] += 1
+                self._shared.status.steps[self.index] += 1
 
     def begin_round(self, round_index: int) -> None:
         """Draw the round's random numbers and turn to its storage."""
-        steps, action = self._schedule.steps_per_round, self._board.spec.action
-        draw = normal_draws if action.kind == "continuous" else uniform_draws
+        steps, action = self._schedule.steps_per_round, self._shared.spec.action
+        draw = draws_of(action.kind)
         self._draws = np.stack(
             [
                 draw(self._seed, env, round_index * steps, steps, action.num_draws)
@@ -139,7 +141,7 @@ class Executor:
 
     def put_state(self, step: int) -> None:
         """Write observation and draw into the state buffer, and the observation into its cell."""
-        self._board.state.put(self._rows, self._observation, self._draws[step])
+        self._shared.state.put(self._rows, self._observation, self._draws[step])
         for key, array in self._observation.items():
             self._cells[key][step] = array
 
@@ -201,43 +203,43 @@ class Executor:
 class ExecutorTask:
     """What an executor process is started with."""
 
-    board: Board
+    shared: SharedBuffers
     index: int
     create_env_fn: bytes
     seed: int
-    stretches: Sequence[Stretch]
+    segments: Sequence[Segment]
     first_round: int
     _executor: Executor | None = field(default=None, init=False)
 
     @property
     def worker(self) -> int:
-        """Row in the logbook."""
+        """Row in the worker status."""
         return self.index
 
     def run(self, lifeline: Connection) -> None:
         """Run rounds: put state -> observation ready -> action ready -> step -> finished."""
-        board, logbook = self.board, self.board.logbook
-        bell, watch = board.doorbells[self.index], Stopwatch(logbook, self.worker)
-        self._executor = executor = Executor(board, self.index, self.create_env_fn, self.seed)
-        executor.restore(self.stretches)
+        shared, status = self.shared, self.shared.status
+        bell, watch = shared.doorbells[self.index], BusyTimer(status, self.worker)
+        self._executor = executor = Executor(shared, self.index, self.create_env_fn, self.seed)
+        executor.restore(self.segments)
         round_index = self.first_round
         watch.waits()
         while True:
             bell.wait(1, lifeline)
             watch.works()
-            logbook.rounds[self.worker] = round_index
+            status.rounds[self.worker] = round_index
             executor.begin_round(round_index)
-            for step in range(board.schedule.steps_per_round):
-                logbook.steps[self.worker] = step
+            for step in range(shared.schedule.steps_per_round):
+                status.steps[self.worker] = step
                 executor.put_state(step)
-                board.ready.put(executor.envs)
+                shared.ready.put(executor.envs)
                 watch.waits()
                 bell.wait(len(executor.envs), lifeline)
                 watch.works()
                 executor.step(step)
-            logbook.steps[self.worker] = board.schedule.steps_per_round
-            logbook.finished_s[self.worker] = watch.waits()  # booked before anyone reads it
-            board.finished.put(np.array([self.index], np.int32))
+            status.steps[self.worker] = shared.schedule.steps_per_round
+            status.finished_s[self.worker] = watch.waits()  # booked before anyone reads it
+            shared.finished.put(np.array([self.index], np.int32))
             round_index += 1
 
     def close(self) -> None:

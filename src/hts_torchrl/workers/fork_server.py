@@ -1,6 +1,6 @@
 """Imported by the fork server before anything else, so that its children can be terminated.
 
-The crew starts the server with these signals held back: a SIGTERM that a service manager, a cluster
+The pool starts the server with these signals held back: a SIGTERM that a service manager, a cluster
 scheduler or ``timeout`` sends to all processes of a run must not end it, or workers would look dead
 to the parent. Children inherit what is held back, and others start children from it, too.
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import select
@@ -11,25 +12,26 @@ import threading
 import time
 import traceback
 from multiprocessing.connection import Connection
+from pathlib import Path
 from types import FrameType
 from typing import Protocol
 
-from hts_torchrl.buffers.board import Board
-from hts_torchrl.buffers.doorbell import CrewStopped
 from hts_torchrl.errors import ConfigurationError
-from hts_torchrl.workers.process_group import ProcessGroup
-from hts_torchrl.workers.stacks import StackPipe
+from hts_torchrl.shared.arrays import Array
+from hts_torchrl.shared.buffers import SharedBuffers
+from hts_torchrl.shared.pipes import PoolStopped
+from hts_torchrl.workers.diagnostics import StackPipe
 
 
 class WorkerTask(Protocol):
     """What a worker process is started with."""
 
-    board: Board
+    shared: SharedBuffers
     index: int
 
     @property
     def worker(self) -> int:
-        """Row in the logbook."""
+        """Row in the worker status."""
         ...
 
     def run(self, lifeline: Connection) -> None:
@@ -47,19 +49,24 @@ LEFT_TO_THE_PARENT = (signal.SIGINT, signal.SIGTERM)
 _GRACE_S = 3.0
 
 
-def live(task: WorkerTask, lifeline: Connection, stacks: StackPipe) -> None:
+def run_worker(task: WorkerTask, lifeline: Connection, stacks: StackPipe) -> None:
     """Run a task in a process of its own, which does not outlive its lifeline.
 
     A worker leaves by itself where it waits. If it is elsewhere (starting, in a step that never
     returns) it is ended some seconds after the lifeline, also when the parent was killed. Wherever
-    it is, it tells when it is asked. What its environments have started ends with it.
+    it is, it answers a request for its stack. What its environments have started ends with it.
+
+    Args:
+        task: what the worker does.
+        lifeline: the reading end of a pipe; it ends with the parent.
+        stacks: where the worker writes its Python stack.
     """
     stacks.answer()
     os.register_at_fork(after_in_child=_answer_as_usual)
-    group = ProcessGroup(task.board.logbook.groups, task.worker)
+    group = ProcessGroup(task.shared.status.groups, task.worker)
     multiprocessing.current_process().daemon = False  # else environments may start no processes
-    threading.Thread(target=follow, args=(lifeline, group), daemon=True).start()
-    succeeded = work(task, lifeline)
+    threading.Thread(target=exit_with_parent, args=(lifeline, group), daemon=True).start()
+    succeeded = run_task(task, lifeline)
     # Closing may hang, and so may the interpreter's end, on a thread that an environment has left.
     threading.Thread(target=_end_soon, args=(group, not succeeded), daemon=True).start()
     succeeded &= close(task)
@@ -67,7 +74,7 @@ def live(task: WorkerTask, lifeline: Connection, stacks: StackPipe) -> None:
     sys.exit(not succeeded)
 
 
-def follow(lifeline: Connection, group: ProcessGroup) -> None:
+def exit_with_parent(lifeline: Connection, group: ProcessGroup) -> None:
     """Sleep until the lifeline ends, and end the process soon after it."""
     poll = select.poll()
     poll.register(lifeline.fileno(), select.POLLIN)
@@ -81,33 +88,38 @@ def _end_soon(group: ProcessGroup, status: int) -> None:
     os._exit(status)
 
 
-def work(task: WorkerTask, lifeline: Connection) -> bool:
-    """Run a task, and return whether it came to its end; else the logbook says why not."""
+def run_task(task: WorkerTask, lifeline: Connection) -> bool:
+    """Run a task, and return whether it came to its end; else the worker status says why not.
+
+    Args:
+        task: what the worker does.
+        lifeline: the reading end of a pipe; it ends with the parent.
+    """
     _leave_signals_to_the_parent()
     try:
         task.run(lifeline)
-    except CrewStopped:
+    except PoolStopped:
         pass
     except ConfigurationError as error:
         line = "; ".join([str(error), *getattr(error, "__notes__", [])])
-        task.board.logbook.write_error(task.worker, line, refused=True)
+        task.shared.status.write_error(task.worker, line, refused=True)
         return False
     except BaseException as error:
-        task.board.logbook.write_error(task.worker, _told(error))
+        task.shared.status.write_error(task.worker, _told(error))
         return False
     return True
 
 
 def close(task: WorkerTask) -> bool:
-    """Close a task, and return whether that worked; else its traceback is in the logbook."""
+    """Close a task, and return whether that worked; else its traceback is in the worker status."""
     try:
         task.close()
     except BaseException as error:
-        logbook = task.board.logbook
-        before = logbook.read_error(task.worker)
+        status = task.shared.status
+        before = status.read_error(task.worker)
         told = _told(error)
-        if not logbook.refused[task.worker]:
-            logbook.write_error(task.worker, f"{before}\nand then\n{told}" if before else told)
+        if not status.refused[task.worker]:
+            status.write_error(task.worker, f"{before}\nand then\n{told}" if before else told)
         return False
     return True
 
@@ -137,3 +149,46 @@ def _ignore(_: int, __: FrameType | None) -> None:
 def _answer_as_usual() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+class ProcessGroup:
+    """The group of one worker and of all processes that its environments start.
+
+    A group outlives the process that leads it. So its members can be ended by whoever is left:
+    the worker itself, the parent, or, where both were killed, any other worker of the worker pool.
+
+    Args:
+        groups: the number of each worker's group, int64 ``[workers]``, in shared memory.
+        worker: row of this one.
+    """
+
+    def __init__(self, groups: Array, worker: int) -> None:
+        self._groups, self._worker = groups, worker
+        self._former = os.getpgrp()
+        os.setpgid(0, 0)
+        groups[worker] = os.getpid()
+
+    def end(self) -> None:
+        """Kill the other members, and the groups of workers that have ended."""
+        with contextlib.suppress(OSError):  # the parent has ended, and nobody asks for our status
+            os.setpgid(0, self._former)
+        end_group(int(self._groups[self._worker]))
+        for group in self._groups.tolist():
+            if group and not _runs(group):
+                end_group(group)
+
+
+def end_group(group: int) -> None:
+    """Kill all members of a group; 0 stands for a worker that has none."""
+    if group:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(group, signal.SIGKILL)
+
+
+def _runs(pid: int) -> bool:
+    """Return whether a process runs; one that has ended may wait for long to be asked about."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2]
+    except OSError:
+        return False
+    return state.split()[0] != "Z"

@@ -6,17 +6,17 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hts_torchrl.buffers.arena import Array
-from hts_torchrl.buffers.journal import Stretch, checksum
 from hts_torchrl.config import EnvSpec
 from hts_torchrl.envs.group import Transition
 from hts_torchrl.errors import ReplayError
+from hts_torchrl.shared.action_log import Segment, checksum
+from hts_torchrl.shared.arrays import Array
 
 
 class Replay:
-    """The actions of stretches of unequal length, flush at their ends, and the check of each step.
+    """The actions of segments of unequal length, flush at their ends, and the check of each step.
 
-    A group steps all its environments at once, so the one with the longest stretch goes first. The
+    A group steps all its environments at once, so the one with the longest segment goes first. The
     others take any actions meanwhile, and are seeded when their turn comes::
 
         for step in range(replay.longest):
@@ -25,16 +25,16 @@ class Replay:
         restart the environments of replay.beginning(replay.longest)
     """
 
-    def __init__(self, stretches: Sequence[Stretch], envs: Sequence[int], spec: EnvSpec) -> None:
-        self._stretches = list(stretches)
+    def __init__(self, segments: Sequence[Segment], envs: Sequence[int], spec: EnvSpec) -> None:
+        self._segments = list(segments)
         self._envs = list(envs)
         self._spec = spec
-        self.longest = max(len(each.actions) for each in stretches)
-        self._starts = [self.longest - len(each.actions) for each in stretches]
-        self._actions = [each.actions for each in stretches]
+        self.longest = max(len(each.actions) for each in segments)
+        self._starts = [self.longest - len(each.actions) for each in segments]
+        self._actions = [each.actions for each in segments]
         self._filler = max(self._actions, key=len)
-        self._checks = [dict(each.checks.tolist()) for each in stretches]
-        self._sums = [0] * len(stretches)
+        self._checks = [dict(each.checks.tolist()) for each in segments]
+        self._sums = [0] * len(segments)
 
     def beginning(self, step: int) -> list[int]:
         """Return the rows that are seeded at a step and not before the first."""
@@ -49,7 +49,7 @@ class Replay:
         return np.stack(chosen).astype(self._spec.action.array.dtype)
 
     def verify(self, step: int, transition: Transition) -> None:
-        """Compare a step with the journal.
+        """Compare a step with the action log.
 
         Raises:
             ReplayError: if the checksum at the end of a round is another.
@@ -70,7 +70,7 @@ class Replay:
             if self._sums[row] != self._checks[row][played]:
                 raise ReplayError(
                     f"environment {self._envs[row]} does not replay: what it has played since its "
-                    f"seed number {self._stretches[row].index} is another by step {played}, with "
+                    f"seed number {self._segments[row].index} is another by step {played}, with "
                     "the same actions; where a game depends on more than these, "
                     "resume_envs=false goes on with new ones"
                 )

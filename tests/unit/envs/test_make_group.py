@@ -10,7 +10,7 @@ from torchrl.envs import EnvBase, EnvCreator, SerialEnv
 
 from hts_torchrl.envs.group import EnvFactory
 from hts_torchrl.envs.gym import SerialGroup, VectorGroup
-from hts_torchrl.envs.make_group import make_group, number_of_envs
+from hts_torchrl.envs.make_group import env_spec_of, make_group, number_of_envs
 from hts_torchrl.errors import ConfigurationError
 from tests.fakes import CoordinateEnv, CoordinateEnvs
 
@@ -245,3 +245,17 @@ def test_what_was_made_is_closed_where_it_is_refused():
 def test_a_function_that_returns_no_environment_is_refused():
     with pytest.raises(ConfigurationError, match="returned a dict"):
         make_group(lambda _: {}, [0])
+
+
+class TestEnvSpec:
+    def test_it_is_that_of_the_environment_which_is_closed(self):
+        closed = []
+
+        class Env(gymnasium.wrappers.TimeLimit):
+            def close(self):
+                closed.append(True)
+                super().close()
+
+        spec = env_spec_of(lambda: Env(gymnasium.make("CartPole-v1"), 9))
+        assert (spec.observations["observation"].shape, spec.action.sizes) == ((4,), (2,))
+        assert closed == [True]

@@ -5,11 +5,11 @@ import cloudpickle
 import numpy as np
 import pytest
 
-from hts_torchrl.buffers.board import Board
-from hts_torchrl.buffers.doorbell import CrewStopped
-from hts_torchrl.config import ArraySpec, CrewConfig
+from hts_torchrl.config import ArraySpec, PoolConfig
 from hts_torchrl.envs.make_group import make_group
 from hts_torchrl.schedule import Schedule
+from hts_torchrl.shared.buffers import SharedBuffers
+from hts_torchrl.shared.pipes import PoolStopped
 from hts_torchrl.workers.actor_task import ActorTask
 from tests.fakes import CoordinateEnvs
 
@@ -19,43 +19,43 @@ class Doubler:
 
     batch_size = 8
 
-    def __init__(self, board: Board) -> None:
-        self.actions = board.actions
+    def __init__(self, shared: SharedBuffers) -> None:
+        self.actions = shared.actions
 
     def answer(self, envs):
         self.actions.put(envs, {"action": 2 * envs})
 
 
 @pytest.fixture
-def board():
+def shared():
     spec = make_group(CoordinateEnvs(), [0]).spec
     schedule = Schedule.from_frames(6, total_frames=-1, num_envs=6, delay=1)
     outputs = {"action": ArraySpec((), np.dtype(np.int64))}
-    board = Board(spec, outputs, CrewConfig(num_envs=6, envs_per_executor=2), schedule, {})
-    yield board
-    board.close()
+    shared = SharedBuffers(spec, outputs, PoolConfig(num_envs=6, envs_per_executor=2), schedule, {})
+    yield shared
+    shared.close()
 
 
 @pytest.fixture
-def rings(board, monkeypatch):
+def rings(shared, monkeypatch):
     """Each ring (executor, number), with the actions that the executor then sees."""
     lifeline, parent_end = Pipe(duplex=False)
     rings = []
 
     def ring(executor, answers):
-        actions = board.actions.answers["action"]
+        actions = shared.actions.answers["action"]
         rings.append((executor, answers, actions[2 * executor : 2 * executor + 2].tolist()))
         parent_end.close()
 
     bells = {
         index: SimpleNamespace(ring=lambda answers, index=index: ring(index, answers))
-        for index in board.doorbells
+        for index in shared.doorbells
     }
-    board.ready.put(np.array([5, 1, 4], np.int32))
+    shared.ready.put(np.array([5, 1, 4], np.int32))
     with monkeypatch.context() as patch, lifeline:
-        patch.setattr(board, "doorbells", bells)
-        with pytest.raises(CrewStopped):
-            ActorTask(board, 0, cloudpickle.dumps(Doubler)).run(lifeline)
+        patch.setattr(shared, "doorbells", bells)
+        with pytest.raises(PoolStopped):
+            ActorTask(shared, 0, cloudpickle.dumps(Doubler)).run(lifeline)
     return rings
 
 

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from hts_torchrl.buffers.board import Board
-from hts_torchrl.buffers.doorbell import CrewStopped
-from hts_torchrl.buffers.journal import Journal, Stretch
-from hts_torchrl.config import ArraySpec, CrewConfig
+from hts_torchrl.config import ArraySpec, PoolConfig
 from hts_torchrl.envs.gym import SerialGroup
 from hts_torchrl.envs.make_group import make_group
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.schedule import Schedule
+from hts_torchrl.shared.action_log import ActionLog, Segment
+from hts_torchrl.shared.buffers import SharedBuffers
+from hts_torchrl.shared.pipes import PoolStopped
 from hts_torchrl.workers.executor import Executor, ExecutorTask
 from tests import philox
 from tests.fakes import SEED_RANGE, CoordinateEnv, CoordinateEnvs, UndeclaredEnv
@@ -27,166 +27,166 @@ OUTPUTS = {
 
 
 @pytest.fixture
-def board():
+def shared():
     spec = make_group(CoordinateEnvs(), [0]).spec
-    config = CrewConfig(num_envs=4, envs_per_executor=2, first_env=10)
+    config = PoolConfig(num_envs=4, envs_per_executor=2, first_env=10)
     schedule = Schedule.from_frames(4 * STEPS, total_frames=-1, num_envs=4, delay=1)
-    board = Board(spec, OUTPUTS, config, schedule, {})
-    yield board
-    board.close()
+    shared = SharedBuffers(spec, OUTPUTS, config, schedule, {})
+    yield shared
+    shared.close()
 
 
-def make(board, create, stretches=None):
-    executor = Executor(board, 1, cloudpickle.dumps(create), 5)
-    executor.restore(blank_stretches(board) if stretches is None else stretches)
+def make(shared, create, segments=None):
+    executor = Executor(shared, 1, cloudpickle.dumps(create), 5)
+    executor.restore(blank_stretches(shared) if segments is None else segments)
     return executor
 
 
-def blank_stretches(board):
-    blank = Journal.blank(board.spec.action, 2, steps_per_seed=0)
-    return [blank.stretch(env) for env in range(2)]
+def blank_stretches(shared):
+    blank = ActionLog.blank(shared.spec.action, 2, steps_per_seed=0)
+    return [blank.segment(env) for env in range(2)]
 
 
 @pytest.fixture
-def executor(board):
+def executor(shared):
     """The second executor: local environments 2 and 3, global ones 12 and 13."""
-    executor = make(board, CoordinateEnvs())
+    executor = make(shared, CoordinateEnvs())
     yield executor
     executor.close()
 
 
-def play_round(board, executor, number=0, action=3):
+def play_round(shared, executor, number=0, action=3):
     executor.begin_round(number)
     for step in range(STEPS):
         executor.put_state(step)
-        board.actions.put(executor.envs, {"action": np.full(2, action)})
+        shared.actions.put(executor.envs, {"action": np.full(2, action)})
         executor.step(step)
-    return board.storages[number % 2].arrays
+    return shared.storages[number % 2].arrays
 
 
-def test_environments_are_made_and_seeded_by_their_global_index(board, executor):
+def test_environments_are_made_and_seeded_by_their_global_index(shared, executor):
     executor.begin_round(0)
     executor.put_state(0)
-    observation = board.state.observations["observation"]
+    observation = shared.state.observations["observation"]
     assert observation[2:, 0].tolist() == [12, 13]
     assert observation[2:, 4].tolist() == [philox.env_seed(5, env) % SEED_RANGE for env in (12, 13)]
 
 
-def seeds_seen(board, executor) -> list[int]:
+def seeds_seen(shared, executor) -> list[int]:
     """The seeds of environment 12 at each step of two rounds, modulo 4096."""
-    rounds = [play_round(board, executor, number)["observation"][2, :, 4] for number in range(2)]
+    rounds = [play_round(shared, executor, number)["observation"][2, :, 4] for number in range(2)]
     return np.concatenate(rounds).astype(int).tolist()
 
 
-def test_each_game_has_a_seed_of_its_own(board):
-    executor = make(board, CoordinateEnvs(lengths=(1,)))
+def test_each_game_has_a_seed_of_its_own(shared):
+    executor = make(shared, CoordinateEnvs(lengths=(1,)))
     expected = [philox.env_seed(5, 12, number) % SEED_RANGE for number in range(2 * STEPS)]
     assert len(set(expected)) == 2 * STEPS
-    assert seeds_seen(board, executor) == expected
+    assert seeds_seen(shared, executor) == expected
 
 
 @pytest.mark.parametrize(("steps_per_seed", "games"), [(3, 2), (4, 2), (5, 3)])
 def test_a_seed_is_given_anew_where_a_game_ends_with_its_last_step_or_after(
-    board, monkeypatch, steps_per_seed, games
+    shared, monkeypatch, steps_per_seed, games
 ):
     """Games have 2 steps: 4 steps are just enough for a seed of 4."""
     monkeypatch.setattr(SerialGroup, "steps_per_seed", steps_per_seed)
-    executor = make(board, CoordinateEnvs(lengths=(2,)))
+    executor = make(shared, CoordinateEnvs(lengths=(2,)))
     numbers = [step // (2 * games) for step in range(2 * STEPS)]
     expected = [philox.env_seed(5, 12, number) % SEED_RANGE for number in numbers]
-    assert seeds_seen(board, executor) == expected
+    assert seeds_seen(shared, executor) == expected
 
 
-def test_steps_that_were_played_again_count_for_the_seed(board, monkeypatch):
+def test_steps_that_were_played_again_count_for_the_seed(shared, monkeypatch):
     """A game of 2 steps was played; with the next one the seed has lasted for 4."""
     monkeypatch.setattr(SerialGroup, "steps_per_seed", 4)
-    played = Stretch(0, 1, np.zeros(2, np.uint8), np.empty((0, 2), np.int64))
-    executor = make(board, CoordinateEnvs(lengths=(2,)), [played, played])
+    played = Segment(0, 1, np.zeros(2, np.uint8), np.empty((0, 2), np.int64))
+    executor = make(shared, CoordinateEnvs(lengths=(2,)), [played, played])
     expected = [philox.env_seed(5, 12, number) % SEED_RANGE for number in (0, 0, 1, 1, 1, 1, 2, 2)]
-    assert seeds_seen(board, executor) == expected
+    assert seeds_seen(shared, executor) == expected
 
 
-def test_what_an_environment_plays_before_its_stretch_is_not_counted(board):
+def test_what_an_environment_plays_before_its_segment_is_not_counted(shared):
     """Games of 2 steps: environment 12 has played two since its seed, environment 13 one."""
     none = np.empty((0, 2), np.int64)
-    stretches = [
-        Stretch(0, 0, np.zeros(4, np.uint8), none),
-        Stretch(0, 1, np.zeros(2, np.uint8), none),
+    segments = [
+        Segment(0, 0, np.zeros(4, np.uint8), none),
+        Segment(0, 1, np.zeros(2, np.uint8), none),
     ]
-    arrays = play_round(board, make(board, CoordinateEnvs(lengths=(2,)), stretches))
+    arrays = play_round(shared, make(shared, CoordinateEnvs(lengths=(2,)), segments))
     assert arrays["collector", "traj_ids"][2:, 0].tolist() == [2 + 2 * 4, 3 + 2 * 4]
     assert arrays["next", "step_count"][2:, 0, 0].tolist() == [1, 1]
 
 
-def test_draws_continue_from_round_to_round(board, executor):
+def test_draws_continue_from_round_to_round(shared, executor):
     drawn = []
     for number in range(2):
         executor.begin_round(number)
         for step in range(STEPS):
             executor.put_state(step)
-            drawn.append(board.state.draws[3].copy())
+            drawn.append(shared.state.draws[3].copy())
     assert np.array_equal(drawn, [philox.uniform(5, 13, step, 1) for step in range(2 * STEPS)])
 
 
-def test_only_the_executors_own_rows_are_written(board, executor):
-    arrays = play_round(board, executor)
+def test_only_the_executors_own_rows_are_written(shared, executor):
+    arrays = play_round(shared, executor)
     assert not any(array[:2].any() for array in arrays.values())
-    assert not board.state.draws[:2].any()
+    assert not shared.state.draws[:2].any()
 
 
-def test_the_answer_is_stored_beside_the_observation_that_asked_for_it(board, executor):
+def test_the_answer_is_stored_beside_the_observation_that_asked_for_it(shared, executor):
     executor.begin_round(0)
     for step in range(STEPS):
         executor.put_state(step)
-        board.actions.put(executor.envs, {"action": np.array([step % 4, 3 - step % 4])})
+        shared.actions.put(executor.envs, {"action": np.array([step % 4, 3 - step % 4])})
         executor.step(step)
-    arrays = board.storages[0].arrays
+    arrays = shared.storages[0].arrays
     assert arrays["action"][2:].tolist() == [[0, 1, 2, 3], [3, 2, 1, 0]]
     assert arrays["next", "observation"][2:, :, 3].tolist() == [[0, 1, 2, 3], [3, 2, 1, 0]]
 
 
-def test_rounds_write_the_two_storages_in_turn(board, executor):
-    play_round(board, executor, 0, action=1)
-    play_round(board, executor, 1, action=2)
-    stored = [board.storages[storage].arrays["action"][2:] for storage in (0, 1)]
+def test_rounds_write_the_two_storages_in_turn(shared, executor):
+    play_round(shared, executor, 0, action=1)
+    play_round(shared, executor, 1, action=2)
+    stored = [shared.storages[storage].arrays["action"][2:] for storage in (0, 1)]
     assert [set(actions.ravel().tolist()) for actions in stored] == [{1}, {2}]
 
 
-def test_an_episode_runs_on_from_round_to_round(board, executor):
+def test_an_episode_runs_on_from_round_to_round(shared, executor):
     """Environment 13's first episode has 5 steps: it crosses the end of the round."""
-    play_round(board, executor, 0)
-    arrays = play_round(board, executor, 1)
+    play_round(shared, executor, 0)
+    arrays = play_round(shared, executor, 1)
     assert arrays["next", "step_count"][3, :, 0].tolist() == [5, 1, 2, 1]
 
 
-def test_the_score_of_an_episode_is_summed_up_and_starts_anew(board, executor):
-    arrays = play_round(board, executor)
+def test_the_score_of_an_episode_is_summed_up_and_starts_anew(shared, executor):
+    arrays = play_round(shared, executor)
     rewards, sums = (arrays["next", key][2, :, 0] for key in ("reward", "episode_reward"))
     assert arrays["next", "terminated"][2, :, 0].tolist() == [False, False, True, False]
     assert sums.tolist() == pytest.approx([*np.cumsum(rewards[:3]), rewards[3]])
 
 
-def test_every_episode_has_a_number_of_its_own(board, executor):
-    arrays = play_round(board, executor)
+def test_every_episode_has_a_number_of_its_own(shared, executor):
+    arrays = play_round(shared, executor)
     assert arrays["collector", "traj_ids"][2:].tolist() == [[2, 2, 2, 6], [3, 3, 3, 3]]
 
 
-def test_a_lost_life_begins_a_trajectory_and_no_game(board, monkeypatch):
+def test_a_lost_life_begins_a_trajectory_and_no_game(shared, monkeypatch):
     """Environment 12's third step terminates, but the game goes on."""
     step = SerialGroup.step
     lost = {"episode_end": np.zeros(2, bool)}
     monkeypatch.setattr(SerialGroup, "step", lambda *args: replace(step(*args), **lost))
-    arrays = play_round(board, make(board, CoordinateEnvs()))
+    arrays = play_round(shared, make(shared, CoordinateEnvs()))
     assert arrays["next", "terminated"][2, :, 0].tolist() == [False, False, True, False]
     assert arrays["collector", "traj_ids"][2].tolist() == [2, 2, 2, 6]
     assert arrays["next", "step_count"][2, :, 0].tolist() == [1, 2, 3, 4]
 
 
-def test_an_observation_that_is_not_declared_is_refused_with_environment_round_and_step(board):
-    executor = make(board, UndeclaredEnv(np.zeros(4, np.float32), index=13, at=STEPS + 2))
-    play_round(board, executor, 0)
+def test_an_observation_that_is_not_declared_is_refused_with_environment_round_and_step(shared):
+    executor = make(shared, UndeclaredEnv(np.zeros(4, np.float32), index=13, at=STEPS + 2))
+    play_round(shared, executor, 0)
     with pytest.raises(ConfigurationError) as raised:
-        play_round(board, executor, 1)
+        play_round(shared, executor, 1)
     assert str(raised.value) == (
         "round 1, step 2: step() of environment 13 returned what is not declared: "
         "'observation' is float32 [4], but float32 [5] is declared"
@@ -214,10 +214,10 @@ def vectors(observe):
     ],
     ids=["type", "shape"],
 )
-def test_what_a_group_observes_is_held_against_what_is_declared(board, observe, found):
-    executor = make(board, vectors(observe))
+def test_what_a_group_observes_is_held_against_what_is_declared(shared, observe, found):
+    executor = make(shared, vectors(observe))
     with pytest.raises(ConfigurationError) as raised:
-        play_round(board, executor)
+        play_round(shared, executor)
     assert str(raised.value) == (
         "round 0, step 0: step() of environments [12, 13] returned what is not declared: "
         f"'observation' is {found}, but float32 [2, 5] is declared"
@@ -229,30 +229,30 @@ class TestAnnouncements:
     """Actor and collector look in the very moment of the announcement: no other order is faster."""
 
     @pytest.fixture
-    def seen(self, board, monkeypatch):
+    def seen(self, shared, monkeypatch):
         """What they see of one round of the second executor."""
         lifeline, parent_end = Pipe(duplex=False)
         seen = {"states": [], "draws": [], "storage": {}}
 
         def answer(envs):
-            seen["states"].append(board.state.observations["observation"][envs])
-            seen["draws"].append(board.state.draws[envs])
-            board.actions.put(envs, {"action": np.full(2, 3)})
-            board.doorbells[1].ring(len(envs))
+            seen["states"].append(shared.state.observations["observation"][envs])
+            seen["draws"].append(shared.state.draws[envs])
+            shared.actions.put(envs, {"action": np.full(2, 3)})
+            shared.doorbells[1].ring(len(envs))
 
         def finish(executors):
             assert executors.tolist() == [1]
-            arrays = board.storages[0].arrays
+            arrays = shared.storages[0].arrays
             seen["storage"] = {key: array[2:].copy() for key, array in arrays.items()}
-            seen["finished_s"] = board.logbook.finished_s[1]
+            seen["finished_s"] = shared.status.finished_s[1]
             parent_end.close()
 
-        monkeypatch.setattr(board, "ready", SimpleNamespace(put=answer))
-        monkeypatch.setattr(board, "finished", SimpleNamespace(put=finish))
+        monkeypatch.setattr(shared, "ready", SimpleNamespace(put=answer))
+        monkeypatch.setattr(shared, "finished", SimpleNamespace(put=finish))
         create = cloudpickle.dumps(CoordinateEnvs())
-        task = ExecutorTask(board, 1, create, 5, blank_stretches(board), 0)
-        board.doorbells[1].ring()
-        with lifeline, pytest.raises(CrewStopped):
+        task = ExecutorTask(shared, 1, create, 5, blank_stretches(shared), 0)
+        shared.doorbells[1].ring()
+        with lifeline, pytest.raises(PoolStopped):
             task.run(lifeline)
         return seen
 
@@ -261,8 +261,8 @@ class TestAnnouncements:
         drawn = [[philox.uniform(5, env, step, 1) for step in range(STEPS)] for env in (12, 13)]
         assert np.array_equal(np.stack(seen["draws"], 1), drawn)
 
-    def test_a_round_is_whole_when_it_is_reported(self, seen, board):
-        arrays = board.storages[0].arrays
+    def test_a_round_is_whole_when_it_is_reported(self, seen, shared):
+        arrays = shared.storages[0].arrays
         for key, array in seen["storage"].items():
             assert np.array_equal(array, arrays[key][2:])
         assert seen["storage"]["next", "step_count"].all()

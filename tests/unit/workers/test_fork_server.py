@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-# As a fork server that the crew has started.
+# As a fork server that the worker pool has started.
 SERVER = """
 import os, signal
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})

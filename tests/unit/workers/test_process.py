@@ -6,32 +6,32 @@ from types import SimpleNamespace
 
 import pytest
 
-from hts_torchrl.buffers.arena import SharedArena
-from hts_torchrl.buffers.doorbell import CrewStopped
-from hts_torchrl.buffers.logbook import Logbook
-from hts_torchrl.workers.process import LEFT_TO_THE_PARENT, close, work
+from hts_torchrl.shared.arrays import SharedArrays
+from hts_torchrl.shared.pipes import PoolStopped
+from hts_torchrl.shared.worker_status import WorkerStatus
+from hts_torchrl.workers.process import LEFT_TO_THE_PARENT, close, run_task
 
 
-def logbook() -> Logbook:
-    return Logbook(SharedArena(Logbook.layout(4, 2)))
+def status() -> WorkerStatus:
+    return WorkerStatus(SharedArrays(WorkerStatus.layout(4, 2)))
 
 
 @dataclass
 class Task:
-    """Raises what it is given, or returns; its board has a logbook only."""
+    """Raises what it is given, or returns; its buffers have a worker status only."""
 
     error: BaseException | None = None
     index: int = 0
     worker: int = 3
-    logbook: Logbook = field(default_factory=logbook)
+    status: WorkerStatus = field(default_factory=status)
 
     @property
-    def board(self):
-        return SimpleNamespace(logbook=self.logbook)
+    def shared(self):
+        return SimpleNamespace(status=self.status)
 
     @property
     def told(self) -> str:
-        return self.logbook.read_error(3)
+        return self.status.read_error(3)
 
     def run(self, lifeline):  # noqa: ARG002
         self.handlers = [signal.getsignal(number) for number in LEFT_TO_THE_PARENT]
@@ -52,20 +52,20 @@ def _keep_handlers():
 
 def test_a_worker_leaves_ctrl_c_and_sigterm_to_the_parent():
     task = Task()
-    work(task, None)
+    run_task(task, None)
     for handler in task.handlers:
         assert handler(signal.SIGTERM, None) is None
 
 
 def test_a_worker_that_is_told_to_stop_leaves_quietly():
-    task = Task(CrewStopped("lifeline"))
-    assert work(task, None)
+    task = Task(PoolStopped("lifeline"))
+    assert run_task(task, None)
     assert task.told == ""
 
 
 def test_what_a_worker_starts_answers_signals_as_usual():
     """Else an environment could not terminate the process that it has started."""
-    work(Task(), None)
+    run_task(Task(), None)
     script = "import os, signal; os.kill(os.getpid(), signal.SIGTERM)"
     assert subprocess.run([sys.executable, "-S", "-c", script]).returncode == -signal.SIGTERM
 
@@ -95,25 +95,25 @@ ERRORS = [
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
-def test_whatever_a_worker_raises_is_left_in_the_logbook(error):
+def test_whatever_a_worker_raises_is_left_in_the_worker_status(error):
     task = Task(error)
-    assert not work(task, None)
+    assert not run_task(task, None)
     assert type(error).__name__ in task.told
     assert "in close\n    raise self.error\n" in task.told
-    error.with_traceback(None)  # which keeps the logbook's memory
+    error.with_traceback(None)  # which keeps the worker status's memory
 
 
 def test_what_is_raised_when_a_task_is_closed_comes_behind_what_it_raised_before():
     task = Task(ValueError("first"))
-    work(task, None)
+    run_task(task, None)
     task.error = OSError("second")
     assert not close(task)
     assert 0 < task.told.index("ValueError: first") < task.told.index("OSError: second")
 
 
-def test_notes_on_an_exception_reach_the_logbook():
+def test_notes_on_an_exception_reach_the_worker_status():
     error = ValueError("oh")
     error.add_note("raised by step() of environment 4")
     task = Task(error)
-    work(task, None)
+    run_task(task, None)
     assert "environment 4" in task.told

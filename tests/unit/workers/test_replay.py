@@ -5,11 +5,11 @@ import gymnasium
 import numpy as np
 import pytest
 
-from hts_torchrl.buffers.journal import Stretch, checksum
 from hts_torchrl.config import ActionSpec, ArraySpec, EnvSpec
 from hts_torchrl.envs.group import Transition
 from hts_torchrl.envs.gym import SerialGroup
 from hts_torchrl.errors import ReplayError
+from hts_torchrl.shared.action_log import Segment, checksum
 from hts_torchrl.workers.replay import Replay
 
 SPEC = EnvSpec(
@@ -18,7 +18,7 @@ SPEC = EnvSpec(
 )
 
 
-def game(env: int, steps: int) -> Stretch:
+def game(env: int, steps: int) -> Segment:
     """A CartPole's game of some steps, seeded by its environment, checked at each of them."""
     group = cartpoles(1)
     group.reset([env])
@@ -27,7 +27,7 @@ def game(env: int, steps: int) -> Stretch:
         transition = group.step(np.array([action]))
         known = checksum(known, [transition.reward, transition.observation["observation"][0]])
         checks.append((step, known))
-    return Stretch(3, 0, actions, np.array(checks, np.int64).reshape(-1, 2))
+    return Segment(3, 0, actions, np.array(checks, np.int64).reshape(-1, 2))
 
 
 def cartpoles(count: int) -> SerialGroup:
@@ -66,18 +66,18 @@ def test_a_game_that_is_another_names_environment_seed_and_step():
         play_again([game(0, 5), game(1, 3)], begin=False)
 
 
-def test_games_may_end_within_a_stretch():
-    play_again([Stretch(0, 0, np.zeros(100, np.uint8), np.empty((0, 2), np.int64))])
+def test_games_may_end_within_a_segment():
+    play_again([Segment(0, 0, np.zeros(100, np.uint8), np.empty((0, 2), np.int64))])
 
 
 def verify_one_step(reward: float, last: float) -> None:
     """Compare a step with one whose reward was 0.5 and whose observation was 0, 1, 2, 3."""
     known = zlib.crc32(struct.pack("<5f", 0.5, 0, 1, 2, 3))
-    stretch = Stretch(0, 0, np.zeros(1, np.uint8), np.array([[1, known]]))
+    segment = Segment(0, 0, np.zeros(1, np.uint8), np.array([[1, known]]))
     seen = {"observation": np.array([[0, 1, 2, last]], np.float32)}
     ends, score = np.zeros(1, bool), np.array([7.0])
     transition = Transition(seen, seen, np.array([reward]), score, ends, ends, ends)
-    Replay([stretch], [0], SPEC).verify(0, transition)
+    Replay([segment], [0], SPEC).verify(0, transition)
 
 
 def test_a_step_is_compared_by_its_reward_and_the_last_observation_of_a_round():

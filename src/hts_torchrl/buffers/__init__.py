@@ -1,1 +1,0 @@
-"""Shared arrays between executors, actors and the learner, one noun a file; numpy only."""

@@ -1,0 +1,14 @@
+"""The command line, ``hts-torchrl``.
+
+It ends here if its working folder was removed, before torch is loaded: without a working folder, a
+library of torch ends the process with a message of its own.
+"""
+
+import sys
+from pathlib import Path
+
+try:
+    Path.cwd()
+except FileNotFoundError:
+    sys.stderr.write("hts-torchrl: error: the working folder was removed: change to another\n")
+    raise SystemExit(2) from None

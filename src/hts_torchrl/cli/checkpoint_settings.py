@@ -1,0 +1,165 @@
+"""What the command line takes from a checkpoint: plain settings of known fields, never code."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import torch
+
+from hts_torchrl.envs.atari import AtariEnvs
+from hts_torchrl.envs.football.envs import FootballEnvs
+from hts_torchrl.envs.gym import GymEnvs
+from hts_torchrl.errors import ConfigurationError
+from hts_torchrl.learner import A2C, PPO, Impala
+from hts_torchrl.models.actor_critic import BUILT_IN_TRUNKS
+from hts_torchrl.training.datamodule import HTSDataModule
+from hts_torchrl.training.run_settings import known_arguments
+
+_LEARNERS: dict[str, type] = {each.__name__: each for each in (A2C, PPO, Impala)}
+_FACTORIES: dict[str, type] = {each.__name__: each for each in (AtariEnvs, FootballEnvs, GymEnvs)}
+
+
+def _trainer(
+    precision: str,
+    accumulate_grad_batches: int,
+    gradient_clip_val: float | None,
+    gradient_clip_algorithm: Literal["norm", "value"] | None,
+) -> None:
+    """Have the arguments of a Trainer that a checkpoint may give."""
+
+
+@dataclass(frozen=True)
+class CheckpointSettings:
+    """The settings of a checkpoint's run, as far as they can be had without running its code.
+
+    A class or function that is none of this package, and an environment id that names a module, are
+    withheld: they are imported only where the user's own command or config names them.
+    """
+
+    config: dict[str, Any]
+    """In the words of a config file."""
+    withheld: dict[str, str]
+    """What would have to be imported, by the setting that names it."""
+    known: bool
+    """Whether the checkpoint tells its settings; those of older versions do not."""
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read a checkpoint; nothing in it is run, and nothing beside it is read.
+
+        Raises:
+            ConfigurationError: if it is no checkpoint, or a setting is of a wrong type.
+        """
+        try:
+            content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        except Exception as error:  # whatever a file that is something else may lead to
+            raise ConfigurationError(_NO_CHECKPOINT) from error
+        if not isinstance(content, dict) or not _has_weights(content):
+            raise ConfigurationError(_NO_CHECKPOINT)
+        settings = cls({}, {}, known="learner" in content)
+        if settings.known:
+            settings._add_learner(content["learner"])
+        data = content.get(HTSDataModule.__qualname__)
+        if isinstance(data, dict) and "settings" in data:
+            settings._add_data(data["settings"])
+        return settings
+
+    def _add_learner(self, learner: object) -> None:
+        name, arguments = _class_and_arguments(learner, "model")
+        policy = learner.get("policy") if isinstance(learner, dict) else None
+        if name not in _LEARNERS:
+            self.withheld["model"] = name
+            return
+        known = _known(_LEARNERS[name], arguments, "model", besides=("policy",))
+        if policy is not None:
+            self.withheld["model.policy"] = str(policy)
+            known.pop("network", None)
+        elif known.get("network", "mlp") not in BUILT_IN_TRUNKS:
+            self.withheld["model.network"] = known.pop("network")
+        self.config["model"] = {"class_path": name, "init_args": known}
+
+    def _add_data(self, settings: object) -> None:
+        if not isinstance(settings, dict) or not {"data", "trainer"} <= settings.keys():
+            raise ConfigurationError("the checkpoint's settings of data and trainer are missing")
+        trainer = {n: v for n, v in _mapping(settings["trainer"]).items() if n != "world_size"}
+        self.config["trainer"] = _known(_trainer, trainer, "trainer")
+        data = dict(_mapping(settings["data"]))
+        env = data.pop("env", None)
+        data = _known(HTSDataModule, data, "data", besides=("env", "accept_changes"))
+        if "seed" in data:
+            self.config["seed_everything"] = data.pop("seed")
+        self.config["data"] = data
+        name, arguments = _class_and_arguments(env, "data.env")
+        if name not in _FACTORIES:
+            self.withheld["data.env"] = name
+            return
+        known = _known(_FACTORIES[name], arguments, "data.env")
+        if name == "GymEnvs" and _may_import(known):
+            self.withheld["data.env"] = f"{name} --data.env.id={known.get('id')}"
+            return
+        data["env"] = {"class_path": name, "init_args": known}
+
+    def refusal(self, setting: str) -> ConfigurationError:
+        """Return what to say where the user names nothing for a setting that was withheld."""
+        value = " ".join(self.withheld[setting].split())
+        shown = value if len(value) <= 100 else f"{value[:97]}..."
+        return ConfigurationError(
+            f"the checkpoint's {setting} is {shown}, which is imported only if your command names "
+            f"it: add --{setting}={shown} (or --config with the config.yaml of its run)"
+        )
+
+
+_NO_CHECKPOINT = "this is no checkpoint, or half of one"
+
+
+def _has_weights(content: dict[Any, Any]) -> bool:
+    weights, updates = content.get("state_dict"), content.get("updates")
+    return (
+        isinstance(weights, dict)
+        and all(isinstance(name, str) for name in weights)
+        and all(isinstance(tensor, torch.Tensor) for tensor in weights.values())
+        and type(updates) is int
+        and updates >= 0
+    )
+
+
+def _may_import(arguments: dict[str, Any]) -> bool:
+    """Return whether Gymnasium could import a module that an id or its arguments name."""
+    values = arguments.get("kwargs", {}).values()
+    numbers = all(value is None or type(value) in (bool, int, float) for value in values)
+    return ":" in arguments.get("id", "") or not numbers
+
+
+def _class_and_arguments(described: object, where: str) -> tuple[str, object]:
+    settings = _mapping(described)
+    name = settings.get("class_path")
+    if type(name) is not str:
+        raise ConfigurationError(f"the checkpoint's {where} has no name")
+    return name, settings.get("init_args", {})
+
+
+def _mapping(value: object) -> dict[Any, Any]:
+    if not isinstance(value, dict):
+        raise ConfigurationError(f"the checkpoint's settings are a {type(value).__name__}")
+    return value
+
+
+def _known(
+    make: Any,  # noqa: ANN401 - a class or a function
+    given: object,
+    where: str,
+    *,
+    besides: tuple[str, ...] = (),
+) -> dict[str, Any]:
+    """Return the fields that there are, with a warning that names one that there is not."""
+    known, unknown = known_arguments(make, given, f"the checkpoint's {where}", besides=besides)
+    if unknown:
+        warnings.warn(
+            f"the checkpoint's {where} has a setting {unknown[0]} (and {len(unknown) - 1} more) "
+            "that is not known here: it is left out",
+            stacklevel=2,
+        )
+    return known

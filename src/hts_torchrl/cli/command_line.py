@@ -1,0 +1,255 @@
+"""The arguments of the command line, and what is made of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+import yaml
+from jsonargparse import Namespace
+from lightning.fabric.plugins import CheckpointIO
+from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import Callback, ProgressBar
+from lightning.pytorch.cli import ArgsType, LightningArgumentParser
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from lightning_utilities.core.enums import StrEnum
+from omegaconf.errors import OmegaConfBaseException
+
+from hts_torchrl.cli.checkpoint_settings import CheckpointSettings
+from hts_torchrl.cli.config_files import checkpoint_of
+from hts_torchrl.compat.lightning import CommandLine
+from hts_torchrl.envs.atari import AtariEnvs  # noqa: F401 - makes --data.env=AtariEnvs known
+from hts_torchrl.envs.football.envs import FootballEnvs  # noqa: F401
+from hts_torchrl.envs.gym import GymEnvs  # noqa: F401
+from hts_torchrl.errors import ConfigurationError
+from hts_torchrl.learner import A2C, PPO, Impala  # noqa: F401
+from hts_torchrl.training.callbacks import (
+    BestCheckpoint,
+    LastCheckpoint,
+    LearningCurve,
+    RoundTrace,
+    StopTogether,
+    TrainingStatistics,
+)
+from hts_torchrl.training.callbacks.progress import ProgressLine
+from hts_torchrl.training.callbacks.stop_together import end_at_once
+from hts_torchrl.training.checkpoints import DurableCheckpointIO, whole_checkpoint
+from hts_torchrl.training.trainer_limits import require_supported
+
+# A default of Timer's is one, which YAML cannot write.
+yaml.SafeDumper.add_multi_representer(
+    StrEnum, lambda dumper, member: dumper.represent_str(member.value)
+)
+
+
+class HTSArgumentParser(LightningArgumentParser):
+    """Reports a wrong argument in one line, without the usage."""
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:  # noqa: ARG002
+        """Print what is wrong and exit with status 2."""
+        # Behind that it repeats the whole configuration.
+        raise ConfigurationError(" ".join(message.split()).partition(" Given value type:")[0])
+
+
+class HTSCommandLine(CommandLine):
+    """LightningCLI with this project's subcommands and defaults."""
+
+    @staticmethod
+    def subcommands() -> dict[str, set[str]]:
+        """Return the subcommands, each with the arguments that are no flags."""
+        return {
+            "fit": {"model", "train_dataloaders", "val_dataloaders", "datamodule"},
+            "validate": {"model", "dataloaders", "datamodule"},
+            "test": {"model", "dataloaders", "datamodule"},
+            "predict": {"model", "dataloaders", "datamodule"},
+            "play": {"model", "datamodule"},
+            "export": {"model", "datamodule"},
+            "advise": {"model", "datamodule"},
+            "verify": {"model", "datamodule"},
+        }
+
+    def init_parser(self, **kwargs: Any) -> LightningArgumentParser:  # noqa: ANN401
+        """Make the parser with one-line errors."""
+        parser = HTSArgumentParser(**kwargs)
+        parser.add_argument(
+            "-c", "--config", action="config", help="YAML file; several are read in order"
+        )
+        return parser
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Give environments and actions the seed of everything."""
+        parser.add_argument(
+            "--base",
+            type=str | list[str] | None,
+            default=None,
+            help="in a config file: file(s) that it builds on, relative to it",
+        )
+        parser.add_argument("--name", type=str, default="run", help="folder of the run's logs")
+        parser.add_argument(
+            "--trace",
+            type=int | None,
+            default=None,
+            help="round whose timeline is written to trace.json in that folder (for Perfetto)",
+        )
+        parser.link_arguments("seed_everything", "data.seed", compute_fn=int)
+
+    def instantiate_trainer(self, **kwargs: Any) -> Trainer:  # noqa: ANN401
+        """Add this project's callbacks and checkpoints, and give all loggers the same version."""
+        settings = vars(self.setting("trainer"))
+        if settings["barebones"]:  # Lightning refuses them beside it
+            settings = {**settings, **dict.fromkeys(_NOT_BAREBONES, False)}
+        last = None if settings["enable_checkpointing"] is False else LastCheckpoint()
+        callbacks = _callbacks(settings, last, self.setting("trace"))
+        if settings["logger"] in (None, True):  # made here, so that --name decides to the last
+            name = self.setting("name")
+            kwargs["logger"] = [TensorBoardLogger("runs", name), CSVLogger("runs", name)]
+        plugins = _listed(settings["plugins"])
+        if not any(isinstance(plugin, CheckpointIO) for plugin in plugins):
+            plugins = [*plugins, DurableCheckpointIO()]
+        try:
+            trainer = super().instantiate_trainer(callbacks=callbacks, plugins=plugins, **kwargs)
+        except TypeError as error:  # which is how Lightning refuses a number of devices
+            raise ConfigurationError(str(error)) from error
+        if self.subcommand == "fit":
+            require_supported(trainer)  # before other processes start
+        if trainer.world_size > 1:
+            end_at_once(trainer.local_rank)
+        elif last is not None:
+            # Of several ranks, one that failed alone would wait for the others to save with it.
+            last.save_on_exception = True
+        # Each logger looks for a free version, so all must look before the first makes its folder.
+        for logger in trainer.loggers:
+            _ = logger.version
+        return trainer
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:  # noqa: ARG002
+        """Put the checkpoint's settings before everything that the user has given."""
+        arguments = sys.argv[1:]
+        self._checkpoint = _settings_of(checkpoint_of(arguments))
+        if self._checkpoint is not None:
+            config = json.dumps(self._checkpoint.config)
+            arguments = [*arguments[:1], "--config", config, *arguments[1:]]
+        try:
+            self.config = parser.parse_args(arguments)
+        except OmegaConfBaseException as error:
+            raise ConfigurationError(str(error)) from error
+        except RecursionError as error:
+            longest = max(sys.argv, key=len)
+            raise ConfigurationError(f"{longest[:60]}...: it nests too deeply") from error
+        except ConfigurationError as error:
+            self._explain(error)
+            raise
+        _require_possible(self.config[self.config.subcommand])
+
+    def _explain(self, error: ConfigurationError) -> None:
+        """Say of a setting that is missing why the checkpoint does not give it."""
+        if self._checkpoint is None or "required" not in str(error):
+            return
+        if not self._checkpoint.known:
+            raise ConfigurationError(
+                f"{error} (--ckpt_path is of a version that kept no settings: add --config with "
+                "the config.yaml of its run)"
+            ) from error
+        for setting in ("model", "data.env"):
+            if setting in self._checkpoint.withheld and f".{setting}" in str(error):
+                raise self._checkpoint.refusal(setting) from error
+
+    def prepare_checkpoint(self) -> None:
+        """Take the checkpoint before a damaged one; require names for what it would import."""
+        arguments = self.config[self.config.subcommand]
+        if self._checkpoint is None:
+            return
+        arguments["ckpt_path"] = str(whole_checkpoint(Path(arguments["ckpt_path"])))
+        own = arguments["model"].get("init_args", {})  # of a class that may know neither
+        for name, default in (("policy", None), ("network", "mlp")):
+            withheld = f"model.{name}" in self._checkpoint.withheld
+            if withheld and name in own and own[name] == default:
+                raise self._checkpoint.refusal(f"model.{name}")
+
+    def seed_run(self) -> None:
+        """Report a seed that is out of bounds in one line."""
+        try:
+            super().seed_run()
+        except ValueError as error:
+            raise ConfigurationError(f"--seed_everything: {error}") from error
+
+    def instantiate_classes(self) -> None:
+        """Report a setting that a class refuses by the class's own words."""
+        try:
+            super().instantiate_classes()
+        except (ValueError, ImportError) as error:
+            refused = error.__cause__ if isinstance(error.__cause__, ConfigurationError) else error
+            raise ConfigurationError(str(refused)) from error
+
+    def before_fit(self) -> None:
+        """Refuse a folder that cannot be made before anything else is."""
+        if self.trainer.world_size > 1:  # the next rank would take it for another run's
+            return
+        directory = Path(self.trainer.log_dir or ".")
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigurationError(f"the run's folder {directory}: {error.strerror}") from error
+
+    before_validate = before_test = before_predict = before_fit
+
+    def after_predict(self) -> None:
+        """Tell each game's score and length."""
+        for games in self.trainer.predict_loop.predictions:
+            for game, score in enumerate(games["score"]):
+                length = games["length"][game]
+                print(f"game {game}: score {float(score):g}, {int(length)} steps")  # noqa: T201
+
+
+_NOT_BAREBONES = ("logger", "enable_checkpointing", "enable_progress_bar")
+
+
+def _callbacks(
+    settings: Mapping[str, Any], last: LastCheckpoint | None, trace: int | None
+) -> list[Callback]:
+    """Return the user's callbacks, and ours but for those of which the user gives the like."""
+    given = _listed(settings["callbacks"])
+    ours: list[Callback] = [TrainingStatistics(), LearningCurve(), StopTogether(last)]
+    if trace is not None:
+        ours.append(RoundTrace(trace))
+    if last is not None:
+        ours += [last, BestCheckpoint()]
+    own_bar = any(isinstance(each, ProgressBar) for each in given)
+    if settings["enable_progress_bar"] is not False and not own_bar:
+        ours.append(ProgressLine())
+    return [*given, *(each for each in ours if type(each) not in map(type, given))]
+
+
+def _listed(given: Any) -> list[Any]:  # noqa: ANN401 - the Trainer takes one, a list or None
+    return given if isinstance(given, list) else [given] if given else []
+
+
+def _require_possible(settings: Namespace) -> None:
+    """Refuse numbers beyond those of arrays and loops, and more devices than cores."""
+    for name, value in settings.items():
+        if isinstance(value, int) and abs(value) > sys.maxsize:
+            raise ConfigurationError(f"--{name}={value}; at most {sys.maxsize} is possible")
+    devices, most = str(settings.get("trainer.devices")), max(8, os.cpu_count() or 1)
+    if devices.isdecimal() and int(devices) > most:
+        raise ConfigurationError(
+            f"--trainer.devices={devices}: this machine has {os.cpu_count()} cores; at most "
+            f"{most} is possible"
+        )
+
+
+def _settings_of(path: str | None) -> CheckpointSettings | None:
+    """Read the checkpoint that the user names, or the one before if it is damaged."""
+    if path is None:
+        return None
+    try:
+        whole = whole_checkpoint(Path(path))
+    except ConfigurationError as error:
+        raise ConfigurationError(f"--ckpt_path={error}") from error
+    try:
+        return CheckpointSettings.read(whole)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"--ckpt_path={path}: {error}") from error

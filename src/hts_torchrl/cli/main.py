@@ -1,0 +1,139 @@
+"""The entry point of ``hts-torchrl``: from arguments to an exit status."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import resource
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from types import FrameType
+from typing import NoReturn
+
+import gymnasium
+from jsonargparse import set_parsing_settings
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.utilities.exceptions import SIGTERMException
+
+from hts_torchrl.cli.command_line import HTSCommandLine
+from hts_torchrl.cli.commands import HTSTrainer
+from hts_torchrl.cli.config_files import expand_configs
+from hts_torchrl.cli.terminal import RunReport, leave_out_noise
+from hts_torchrl.errors import (
+    CheckpointError,
+    ConfigurationError,
+    DifferenceError,
+    NotFiniteError,
+    ReplayError,
+    WorkerError,
+    WorkerKilled,
+)
+from hts_torchrl.learner import Learner
+from hts_torchrl.tools.doctor import examine
+from hts_torchrl.training.callbacks.stop_together import leave_together
+from hts_torchrl.training.datamodule import HTSDataModule
+
+_TRAINER_DEFAULTS = {"max_epochs": 1, "num_sanity_val_steps": 0, "enable_model_summary": False}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line; wrong input ends with one line and status 2."""
+    leave_out_noise()
+    try:
+        with _limit_named():
+            _run(sys.argv[1:] if arguments is None else arguments)
+        leave_together()
+    except (
+        ConfigurationError,
+        MisconfigurationException,
+        ModuleNotFoundError,  # of what a callback or a logger needs
+        gymnasium.error.Error,
+    ) as error:
+        _leave(error, status=2)
+    except WorkerKilled as error:
+        hint = "--data.recover=replay goes on after that, --ckpt_path from a checkpoint"
+        _leave(WorkerKilled(error.place, f"{error.cause}; {hint}"), status=1)
+    except (CheckpointError, WorkerError, NotFiniteError, ReplayError, DifferenceError) as error:
+        _leave(error, status=1)
+    except SIGTERMException as stopped:
+        leave_together()
+        status = 128 + signal.SIGTERM if stopped.code is None else stopped.code
+        raise SystemExit(status) from None
+    except KeyboardInterrupt:  # before or after Lightning answers it
+        raise SystemExit(128 + signal.SIGINT) from None
+    except SystemExit as leaving:  # Lightning's answer to Ctrl-C, with status 1
+        if isinstance(leaving.__context__, KeyboardInterrupt):
+            raise SystemExit(128 + signal.SIGINT) from None
+        raise
+
+
+@contextlib.contextmanager
+def _limit_named() -> Iterator[None]:
+    """Say which limit it is that allows no further files."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.EMFILE:
+            raise
+        most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        raise ConfigurationError(f"{error}: the limit is {most}, raise it (ulimit -n)") from error
+
+
+def program() -> None:
+    """Run the command line as a process of its own, which signals end in good order."""
+    signal.signal(signal.SIGTERM, _terminate)
+    try:
+        main()
+    finally:  # another signal would end the process before it has cleared away its files
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
+
+
+def _terminate(number: int, _: FrameType | None) -> None:
+    """End the process in good order, unless Lightning has put a handler before this one."""
+    if signal.getsignal(number) is _terminate:
+        raise SystemExit(128 + number)
+
+
+def _run(arguments: Sequence[str]) -> None:
+    for argument in arguments:
+        try:
+            argument.encode()
+        except UnicodeEncodeError as error:
+            raise ConfigurationError(f"{argument!a}: this is no UTF-8") from error
+    if list(arguments[:1]) == ["doctor"]:  # which needs neither environment nor learner
+        _examine(arguments[1:])
+    # ${data.num_envs} in a file means the value that counts in the end, of this subcommand.
+    set_parsing_settings(omegaconf_absolute_to_relative_paths=True)
+    # Lightning reads the arguments from sys.argv, and warns where they are given otherwise.
+    sys.argv[1:] = expand_configs(arguments)
+    with RunReport() as report:
+        HTSCommandLine(
+            Learner,
+            HTSDataModule,
+            subclass_mode_model=True,
+            trainer_class=HTSTrainer,
+            trainer_defaults={**_TRAINER_DEFAULTS, "callbacks": [report]},
+            seed_everything_default=0,
+            auto_configure_optimizers=False,  # the learner makes its own, of model.optimizer
+            save_config_kwargs={"overwrite": True},
+            parser_kwargs={"parser_mode": "omegaconf+", "exit_on_error": True},
+        )
+
+
+def _examine(arguments: Sequence[str]) -> NoReturn:
+    """Print what the doctor finds; the exit status is 1 if something is wrong."""
+    if arguments:
+        raise ConfigurationError(f"doctor takes no arguments: {' '.join(arguments)}")
+    findings = []
+    for finding in examine():
+        print(finding, flush=True)  # noqa: T201
+        findings.append(finding)
+    raise SystemExit(int(any(finding.remedy for finding in findings)))
+
+
+def _leave(error: Exception, *, status: int) -> NoReturn:
+    message = str(error) if isinstance(error, WorkerError) else " ".join(str(error).split())
+    sys.stderr.write(f"hts-torchrl: error: {message}\n")
+    raise SystemExit(status)

@@ -1,0 +1,164 @@
+"""What the command line tells of a run besides its progress, and what it leaves out."""
+
+from __future__ import annotations
+
+import logging
+import re
+import shlex
+import sys
+import warnings
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any, Self, TypeAlias
+
+from lightning.fabric.utilities.cloud_io import get_filesystem
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from hts_torchrl.cli.checkpoint_settings import CheckpointSettings
+from hts_torchrl.training.callbacks import LearningCurve, RoundTrace, TrainingStatistics
+from hts_torchrl.training.run_settings import class_name
+
+_WARNINGS = (
+    # A run's loggers share one folder on purpose.
+    ".*exists and is not empty",
+    # A run that goes on from another's checkpoint has a folder of its own.
+    "The dirpath has changed",
+    # Between Lightning and torch.
+    ".*isinstance.treespec, LeafSpec.. is deprecated",
+)
+_MESSAGES = re.compile(
+    r"Seed set to|[GTH]PU available:|💡 Tip:|Loading `train_dataloader` to estimate"
+    r"|`Trainer.fit` stopped: `max_epochs=1` reached|An \w+ was raised with message:"
+)
+_Lines: TypeAlias = Iterator[tuple[str, str]]  # label and text
+_LOGGERS = ("lightning.pytorch.utilities.rank_zero", "lightning.fabric.utilities.seed")
+
+
+def leave_out_noise() -> None:
+    """Leave out what Lightning says of itself and of other packages in every run.
+
+    What it says of a user's settings, and all other warnings, are shown.
+    """
+    for message in _WARNINGS:
+        warnings.filterwarnings("ignore", message)
+    for name in _LOGGERS:
+        logging.getLogger(name).addFilter(_is_no_noise)
+
+
+def _is_no_noise(record: logging.LogRecord) -> bool:
+    return _MESSAGES.match(record.getMessage()) is None
+
+
+class RunReport(Callback):
+    """Tells what trains when ``fit`` begins; at its end the score, the files, and how to go on.
+
+    It is told how the run ended as a context manager around it, because an interrupted run writes
+    its last checkpoint when all callbacks have been called::
+
+        with RunReport() as report:
+            Trainer(callbacks=[report]).fit(...)
+    """
+
+    def __init__(self) -> None:
+        self._trainer: Trainer | None = None
+        self._folder: str | None = None
+
+    def __enter__(self) -> Self:
+        """Return the callback."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Tell how the run ended, if one has begun."""
+        if self._trainer is not None:
+            _print(_last_lines(self._trainer, self._folder, finished=kind is None))
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Tell what is going to be trained."""
+        if stage != "fit":
+            return
+        self._folder = trainer.log_dir  # which all ranks must ask for, or none
+        if trainer.is_global_zero:
+            self._trainer = trainer
+            _print(_first_lines(trainer, pl_module, self._folder))
+
+
+def _print(lines: _Lines) -> None:
+    for label, text in lines:
+        sys.stdout.write(f"{label + ':':15} {text}\n")
+    sys.stdout.flush()
+
+
+def _first_lines(trainer: Trainer, learner: Any, folder: str | None) -> _Lines:  # noqa: ANN401
+    data = trainer.datamodule  # type: ignore[attr-defined]
+    pool, schedule, ranks = data.pool, data.schedule, trainer.world_size
+    network = learner.network if learner.policy is None else class_name(learner.policy)
+    yield "training", f"{class_name(learner)} on {_env_name(data.env)}, network {network}"
+    workers = "in this process"
+    if pool.num_actors:
+        workers = f"executor processes: {pool.num_executors}, actors: {pool.num_actors}"
+    each = f" on each of {ranks} ranks" if ranks > 1 else ""
+    yield "environments", f"{pool.num_envs}{each} ({workers})"
+    rounds, frames = schedule.num_rounds, schedule.frames_per_round * ranks
+    yield "frames", f"{rounds * frames:,} in {rounds:,} rounds of {frames:,}"
+    yield "device", f"{trainer.strategy.root_device}, precision {trainer.precision}"
+    yield "seed", str(data.seed)
+    if folder is not None:
+        yield "writes to", folder
+
+
+def _env_name(env: object) -> str:
+    """Return the factory's name and its first field, such as ``GymEnvs(CartPole-v1)``."""
+    names = [field.name for field in fields(env)] if is_dataclass(env) else []
+    return class_name(env) + (f"({getattr(env, names[0])})" if names else "")
+
+
+def _last_lines(trainer: Trainer, folder: str | None, *, finished: bool) -> _Lines:
+    statistics = TrainingStatistics.of(trainer)
+    frames, minutes = statistics.frames, statistics.minutes
+    speed = f"{frames / (60 * minutes) if minutes else 0.0:,.0f} steps/s"
+    ended = "trained" if finished else "stopped"
+    yield ended, f"{frames:,} frames in {minutes:.1f} minutes, {speed}"
+    score, data = trainer.callback_metrics.get("eval/score"), trainer.datamodule  # type: ignore[attr-defined]
+    if score is not None:
+        actions = "likeliest" if data.evaluation_greedy else "drawn"
+        games = f"mean of {data.evaluation_episodes} games, {actions} actions"
+        yield "final score" if finished else "last score", f"{float(score):.2f} ({games})"
+    checkpoints = list(_checkpoints(trainer))
+    yield from checkpoints
+    if folder is not None:
+        yield "log", folder
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, LearningCurve) and callback.path is not None:
+            yield "learning curve", str(callback.path)
+        elif isinstance(callback, RoundTrace) and finished:
+            yield "trace", str(callback.path) if callback.written else "the run has no such round"
+    if checkpoints:
+        more = 2 * data.schedule.num_rounds * data.schedule.frames_per_round if finished else None
+        yield from _commands(dict(checkpoints), Path(folder or ".", "config.yaml"), more)
+
+
+def _checkpoints(trainer: Trainer) -> _Lines:
+    """Yield what was written, the user's checkpoints before the run's own."""
+    for callback in trainer.checkpoint_callbacks:
+        path = getattr(callback, "best_model_path", "")
+        if path and get_filesystem(path).exists(path):
+            yield "best" if getattr(callback, "monitor", None) else "checkpoint", path
+
+
+def _commands(checkpoints: dict[str, str], config: Path, more_frames: int | None) -> _Lines:
+    """Yield the commands that go on with a run; ``more_frames`` are those of a longer one."""
+    flag = f"--config={config}"
+    if "checkpoint" in checkpoints:
+        # The config has what no checkpoint gives: the run's name, its callbacks and devices.
+        words = ["fit", flag, f"--ckpt_path={checkpoints['checkpoint']}"]
+        words += [] if more_frames is None else [f"--data.total_frames={more_frames}"]
+        yield "train on" if more_frames else "resume", _typed(words)
+    path = checkpoints.get("best", checkpoints.get("checkpoint", ""))
+    own = [flag] if CheckpointSettings.read(Path(path)).withheld else []
+    for name in ("play", "export"):
+        yield name, _typed([name, *own, f"--ckpt_path={path}"])
+
+
+def _typed(words: list[str]) -> str:
+    return shlex.join(["hts-torchrl", *words])

@@ -1,0 +1,1 @@
+"""TorchRL collectors: synchronous rounds, and the asynchronous baselines."""

@@ -1,0 +1,456 @@
+"""The collector: rounds of experience as TensorDicts, collected while the caller learns."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any, TypeGuard
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from tensordict.nn import TensorDictModuleBase, composite_lp_aggregate
+from torch import nn
+from torchrl.collectors import BaseCollector
+
+from hts_torchrl.collectors.progress import Progress
+from hts_torchrl.collectors.round_runner import MakePool, RoundRunner
+from hts_torchrl.collectors.run_times import RunTimes, Trace
+from hts_torchrl.config import CollectorSettings, Precision
+from hts_torchrl.envs.group import CreateEnv, EnvFactory, SeededGroup
+from hts_torchrl.envs.layers import warn_of_statistics
+from hts_torchrl.envs.make_group import make_group, number_of_envs
+from hts_torchrl.errors import ConfigurationError, ProtocolError
+from hts_torchrl.policy.examination import depends_on_row_alone, find_outputs
+from hts_torchrl.policy.forward import as_policy
+from hts_torchrl.policy.inference import PolicyInference
+from hts_torchrl.settings import takes_settings
+from hts_torchrl.workers.actor import ActorSettings
+from hts_torchrl.workers.make_pool import make_pool
+
+_PUBLISH = "publish weights with update_policy_weights_()"
+
+
+def _is_nested(weights: object) -> TypeGuard[dict[Any, Any]]:
+    nested = Mapping, TensorDictBase
+    return type(weights) is dict and any(isinstance(w, nested) for w in weights.values())
+
+
+@takes_settings(CollectorSettings)
+class HTSCollector(BaseCollector):
+    """Collects rounds of ``frames_per_batch`` environment steps, each while the one before is used.
+
+    ``next`` on its iterator *is* the rendezvous: it waits for the running round, takes the weights
+    that were published with :meth:`update_policy_weights_`, starts the next round in the
+    background and returns the finished one. An ordinary loop is therefore concurrent::
+
+        for batch in collector:
+            loss_of(batch).backward()
+            optimizer.step()
+            collector.update_policy_weights_()
+
+    A batch is a ``TensorDict[N, T]`` (N environments, T steps, the last dimension named ``time``)
+    with the observation, all ``out_keys`` of the policy (such as the action, ``action_log_prob``
+    ``[N, T]``, ``state_value`` ``[N, T, 1]`` and the distribution's parameters), ``reward``,
+    ``done``, ``terminated``, ``truncated`` ``[N, T, 1]`` and the true next observation under
+    ``next``, also where an episode ended; beside them ``("next", "episode_reward")`` and
+    ``("next", "step_count")`` (raw score and steps of the game so far), ``("next",
+    "episode_end")``, ``("collector", "traj_ids")`` and ``("collector", "policy_version")`` (updates
+    in the acting weights), int64 ``[N, T]``.
+    It is yours to keep, unless ``clone=False`` asks for a view.
+    What a Gymnasium environment returns as ``info`` is not kept: wrap what is needed of it into the
+    observation.
+
+    The same seed gives the same bits whatever ``num_actors``, ``envs_per_executor``,
+    ``step_barrier``, ``start_method`` and timing.
+
+    Args:
+        create_env_fn: an environment factory (``AtariEnvs``, ``GymEnvs``); or a function returning
+            a ``gymnasium.Env``, a vector environment of ``envs_per_executor``, or a TorchRL
+            ``EnvBase``, which is given the environment's index if it has an argument without a
+            default; or an ``EnvBase``, of which each environment is a copy; or a list with a
+            function or an ``EnvBase`` for each environment.
+        policy: a TensorDict policy with one probabilistic module (``ProbabilisticActor``,
+            ``ActorValueOperator``, ``hts_torchrl.models.ActorCritic``), or a plain module that maps
+            the observation to logits (discrete) or to mean and standard deviation (continuous).
+        policy_factory: makes the policy, where it cannot be pickled; instead of ``policy``.
+        num_envs: environments; None is the length of a list, and else 16.
+        precision: of the actors, in Lightning's words; give the learner the same.
+        policy_device: where actors compute.
+        clone: hand out batches with memory of their own, copied while the next round runs; False
+            hands out views of the shared memory, each valid until the following ``next`` only.
+        all_outputs: store all that the policy answers; False leaves out what is neither action,
+            log-probability nor value, for a learner that reads no more.
+
+    Raises:
+        ConfigurationError: for settings that cannot work; and from ``next``, if an environment
+            returns what it has not declared.
+        WorkerError: from ``next``, if a worker raised, died or went silent.
+        ReplayError: if an environment that is restored does other things than before. In a worker
+            process it is the cause of a ``WorkerError``.
+    """
+
+    init_random_frames = 0
+
+    def __init__(  # noqa: PLR0913 - TorchRL's constructor, keyword only
+        self,
+        create_env_fn: CreateEnv | EnvFactory,
+        policy: nn.Module | None = None,
+        *,
+        policy_factory: Callable[[], nn.Module] | None = None,
+        num_envs: int | None = None,
+        precision: Precision = "32-true",
+        policy_device: str = "cpu",
+        clone: bool = True,
+        all_outputs: bool = True,
+        **settings: Any,  # noqa: ANN401
+    ) -> None:
+        super().__init__()
+        self._runner: RoundRunner | None = None
+        self._closed = False
+        num_envs = number_of_envs(create_env_fn, num_envs, settings.get("first_env", 0))
+        self.config = CollectorSettings(num_envs=num_envs, **settings)
+        self.schedule = self.config.schedule
+        if (policy is None) == (policy_factory is None):
+            raise ConfigurationError("give a policy or a policy_factory, one of the two")
+        self.total_frames = self.config.total_frames
+        self.frames_per_batch = self.requested_frames_per_batch = self.config.frames_per_batch
+        self.seed = self.config.seed
+        self._clone = clone
+        self._create_env_fn = create_env_fn
+        group = make_group(create_env_fn, self.config.global_envs_of(0))
+        self.env_spec = group.spec
+        self._steps_per_seed = group.steps_per_seed if isinstance(group, SeededGroup) else None
+        warn_of_statistics(group)
+        group.close()
+        source = policy if policy is not None else policy_factory()  # type: ignore[misc]
+        self.policy: TensorDictModuleBase = as_policy(source, self.env_spec)
+        self._source = source
+        self._policy_factory = policy_factory
+        self._actor, self._outputs = self._probe(precision, policy_device, all_outputs)
+        self._progress = Progress.blank(self.config, self.env_spec.action, self._steps_per_seed)
+        self._times = RunTimes(self.config)
+
+    def _probe(
+        self, precision: Precision, device: str, all_outputs: bool
+    ) -> tuple[ActorSettings, dict[Any, Any]]:
+        """Find what the policy answers, and whether its answers depend on each row alone."""
+        inference = PolicyInference(
+            copy.deepcopy(self.policy),
+            self.env_spec,
+            batch_size=self.config.batch_size,
+            device=device,
+            precision=precision,
+        )
+        outputs = find_outputs(inference)
+        extras = tuple(inference.extras)
+        if not all_outputs:
+            outputs = {key: array for key, array in outputs.items() if key not in extras}
+            extras = ()
+        batch_size = self.config.batch_size
+        if batch_size > 1 and not depends_on_row_alone(inference):
+            warnings.warn(
+                "the policy's answer to an observation depends on the other rows of the batch (or "
+                "on its place among them): actors answer one row at a time, exact but slower",
+                stacklevel=4,
+            )
+            batch_size = 1
+        return (
+            ActorSettings(
+                batch_size=batch_size,
+                device=device,
+                precision=precision,
+                matmul_precision=torch.get_float32_matmul_precision(),
+                deterministic=torch.are_deterministic_algorithms_enabled(),
+                aggregate=composite_lp_aggregate(nowarn=True),
+                extras=extras,
+            ),
+            outputs,
+        )
+
+    def start(self) -> None:
+        """Start the worker pool, if it is not yet running; the first ``next`` does so by itself."""
+        self._running()
+
+    def _running(self) -> RoundRunner:
+        """Return the runner of rounds, started if there is none."""
+        if self._runner is None:
+            self._refuse_if_closed()
+            self._runner = RoundRunner(
+                self.config,
+                self.env_spec,
+                self._outputs,
+                self.policy,
+                progress=self._progress,
+                times=self._times,
+                make_pool=self._pool_maker(),
+            )
+        return self._runner
+
+    def _refuse_if_closed(self) -> None:
+        if self._closed:
+            raise ProtocolError("the collector was shut down: make a new one")
+
+    def _pool_maker(self) -> MakePool:
+        return partial(
+            make_pool,
+            create_env_fn=self._create_env_fn,
+            make_policy=self._policy_maker(),
+            settings=self._actor,
+            seed=self.seed,
+        )
+
+    def _policy_maker(self) -> Callable[[], nn.Module]:
+        if self._policy_factory is not None:
+            factory, spec = self._policy_factory, self.env_spec
+            return lambda: as_policy(factory(), spec)
+        policy = copy.deepcopy(self.policy).cpu()
+        return lambda: policy
+
+    def iterator(self) -> Iterator[TensorDictBase]:
+        """Yield one batch a round; going on after a ``break`` continues the run."""
+        runner = self._running()
+        self._times.begin()
+        while self.schedule.exists(self._progress.round_index):
+            self._refuse_if_closed()
+            batch = runner.next_batch(self.pre_collect_hook)
+            if self._clone:
+                batch = batch.clone()
+            if self.post_collect_hook is not None:
+                self.post_collect_hook(batch)
+            self._times.hand_out()
+            yield batch
+        self.shutdown()
+
+    @property
+    def rounds(self) -> int:
+        """Rounds that have been handed out since the start of the run."""
+        return self._progress.round_index
+
+    @property
+    def _frames(self) -> int:
+        """Environment steps handed out: TorchRL's counter."""
+        return self._progress.frames
+
+    @property
+    def acting_weights(self) -> dict[str, torch.Tensor] | None:
+        """The weights of a loaded state with which the next round will act, until it starts."""
+        return self._progress.acting_weights
+
+    @property
+    def policy_version(self) -> int:
+        """Updates in the weights that were published last."""
+        if self._runner is None:
+            return self._progress.first_version
+        return self._runner.weights.newest_version
+
+    def update_policy_weights_(
+        self,
+        policy_or_weights: TensorDictBase | nn.Module | dict[str, Any] | None = None,
+        *,
+        weights: TensorDictBase | dict[str, Any] | None = None,
+        policy: nn.Module | None = None,
+        **kwargs: Any,  # noqa: ANN401
+    ) -> None:
+        """Publish weights; the round that starts at the next rendezvous acts with them.
+
+        Args:
+            policy_or_weights: a module, its ``state_dict``, or its weights as a TensorDict; None
+                takes the policy that the collector was given.
+            weights: the same by keyword.
+            policy: the same by keyword.
+            kwargs: TorchRL's ``model_id`` and ``weights_dict``, which can name ``policy`` only.
+
+        Raises:
+            ConfigurationError: if the weights are not those of a policy like the collector's, by
+                name, shape and type, or not finite; or an argument for many policies is given. What
+                was published before is kept then.
+        """
+        if kwargs.pop("model_id", None) not in (None, "policy"):
+            raise ConfigurationError("model_id: one policy acts, whose name is 'policy'")
+        named = kwargs.pop("weights_dict", None) or {}
+        if unknown := [name for name in named if name != "policy"]:
+            raise ConfigurationError(f"weights_dict: no {unknown[0]!r} acts, only 'policy' does")
+        if any(value is not None for value in kwargs.values()):
+            raise ConfigurationError(
+                f"arguments {sorted(kwargs)} are not supported: one policy acts"
+            )
+        sources = (policy_or_weights, weights, policy, named.get("policy"))
+        given = [source for source in sources if source is not None]
+        if len(given) > 1:
+            raise ConfigurationError("give the weights once")
+        state = self._state_of(given[0] if given else self.policy)
+        self._running().weights.publish(state)
+
+    def receive_weights(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
+        """Publish weights as :meth:`update_policy_weights_` does: what acts are copies."""
+        self.update_policy_weights_(*args, **kwargs)
+
+    def register_scheme_receiver(self, *_: object, **__: object) -> None:
+        """Refuse: no parent collector sends weights.
+
+        Raises:
+            ConfigurationError: always.
+        """
+        raise ConfigurationError(f"weight sync schemes are not supported: {_PUBLISH}")
+
+    @property
+    def weight_updater(self) -> None:
+        """None: :meth:`update_policy_weights_` alone publishes weights.
+
+        Raises:
+            ConfigurationError: when another is set.
+        """
+
+    @weight_updater.setter
+    def weight_updater(self, value: object) -> None:
+        if value is not None:
+            raise ConfigurationError(f"a weight_updater is not supported: {_PUBLISH}")
+
+    def enable_profile(self, **settings: Any) -> None:  # noqa: ANN401
+        """Profile rounds as TorchRL does, with everything in this process only.
+
+        Raises:
+            ConfigurationError: where workers collect, whom the profiler would not see.
+        """
+        if self.config.num_actors > 0:
+            raise ConfigurationError(
+                "enable_profile sees this process, not the workers: give num_actors=0, or ask "
+                "trace_round(n) who works when"
+            )
+        super().enable_profile(**settings)
+
+    def _state_of(self, source: object) -> Mapping[str, torch.Tensor]:
+        """Return weights by ``state_dict`` name, in whatever form TorchRL hands them over."""
+        if source is self._source:
+            source = self.policy
+        if isinstance(source, nn.Module):
+            return source.state_dict()
+        if _is_nested(source):
+            if workers := [name for name in source if not isinstance(name, str)]:
+                raise ConfigurationError(f"weights for worker {workers[0]!r}: one policy acts")
+            source = TensorDict(source)
+        if isinstance(source, TensorDictBase):
+            source = source.flatten_keys(".").to_dict()
+        if not isinstance(source, Mapping):
+            raise ConfigurationError(
+                f"weights of type {type(source).__name__}; a module, its state_dict or a "
+                "TensorDict of its weights is needed"
+            )
+        return source
+
+    def trace_round(self, round_index: int) -> None:
+        """Keep who works when in a round that has not yet started; :attr:`trace` has it then.
+
+        Raises:
+            ProtocolError: if that round has started.
+        """
+        if round_index <= self._progress.started:
+            raise ProtocolError(f"round {round_index} cannot be traced: it has started")
+        self._times.traced_round = round_index
+
+    @property
+    def trace(self) -> Trace | None:
+        """Spans of work in the traced round, by worker; None until it is finished.
+
+        Each is ``(begin, end)`` in seconds of ``time.perf_counter``; whoever has no span waits.
+        ``executor 3`` works when it steps, ``actor 0`` when it runs a pass, ``learner`` from one
+        ``next`` to the other.
+        """
+        return self._times.trace or None
+
+    def stats(self) -> dict[str, int | float | bool]:
+        """Add to TorchRL's counters what the worker pool has waited for.
+
+        Seconds at work and waiting, summed by role, since the start; ``rendezvous_skew_s``, the
+        seconds between the first executor's end of a round and the last one's, summed over rounds;
+        ``slowest_env``, the first environment of the executor that was last.
+        """
+        stats = {**super().stats(), **self._times.learner_stats()}
+        if self._runner is not None:
+            stats |= self._times.worker_stats(self._runner.shared.status)
+        return stats
+
+    def set_seed(self, seed: int, static_seed: bool = False) -> int:
+        """Set the run's seed, before the first batch; returns it.
+
+        Raises:
+            ProtocolError: if the worker pool already runs.
+            ConfigurationError: for a seed that is no integer, or one for all environments.
+        """
+        if static_seed or not isinstance(seed, int):
+            raise ConfigurationError(
+                f"set_seed({seed!r}, static_seed={static_seed}); an integer is needed, from which "
+                "each environment has a seed of its own"
+            )
+        if self._runner is not None:
+            raise ProtocolError(
+                "set_seed after the worker pool was started: environments have their seeds"
+            )
+        self.seed = seed
+        return seed
+
+    def state_dict(self) -> OrderedDict[str, Any]:
+        """Return what a run needs to go on with the batch after the last, bit for bit.
+
+        That is counters, the running games, and the weights that act in the running round. The
+        newest weights are the caller's to keep.
+        """
+        return self.state_at(self._progress.round_index)
+
+    def state_at(self, round_index: int, *, envs: bool = True) -> OrderedDict[str, Any]:
+        """Return the state of a run whose next batch is round ``round_index``.
+
+        Args:
+            round_index: the round of the last batch, which is then collected again, or the next.
+            envs: whether to keep the running games; without them new ones will begin.
+
+        Raises:
+            ProtocolError: for another round.
+        """
+        progress = self._progress
+        state = progress.state_at(round_index, self.schedule.frames_per_round, envs=envs)
+        state["policy_version"] = self.policy_version
+        if self.schedule.starts_before_update() and round_index in progress.versions:
+            state["acting_version"] = version = progress.versions[round_index]
+            acting = progress.acting_weights or self._running().weights.copy_of(version)
+            state["acting_weights"] = acting
+        return state
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on where a state was taken: its environments are restored when the worker pool starts.
+
+        A state without games begins new ones.
+
+        Raises:
+            ProtocolError: if the worker pool already runs.
+            ConfigurationError: if the state is of fewer environments.
+        """
+        if self._runner is not None:
+            raise ProtocolError("load_state_dict after the worker pool was started")
+        self._progress = Progress.from_state(
+            state_dict, self.config, self.env_spec.action, self._steps_per_seed
+        )
+
+    def shutdown(
+        self,
+        timeout: float | None = None,  # noqa: ARG002
+        close_env: bool = True,  # noqa: ARG002
+        raise_on_error: bool = True,  # noqa: ARG002
+    ) -> None:
+        """Stop all workers and free the shared memory; may be called twice.
+
+        The last batch stays valid. The arguments are TorchRL's and change nothing here.
+        """
+        self._closed = True
+        if self._runner is not None:
+            self._runner.shutdown()
+
+    def __del__(self) -> None:
+        """Leave no process behind."""
+        try:  # noqa: SIM105 - contextlib may be gone with the interpreter
+            self.shutdown()
+        except Exception:
+            pass

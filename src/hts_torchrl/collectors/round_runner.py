@@ -1,0 +1,194 @@
+"""The runner of rounds: shared memory, worker pool and weights of one collector."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TypeAlias
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torch import nn
+
+from hts_torchrl.collectors.progress import Progress
+from hts_torchrl.collectors.run_times import RunTimes
+from hts_torchrl.config import ArraySpec, CollectorSettings, EnvSpec, Key
+from hts_torchrl.errors import WorkerKilled
+from hts_torchrl.policy.shared_weights import PolicyWeights
+from hts_torchrl.schedule import NUM_STORAGES
+from hts_torchrl.shared.action_log import ActionLog
+from hts_torchrl.shared.buffers import SharedBuffers
+from hts_torchrl.shared.rollout import DebugStorage
+from hts_torchrl.workers.pool import WorkerPool
+
+_log = logging.getLogger(__name__)
+# A worker that dies again and again, from want of memory say, would do so for ever.
+_MOST_RECOVERIES = 3
+
+MakePool: TypeAlias = Callable[[SharedBuffers, ActionLog], WorkerPool]
+"""Makes a worker pool whose environments are where the action log says."""
+
+
+class RoundRunner:
+    """Carries out rounds one after another; workers run from its construction to its shutdown.
+
+    Of each round, the collector does this::
+
+        batch = runner.next_batch()
+        runner.weights.publish(policy.state_dict())
+
+    Args:
+        settings: of the collector.
+        env_spec: what the environments observe and accept.
+        outputs: arrays that the policy answers with, by key.
+        policy: whose weights are published first.
+        progress: where the run goes on; advanced in place.
+        times: where it is noted who works and who waits.
+        make_pool: called once, and again for each recovery.
+    """
+
+    def __init__(
+        self,
+        settings: CollectorSettings,
+        env_spec: EnvSpec,
+        outputs: dict[Key, ArraySpec],
+        policy: nn.Module,
+        *,
+        progress: Progress,
+        times: RunTimes,
+        make_pool: MakePool,
+    ) -> None:
+        self._settings, self._schedule, self._env_spec = settings, settings.schedule, env_spec
+        self._progress, self._times, self._make_pool = progress, times, make_pool
+        self.shared = SharedBuffers(
+            env_spec, outputs, settings, self._schedule, PolicyWeights.layout(policy)
+        )
+        try:
+            self.weights = PolicyWeights(self.shared.arrays, policy)
+            self._publish_first(policy)
+            self._batches = [self._tensordict(storage) for storage in range(NUM_STORAGES)]
+            self.pool = make_pool(self.shared, progress.action_logs[progress.round_index])
+        except BaseException:
+            self.shared.close()
+            raise
+
+    def _publish_first(self, policy: nn.Module) -> None:
+        """Publish the policy's weights; those of a loaded state act for one more round."""
+        progress = self._progress
+        if progress.acting_weights is not None:
+            self.weights.publish(progress.acting_weights, progress.versions[progress.round_index])
+            self.weights.exchange()
+        self.weights.publish(policy.state_dict(), progress.first_version)
+        if progress.acting_weights is None:
+            self.weights.exchange()
+
+    def _tensordict(self, storage: int) -> TensorDict:
+        """Lay a TensorDict over one storage, without copying."""
+        shape = [self._schedule.num_envs, self._schedule.steps_per_round]
+        arrays = self.shared.storages[storage].arrays
+        batch = TensorDict(
+            {key: torch.from_numpy(array) for key, array in arrays.items()},
+            shape,
+            names=[None, "time"],
+        )
+        for key in ("done", "terminated", "truncated"):
+            batch[key] = torch.zeros(*shape, 1, dtype=torch.bool)
+        return batch
+
+    def next_batch(self, before_round: Callable[[], None] | None = None) -> TensorDictBase:
+        """Finish the running round, start the following one and return the finished one ``[N, T]``.
+
+        With a delay of 0 the round is started here first, and no other follows.
+
+        Args:
+            before_round: called before each round is started.
+        """
+        progress, schedule = self._progress, self._schedule
+        round_index = progress.round_index
+        if progress.started < round_index:
+            self._start_round(round_index, before_round)
+        self._times.ask()
+        self._wait_round(round_index)
+        self._check_cells(round_index)
+        self._times.meet(round_index, self.shared.status)
+        progress.round_index += 1
+        progress.frames += schedule.frames_per_round
+        if schedule.starts_before_update():
+            if schedule.exists(round_index + 1):
+                self._start_round(round_index + 1, before_round)
+            else:  # a longer run, which goes on from the end of this one, acts with them
+                self._exchange_weights(round_index + 1)
+        self._note(round_index)
+        return self._batch(round_index)
+
+    def _start_round(self, round_index: int, before_round: Callable[[], None] | None) -> None:
+        """Hand the published weights to the actors, then let the executors go."""
+        if before_round is not None:
+            before_round()
+        self._exchange_weights(round_index)
+        self._progress.started = round_index
+        self._begin_round(round_index)
+
+    def _exchange_weights(self, round_index: int) -> None:
+        """Make the published weights those with which a round acts."""
+        progress = self._progress
+        if progress.acting_weights is None:
+            self.weights.exchange()
+        progress.acting_weights = None
+        before = {r: v for r, v in progress.versions.items() if r == round_index - 1}
+        progress.versions = {**before, round_index: self.weights.acting_version}
+
+    def _begin_round(self, round_index: int) -> None:
+        self.shared.status.trace(round_index == self._times.traced_round)
+        storage = self.shared.storages[self._schedule.storage_of(round_index)]
+        if isinstance(storage, DebugStorage):
+            storage.poison()
+        self.pool.start_round(round_index)
+
+    def _wait_round(self, round_index: int) -> None:
+        """Wait for a round, with as many worker pools as it takes."""
+        for recovery in range(1, _MOST_RECOVERIES + 2):
+            try:
+                self.pool.wait_round(round_index)
+            except WorkerKilled as error:
+                if self._settings.recover == "fail" or recovery > _MOST_RECOVERIES:
+                    raise
+                _log.warning(
+                    "%s: round %d is repeated by a new worker pool (recovery %d of at most %d)",
+                    *(str(error), round_index, recovery, _MOST_RECOVERIES),
+                )
+                self._renew_pool(round_index)
+            else:
+                return
+
+    def _renew_pool(self, round_index: int) -> None:
+        """Begin a round again with other workers; weights and storages stay where they are."""
+        self.pool.shutdown()
+        self.shared.renew_signals()
+        self.pool = self._make_pool(self.shared, self._progress.action_logs[round_index])
+        self._begin_round(round_index)
+
+    def _check_cells(self, round_index: int) -> None:
+        storage = self.shared.storages[self._schedule.storage_of(round_index)]
+        if isinstance(storage, DebugStorage):
+            storage.check(round_index, self._settings.first_env)
+
+    def _note(self, round_index: int) -> None:
+        """Write a finished round into the action log, before the caller can write to it."""
+        action_log = self._progress.action_logs[round_index]
+        storage = self.shared.storages[self._schedule.storage_of(round_index)]
+        following = action_log.after(self._env_spec, storage.arrays)
+        self._progress.action_logs = {round_index: action_log, round_index + 1: following}
+
+    def _batch(self, round_index: int) -> TensorDictBase:
+        batch = self._batches[self._schedule.storage_of(round_index)].copy()
+        batch["next", "done"] = batch["next", "terminated"] | batch["next", "truncated"]
+        version = self._progress.versions[round_index]
+        versions = torch.full(batch.shape, version, dtype=torch.int64)
+        batch["collector", "policy_version"] = versions
+        return batch
+
+    def shutdown(self) -> None:
+        """Stop all workers and free the shared memory; may be called twice."""
+        self.pool.shutdown()
+        self.shared.close()

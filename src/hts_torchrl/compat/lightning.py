@@ -1,0 +1,114 @@
+"""What Lightning keeps private: its loops' counts, its answer to SIGTERM, LightningCLI's steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.cli import LightningCLI
+from lightning.pytorch.strategies import Strategy
+from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
+
+
+def set_logged_steps(trainer: Trainer, steps: int) -> None:
+    """Set the step number under which the Trainer logs next."""
+    trainer.fit_loop.epoch_loop._batches_that_stepped = steps
+
+
+def is_accumulating(trainer: Trainer) -> bool:
+    """Return whether the current batch adds to a gradient that a later one applies."""
+    return trainer.fit_loop.epoch_loop._should_accumulate()
+
+
+def answer_sigterm(trainer: Trainer, answer: Callable[[int, FrameType | None], None]) -> None:
+    """Replace the Trainer's own answer to SIGTERM, before it registers its handlers."""
+    connector: Any = trainer._signal_connector
+    connector._sigterm_notifier_fn = answer
+
+
+def process_start_method(strategy: Strategy) -> str | None:
+    """Return how the strategy starts its processes by multiprocessing; None if it does not."""
+    launcher = strategy.launcher
+    if isinstance(launcher, _MultiProcessingLauncher):
+        return launcher._start_method
+    return None
+
+
+def save_if_anything_is_new(callback: ModelCheckpoint, trainer: Trainer) -> None:
+    """Write a checkpoint now, unless the last one holds the same step."""
+    if not callback._should_skip_saving_checkpoint(trainer):
+        callback._save_topk_checkpoint(trainer, callback._monitor_candidates(trainer))
+
+
+def last_saved(callback: ModelCheckpoint) -> str:
+    """Return the path of the last checkpoint that was written; empty before the first."""
+    return callback._last_checkpoint_saved
+
+
+class FitLoop:
+    """The counts of the fit loop in a checkpoint; changes are made in place.
+
+    Example:
+        >>> FitLoop.of({"state_dict": {}}) is None
+        True
+    """
+
+    def __init__(self, state: dict[str, Any]) -> None:
+        self._state = state
+        self._batches = state["epoch_loop.batch_progress"]
+        self._epochs = state["epoch_progress"]
+
+    @classmethod
+    def of(cls, checkpoint: dict[str, Any]) -> FitLoop | None:
+        """Return that of a checkpoint; None if it holds weights alone."""
+        state = checkpoint.get("loops", {}).get("fit_loop")
+        return None if state is None else cls(state)
+
+    @staticmethod
+    def replace(checkpoint: dict[str, Any], state: dict[str, Any]) -> None:
+        """Put the state of another fit loop (``trainer.fit_loop.state_dict()``) into it."""
+        checkpoint["loops"]["fit_loop"] = state
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the epoch has ended."""
+        return bool(self._batches["is_last_batch"] or self._epochs["current"]["processed"])
+
+    def move(self, batches: int) -> None:
+        """Stand so many batches further, in the middle of the first epoch."""
+        self._batches["is_last_batch"] = False
+        for counts in (self._batches["total"], self._batches["current"]):
+            for name in counts:
+                counts[name] += batches
+        one_begun = {"ready": 1, "started": 1, "processed": 0, "completed": 0}
+        for counts in (self._epochs["total"], self._epochs["current"]):
+            counts.update(one_begun)
+
+
+class CommandLine(LightningCLI):
+    """LightningCLI with public names for steps that it takes before it makes anything.
+
+    Called in this order, between parsing and ``instantiate_classes``: ``prepare_checkpoint``,
+    ``seed_run``.
+    """
+
+    def setting(self, name: str) -> Any:  # noqa: ANN401
+        """Return a setting of the subcommand, its class instantiated."""
+        return self._get(self.config_init, name)
+
+    def prepare_checkpoint(self) -> None:
+        """Take settings from ``--ckpt_path``."""
+        super()._parse_ckpt_path()
+
+    def seed_run(self) -> None:
+        """Seed all generators by ``--seed_everything``."""
+        super()._set_seed()
+
+    def _parse_ckpt_path(self) -> None:
+        self.prepare_checkpoint()
+
+    def _set_seed(self) -> None:
+        self.seed_run()

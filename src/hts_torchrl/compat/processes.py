@@ -1,0 +1,50 @@
+"""What Python's multiprocessing does not document. Imports no torch."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import types
+from collections.abc import Iterator
+from multiprocessing.reduction import DupFd
+from multiprocessing.resource_tracker import ensure_running as start_resource_tracker
+from multiprocessing.util import Finalize, register_after_fork
+
+__all__ = [
+    "FIRST_FRAME",
+    "LOST",
+    "MOST_DESCRIPTORS",
+    "PATH_TOO_LONG",
+    "DupFd",
+    "Finalize",
+    "register_after_fork",
+    "start_resource_tracker",
+    "without_main_module",
+]
+
+LOST = 255
+"""Exit status of a process that can no longer be heard of: its fork server has ended."""
+
+MOST_DESCRIPTORS = 256
+"""How many descriptors a fork server hands to a child at most."""
+
+PATH_TOO_LONG = "AF_UNIX path too long"
+"""Part of the message where a temporary folder's name leaves no room for a socket's."""
+
+FIRST_FRAME = b'File "<string>", line 1 in <module>\n'
+"""Last line of a child's stack: where a process that is begun by ``python -c`` starts."""
+
+
+@contextlib.contextmanager
+def without_main_module() -> Iterator[None]:
+    """Keep children that are started meanwhile from importing the user's script.
+
+    Spawn and fork server tell each child which file ``__main__`` is, and there is no option not to.
+    The script often imports torch, and functions of the script travel by value (cloudpickle).
+    """
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main

@@ -1,0 +1,40 @@
+"""What torch keeps private: operations on lists and trees of tensors, a schedule's last rates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils._pytree import tree_leaves, tree_map
+
+__all__ = ["bfloat16_in_hardware", "copy_all", "norms", "set_last_rates", "tree_leaves", "tree_map"]
+
+
+def copy_all(targets: list[Tensor], sources: list[Tensor]) -> None:
+    """Copy each source into its target, in one call.
+
+    Args:
+        targets: changed in place; at least one.
+        sources: as many, of the same shapes.
+    """
+    torch._foreach_copy_(targets, sources)
+
+
+def norms(tensors: list[Tensor]) -> tuple[Tensor, ...]:
+    """Return the 2-norm of each tensor, a scalar tensor, in one call."""
+    return torch._foreach_norm(tensors)
+
+
+def set_last_rates(scheduler: LRScheduler, rates: Sequence[float | Tensor]) -> None:
+    """Set the learning rates of a schedule and of its optimiser, one for each parameter group."""
+    scheduler._last_lr = list(rates)
+    for group, rate in zip(scheduler.optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
+
+
+def bfloat16_in_hardware() -> bool:
+    """Return whether this CPU computes in bfloat16 itself."""
+    supported: bool = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return supported

@@ -1,0 +1,145 @@
+"""The gradient at the behaviour weights, applied to the newest ones.
+
+With theta_j the weights after j updates, a round that was collected by theta_{j-1} gives
+``theta_{j+1} = theta_j + step(grad J(theta_{j-1}))``: an on-policy gradient, one step late
+(equation 3 of the HTS-RL paper, Liu et al., 2020).
+
+Prior work: Cleanba (Huang et al., 2023, arXiv 2310.00036) lags by the same one update, but takes
+the gradient at the newest weights, as PPO's ``ratio`` does here, and promises no bits. PPO's
+``displacement`` is the update of outer-PPO (Tan et al., 2024, arXiv 2411.00666) with an outer
+learning rate of 1 and a delay of one round.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from hts_torchrl.compat.torch import copy_all
+
+
+class DelayedGradient:
+    """Puts behaviour weights into a module for a while, by value.
+
+    The module's buffers that belong to its weights can be exchanged in the same way.
+
+    Values are exchanged and never the parameters themselves: optimisers, distributed hooks and
+    compiled graphs refer to the parameters.
+
+    One round of A2C; PPO's ``displacement`` puts its optimiser steps between ``load_behaviour``
+    and ``add_displacement`` instead::
+
+        delayed.begin_round()           # parameters hold theta_j
+        delayed.load_behaviour()        # theta_{j-1}: forward and backward
+        delayed.restore_newest()        # theta_j: the optimiser steps to theta_{j+1}
+        delayed.end_round()             # theta_j becomes the behaviour of the next round
+
+    Args:
+        parameters: tensors of any shapes and dtypes, whose values are exchanged in place.
+    """
+
+    def __init__(self, parameters: Iterable[Tensor]) -> None:
+        self.parameters: list[Tensor] = list(parameters)
+        self.behaviour: list[Tensor] = [p.detach().clone() for p in self.parameters]
+        self.newest: list[Tensor] = [p.detach().clone() for p in self.parameters]
+
+    @torch.no_grad()
+    def set_behaviour(self, weights: Iterable[Tensor]) -> None:
+        """Take theta_{j-1} from a run that was stopped, in the order of the parameters."""
+        for behaviour, given in zip(self.behaviour, weights, strict=True):
+            behaviour.copy_(given)
+
+    @torch.no_grad()
+    def begin_round(self) -> None:
+        """Remember the newest weights, theta_j."""
+        _copy(self.newest, self.parameters)
+
+    @torch.no_grad()
+    def load_behaviour(self) -> None:
+        """Put theta_{j-1} into the parameters."""
+        _copy(self.parameters, self.behaviour)
+
+    @torch.no_grad()
+    def restore_newest(self) -> None:
+        """Put theta_j back into the parameters; gradients stay."""
+        _copy(self.parameters, self.newest)
+
+    @torch.no_grad()
+    def add_displacement(self) -> None:
+        """Turn parameters that moved from theta_{j-1} into theta_j plus that displacement."""
+        for parameter, behaviour, newest in zip(
+            self.parameters, self.behaviour, self.newest, strict=True
+        ):
+            parameter.sub_(behaviour).add_(newest)
+
+    def end_round(self) -> None:
+        """Make theta_j the behaviour weights of the next round."""
+        self.behaviour, self.newest = self.newest, self.behaviour
+
+
+class DelayedWeights:
+    """The behaviour weights and the newest weights of a policy, through all rounds of a run.
+
+    Weights are the parameters that are trained and the buffers of the ``state_dict``, such as the
+    statistics of a BatchNorm. A final observation is valued with both from the behaviour weights; a
+    gradient is taken at the behaviour parameters alone, and the statistics move on.
+
+    Args:
+        policy: in training; it holds the newest weights.
+    """
+
+    def __init__(self, policy: nn.Module) -> None:
+        kept = policy.state_dict()
+        trained = {name: p for name, p in policy.named_parameters() if p.requires_grad}
+        buffers = {name: buffer for name, buffer in policy.named_buffers() if name in kept}
+        self.parameters = DelayedGradient(trained.values())
+        self.statistics = DelayedGradient(buffers.values())
+        self._parameter_names, self._buffer_names = list(trained), list(buffers)
+
+    def set_behaviour(self, weights: Mapping[str, Tensor]) -> None:
+        """Take the weights with which a resumed run acts, by the policy's own names."""
+        self.parameters.set_behaviour(weights[name] for name in self._parameter_names)
+        self.statistics.set_behaviour(weights[name] for name in self._buffer_names)
+
+    def begin_round(self) -> None:
+        """Remember the newest weights."""
+        self.parameters.begin_round()
+        self.statistics.begin_round()
+
+    @contextlib.contextmanager
+    def behaviour(self) -> Iterator[None]:
+        """Put all behaviour weights into the policy for a while."""
+        self.parameters.load_behaviour()
+        self.statistics.load_behaviour()
+        try:
+            yield
+        finally:
+            self.parameters.restore_newest()
+            self.statistics.restore_newest()
+
+    def newest(self) -> dict[str, Tensor]:
+        """Return copies of the weights at the start of the round, by the policy's names."""
+        names = [*self._parameter_names, *self._buffer_names]
+        tensors = [*self.parameters.newest, *self.statistics.newest]
+        return {name: tensor.clone() for name, tensor in zip(names, tensors, strict=True)}
+
+    def end_round(self, *, broadcast: bool) -> None:
+        """Make the weights of the round's start the behaviour weights of the next round.
+
+        Args:
+            broadcast: whether ranks have statistics of their own: those of rank 0, which are the
+                ones that a checkpoint has, become those of all.
+        """
+        self.parameters.end_round()
+        self.statistics.end_round()
+        if broadcast:
+            for buffer in self.statistics.parameters:
+                torch.distributed.broadcast(buffer, 0)
+
+
+def _copy(targets: list[Tensor], sources: list[Tensor]) -> None:
+    if targets:  # torch refuses to copy nothing
+        copy_all(targets, sources)

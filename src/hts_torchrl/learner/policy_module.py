@@ -1,0 +1,170 @@
+"""A policy under Lightning: built, evaluated, and asked for actions.
+
+Shapes: B observations; an observation or action has a shape of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule
+from tensordict import TensorDictBase
+from torch import Tensor, nn
+from torch import distributions as d
+
+from hts_torchrl.config import EnvSpec, Key
+from hts_torchrl.errors import ConfigurationError, ProtocolError
+from hts_torchrl.learner.modes import evaluating
+from hts_torchrl.models import make_actor_critic
+from hts_torchrl.policy.forward import evaluate
+from hts_torchrl.policy.inference import one_thread
+from hts_torchrl.policy.sampling import mode
+from hts_torchrl.policy.spec_json import spec_as_json
+from hts_torchrl.training.evaluation import EpisodeScores, Evaluation
+from hts_torchrl.training.run_settings import class_name
+
+
+class PolicyModule(LightningModule):
+    """What a learner can do with its policy before it learns anything.
+
+    The Trainer calls it for ``validate``, ``test`` and ``predict``, and you for actions::
+
+        module.configure_model()              # builds the policy, unless it was given
+        module.validation_step(evaluation, 0) # plays episodes, logs eval/score
+        module(observation)                   # greedy actions
+
+    Args:
+        policy: an actor-critic; None builds ``network`` for the data module's environment.
+        network: ``nature``, ``nips``, ``impala``, ``seed``, ``mlp`` or ``module.Class`` of a trunk.
+        squash: pass continuous actions through tanh into their bounds.
+    """
+
+    def __init__(self, policy: nn.Module | None, *, network: str, squash: bool) -> None:
+        super().__init__()
+        self.policy = policy
+        self.policy_name = None if policy is None else class_name(policy)
+        """Class of a policy of the user's own."""
+        self.network, self.squash = network, squash
+        self.updates = 0
+        """Updates that the policy has had."""
+        self.spec_json: dict[str, Any] | None = None
+        """The spec that the policy was built for, as a checkpoint holds it."""
+
+    def configure_model(self) -> None:
+        """Build the policy for the data module's environment, unless it was given.
+
+        Raises:
+            ConfigurationError: if there is neither a policy nor a data module.
+        """
+        if self.policy is None:
+            datamodule = getattr(self.trainer, "datamodule", None)
+            if datamodule is None:
+                raise ConfigurationError("give fit a datamodule=HTSDataModule(...), or a policy")
+            self.build_policy(datamodule.env_spec)
+
+    def build_policy(self, spec: EnvSpec) -> None:
+        """Build ``network`` for an environment."""
+        self.spec_json = spec_as_json(spec)
+        with one_thread():  # the bits of an orthogonal initialisation depend on their number
+            self.policy = make_actor_critic(self.network, spec, squash=self.squash)
+
+    @property
+    def actor_critic(self) -> nn.Module:
+        """The policy, which exists from ``configure_model`` on."""
+        if self.policy is None:
+            raise ProtocolError("the policy is built when training or evaluation begins")
+        return self.policy
+
+    @property
+    def observation_keys(self) -> list[Key]:
+        """What the policy reads."""
+        return list(self.actor_critic.in_keys)  # type: ignore[arg-type]
+
+    def observations(self, source: TensorDictBase) -> dict[Key, Tensor]:
+        """Return of a TensorDict what the policy reads, by key."""
+        return {key: source[key] for key in self.observation_keys}
+
+    def evaluate(self, samples: TensorDictBase) -> tuple[d.Distribution, Tensor]:
+        """Run actor and critic once, with gradient; nothing is sampled.
+
+        Args:
+            samples: TensorDict ``[B]`` with all keys that the policy reads.
+
+        Returns:
+            B distributions of actions, and the values of the observations, float32 ``[B]``.
+
+        Raises:
+            ConfigurationError: if the policy has no critic.
+        """
+        result = evaluate(self.actor_critic, self.observations(samples), samples.shape[0])
+        if result.value is None:
+            raise ConfigurationError(NO_VALUE)
+        return result.distribution, result.value.float().squeeze(-1)
+
+    def forward(self, observation: Tensor | TensorDictBase) -> Tensor:
+        """Return the greedy actions for B observations: the likeliest category, or the mean.
+
+        Args:
+            observation: ``[B, *shape]`` of the policy's one observation, or a TensorDict ``[B]``
+                with all keys that the policy reads.
+
+        Returns:
+            Actions ``[B, *shape]`` in the form that the environment takes.
+
+        Raises:
+            ConfigurationError: for a tensor, if the policy reads several observations.
+        """
+        keys = self.observation_keys
+        if isinstance(observation, TensorDictBase):
+            given = self.observations(observation)
+        elif len(keys) == 1:
+            given = {keys[0]: observation}
+        else:
+            raise ConfigurationError(f"the policy reads {keys}: give a TensorDict with these")
+        rows = next(iter(given.values())).shape[0]
+        with torch.no_grad(), evaluating([self.actor_critic]):
+            return mode(evaluate(self.actor_critic, given, rows).distribution)
+
+    def validation_step(self, evaluation: Evaluation, _: int) -> None:
+        """Play the evaluation's episodes and log the raw scores, ``eval/score`` and more."""
+        self._log_scores(evaluation, "eval")
+
+    def test_step(self, evaluation: Evaluation, _: int) -> None:  # noqa: PT019 - no test of ours
+        """Play the evaluation's episodes and log the raw scores, ``test/score`` and more."""
+        self._log_scores(evaluation, "test")
+
+    def predict_step(self, evaluation: Evaluation, _: int) -> dict[str, Tensor]:
+        """Play the evaluation's episodes; return each one's raw score and its length in steps.
+
+        Returns:
+            ``score``, float64 ``[episodes]``, and ``length``, int64 ``[episodes]``.
+        """
+        result = self._play(evaluation)
+        return {
+            "score": torch.from_numpy(result.scores),
+            "length": torch.from_numpy(result.lengths),
+        }
+
+    def _play(self, evaluation: Evaluation) -> EpisodeScores:
+        return replace(evaluation, device=str(self.device)).run(self.actor_critic)
+
+    def _log_scores(self, evaluation: Evaluation, group: str) -> None:
+        result = self._play(evaluation)
+        self.log_dict(
+            {
+                f"{group}/score": float(result.scores.mean()),
+                f"{group}/score_std": float(result.scores.std()),
+                f"{group}/episode_length": float(result.lengths.mean()),
+                f"{group}/updates": float(self.updates),
+            },
+            batch_size=len(result.scores),
+            sync_dist=True,
+        )
+
+
+NO_VALUE = (
+    "the policy has no value ('state_value'): an actor-critic is needed, such as network='mlp', "
+    "hts_torchrl.ActorCritic or torchrl's ActorValueOperator"
+)

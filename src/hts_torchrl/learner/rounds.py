@@ -1,0 +1,228 @@
+"""The rounds of a run under Lightning: begun, ended, published, saved and taken up again."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+from lightning.pytorch.trainer.states import TrainerFn
+from tensordict import TensorDictBase
+from torch import Tensor
+from torch.optim import Optimizer
+
+from hts_torchrl.allocator import keep_freed_memory
+from hts_torchrl.collectors.round_source import RoundSource
+from hts_torchrl.compat.lightning import set_logged_steps
+from hts_torchrl.config import Key
+from hts_torchrl.errors import ConfigurationError, ProtocolError
+from hts_torchrl.learner.deferred_interrupt import DeferredInterrupt
+from hts_torchrl.learner.delayed_gradient import DelayedGradient, DelayedWeights
+from hts_torchrl.learner.finite import require_finite_gradients
+from hts_torchrl.learner.modes import SeededDraws
+from hts_torchrl.learner.policy_module import PolicyModule
+from hts_torchrl.learner.resumption import Resumption
+from hts_torchrl.learner.round_start import RoundStart
+from hts_torchrl.policy.forward import probabilistic_module
+from hts_torchrl.rng import update_seed
+from hts_torchrl.schedule import DELAYS
+from hts_torchrl.training.evaluation import Evaluation
+from hts_torchrl.training.round_slice import RoundSlice
+from hts_torchrl.training.run_settings import class_name, plain
+
+_FEW = 64
+"""Rows on which a policy is examined."""
+
+
+class RoundModule(PolicyModule):
+    """A policy that is trained by rounds: what happens between two of them.
+
+    The data module's loader and the Trainer call it, ``parts_per_round`` times for each round::
+
+        before_round()                      # all of the last round is done
+        with learning_from(part): ...       # in training_step; the first part begins the round
+        optimizer_step(...)                 # after the last part: on_round_end(), updates += 1
+        on_train_batch_end(...)             # after the last part: publishes the newest weights
+    """
+
+    corrects_any_lag = False
+    """Whether it can learn from data that is any number of updates old."""
+    reads_all_outputs = False
+    """Whether its rounds hold all ``out_keys`` of the policy, or the three that are needed."""
+    part: RoundSlice
+    """What is being learned from."""
+    lag: int
+    """Updates by which the weights that collected the round trail the newest."""
+
+    def __init__(self, policy: Any, *, network: str, squash: bool) -> None:  # noqa: ANN401
+        super().__init__(policy, network=network, squash=squash)
+        self.seed = 0
+        """The data module's, which decides what is drawn for an update."""
+        self._draws = SeededDraws(inspects=False, watches=False)
+        self._interrupt = DeferredInterrupt()
+        self._round_open = False
+        self._round_start: RoundStart | None = None
+        self.resumption: Resumption | None = None
+        """What the Trainer has yet to take up of the run that this one goes on with."""
+
+    @property
+    def parts_per_round(self) -> int:
+        """Calls of ``training_step`` for each round."""
+        return 1
+
+    @property
+    def delayed(self) -> DelayedGradient:
+        """The newest parameters, which are in place, and those that collected the round."""
+        return self._weights.parameters
+
+    def on_fit_start(self) -> None:
+        """Take the behaviour weights of the first round."""
+        keep_freed_memory()
+        if self.resumption is not None:
+            self.resumption.place_loops()
+        self._weights = DelayedWeights(self.actor_critic)
+        self._round_open = False
+        head = probabilistic_module(self.actor_critic)
+        self.log_prob_key: Key = head.log_prob_key
+        self.action_key: Key = head.dist_sample_keys[0]
+
+    def on_train_start(self) -> None:
+        """Take the weights with which a resumed run acts, one update behind those it learns."""
+        if self._collector is not None and self._collector.acting_weights is not None:
+            self._weights.set_behaviour(self._collector.acting_weights)
+        data = getattr(self.trainer, "datamodule", None)
+        self.seed = int(getattr(data, "seed", 0))
+        debug = bool(getattr(getattr(data, "pool", None), "debug", False))
+        self._draws = SeededDraws(inspects=True, watches=debug)
+
+    def on_fit_end(self) -> None:
+        """Let an interrupt through that was put off."""
+        self._interrupt.release()
+
+    def validation_step(self, evaluation: Evaluation, index: int) -> None:
+        """Play the evaluation's episodes and log the raw scores, ``eval/score`` and more."""
+        self._interrupt.release()
+        super().validation_step(evaluation, index)
+
+    def before_round(self) -> None:
+        """Take note of where the run is: all of the last round is done, nothing of the next."""
+        self._interrupt.release()
+        # Lightning's count of logged steps is one off after many a resume; it is this one.
+        set_logged_steps(self.trainer, self.trainer.global_step)
+        steps = self.parts_per_round // self.trainer.accumulate_grad_batches
+        self._round_start = RoundStart(self.trainer, copy_optimizers=steps > 1)
+
+    @contextlib.contextmanager
+    def learning_from(self, part: RoundSlice) -> Iterator[None]:
+        """Compute a loss of a part of a round; the first part begins the round.
+
+        What is drawn meanwhile from torch's global generators (by a Dropout, or for an entropy
+        without closed form) is decided by the run's seed, the update and the part.
+
+        Args:
+            part: as ``training_step`` is given it.
+
+        Raises:
+            ConfigurationError: if the policy draws from other generators.
+            ProtocolError: if the round is older than the learner can correct.
+        """
+        self.part = part
+        seed = update_seed(self.seed, self.updates, part.index, self.global_rank)
+        few = partial(self._few_observations, part.round)
+        with self._draws.seeded(seed, self.actor_critic, few, self.device):
+            if part.is_first:
+                self._begin_round(part.round)
+            yield
+
+    def _few_observations(self, batch: TensorDictBase) -> dict[Key, Tensor]:
+        return {key: rows.flatten(0, 1)[:_FEW] for key, rows in self.observations(batch).items()}
+
+    def _begin_round(self, batch: TensorDictBase) -> None:
+        version = int(batch["collector", "policy_version"].flatten()[0])
+        self.lag = self.updates - version
+        if self.lag not in DELAYS and not self.corrects_any_lag:
+            raise ProtocolError(
+                f"the round was collected {self.lag} updates ago (policy_version {version}, "
+                f"updates {self.updates}); {DELAYS[0]} or {DELAYS[1]} is possible"
+            )
+        self._weights.begin_round()
+        self._round_open = True
+
+    def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
+        """Stop a run whose gradients are not finite."""
+        batch, seen = self.part.round, self.observation_keys
+        after = [("next", *((key,) if isinstance(key, str) else key)) for key in seen]
+        require_finite_gradients(
+            self.actor_critic,
+            optimizer,
+            batch,
+            [("next", "reward"), *after, *seen, "state_value", self.log_prob_key],
+            first_env=self.global_rank * batch.shape[0],
+        )
+        if self.part.is_last:
+            self._interrupt.hold()
+
+    def optimizer_step(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
+        """Step, and end the round after its last part: before a callback saves a checkpoint."""
+        super().optimizer_step(*args, **kwargs)
+        if self.part.is_last:
+            self.on_round_end()
+            self._round_open = False
+            self._weights.end_round(broadcast=self.trainer.world_size > 1)
+            self.updates += 1
+
+    def on_round_end(self) -> None:
+        """Called after the last step of the optimiser on a round; does nothing by itself."""
+
+    def on_train_batch_end(self, outputs: Any, batch: RoundSlice, batch_idx: int) -> None:  # noqa: ANN401, ARG002
+        """Publish the weights after the last part of a round."""
+        if batch.is_last and self._collector is not None:
+            self._collector.update_policy_weights_(self.actor_critic)
+
+    @property
+    def _collector(self) -> RoundSource | None:
+        return getattr(getattr(self.trainer, "datamodule", None), "collector", None)
+
+    def _description(self) -> dict[str, Any]:
+        """Return class, hyperparameters and policy as plain data."""
+        given = {k: v for k, v in self.hparams.items() if k != "policy" and not k.startswith("_")}
+        return {
+            "class_path": class_name(self),
+            "init_args": plain(given),
+            "policy": self.policy_name,
+            "parts_per_round": self.parts_per_round,
+            "spec": self.spec_json,
+        }
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Keep settings and updates; and before a round that was cut off, all as it was then."""
+        checkpoint["updates"] = self.updates
+        checkpoint["learner"] = self._description()
+        if self._round_open:
+            # WeightAveraging keeps its averages under state_dict.
+            current = checkpoint.get("current_model_state", checkpoint["state_dict"])
+            for name, weights in self._weights.newest().items():
+                current[f"policy.{name}"] = weights
+            if self._round_start is not None:
+                self._round_start.put_into(checkpoint)
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Go on counting updates.
+
+        Raises:
+            ConfigurationError: if the checkpoint is of another network, or ``fit`` would go on with
+                other settings that decide bits.
+        """
+        if self._trainer is not None and self.trainer.state.fn == TrainerFn.FITTING:
+            self.resumption = Resumption(self.trainer, checkpoint, self._description())
+        own = {name: tuple(value.shape) for name, value in self.state_dict().items()}
+        saved = {name: tuple(value.shape) for name, value in checkpoint["state_dict"].items()}
+        differing = sorted(name for name in own | saved if own.get(name) != saved.get(name))
+        if self.policy is not None and differing:
+            name = differing[0]
+            raise ConfigurationError(
+                f"the checkpoint is of another network: its {name} has shape {saved.get(name)}, "
+                f"but {own.get(name)} is needed"
+            )
+        self.updates = checkpoint["updates"]

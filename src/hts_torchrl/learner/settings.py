@@ -1,0 +1,41 @@
+"""Settings that a learner inherits: they belong to its signature and its docstring too."""
+
+from __future__ import annotations
+
+import inspect
+from inspect import Parameter
+
+from hts_torchrl.training.run_settings import taking
+
+
+def show_inherited(cls: type) -> None:
+    """Give a class whose ``**settings`` go to its base class the signature and the Args of both.
+
+    So ``help()`` and Sphinx show what the command line shows.
+    """
+    shown: dict[str, Parameter] = {}
+    texts: dict[str, str] = {}
+    for each in taking(cls):
+        _, *parameters = inspect.signature(each.__init__).parameters.values()  # type: ignore[misc]
+        texts = _argument_texts(each) | texts
+        shown = {p.name: p for p in parameters if p.kind != Parameter.VAR_KEYWORD} | shown
+    ordered = sorted(shown.values(), key=lambda parameter: parameter.kind)
+    cls.__signature__ = inspect.Signature(ordered)  # type: ignore[attr-defined]
+    if cls.__doc__:
+        head = inspect.cleandoc(cls.__doc__).partition("\n\nArgs:\n")[0]
+        entries = [f"    {name}: {texts[name]}" for name in shown if name in texts]
+        cls.__doc__ = "\n".join([head, "", "Args:", *entries])
+
+
+def _argument_texts(cls: type) -> dict[str, str]:
+    """Return what a class's docstring says of each argument; ``Args`` is its last section."""
+    section = inspect.cleandoc(cls.__doc__ or "").partition("\n\nArgs:\n")[2]
+    texts: dict[str, str] = {}
+    name = ""
+    for line in section.splitlines():
+        if line.startswith("     "):
+            texts[name] += f"\n{line}"
+        elif line.startswith("    "):
+            name, _, text = line.strip().partition(": ")
+            texts[name] = text
+    return texts

@@ -1,0 +1,1 @@
+"""The policy: its forward pass, sampling, shared weights and export."""

@@ -1,0 +1,209 @@
+"""Examines a policy before it acts: what it writes, and what its answers depend on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from tensordict import TensorDictBase, unravel_key
+from torch import Tensor
+from torch.distributions import Bernoulli, Categorical, Distribution, Independent
+
+from hts_torchrl.config import ActionSpec, ArraySpec, Key
+from hts_torchrl.errors import ConfigurationError
+from hts_torchrl.policy.forward import PolicyOutput, path_of
+from hts_torchrl.policy.inference import PolicyInference
+from hts_torchrl.policy.probe import (
+    OTHERS,
+    TORCH,
+    described,
+    differ,
+    drawing_modules,
+    noting_draws,
+    varying_modules,
+)
+
+_CHANCE = "chance must come from the policy's distribution"
+_TAKEN = {"next", "collector", "done", "terminated", "truncated"}
+
+
+def find_outputs(inference: PolicyInference) -> dict[Key, ArraySpec]:
+    """Return shape and dtype of all that the policy writes, without the row dimension.
+
+    As in TorchRL's collectors that is the policy's ``out_keys`` (``select_out_keys`` leaves some
+    out), without names that begin with ``_``. Later passes answer all: ``inference.extras`` is set.
+
+    Raises:
+        ConfigurationError: if the policy cannot read the observation, its action is not what the
+            environment accepts, or more than observation and draw decide its answer.
+    """
+    action = inference.action
+    try:
+        with noting_draws((*TORCH, *OTHERS)) as drawn:
+            _, result = inference.run_batch()
+    except RuntimeError as error:  # torch's word for shapes and types that do not fit
+        observations = {str(key): tuple(rows.shape[1:]) for key, rows in inference.inputs.items()}
+        raise ConfigurationError(
+            f"the policy does not fit the environment (observations of shape {observations}, "
+            f"actions of shape {action.array.shape}): {error}"
+        ) from error
+    inference.extras = _extras(inference, result.written)
+    _refuse_chance(inference, drawn, result)
+    tensors, _ = inference.run_batch()
+    _refuse_other_actions(action, tensors[action.key], result.distribution)
+    answers = {key: value.cpu().numpy() for key, value in tensors.items()}
+    return {key: ArraySpec(value.shape[1:], value.dtype) for key, value in answers.items()}
+
+
+def _extras(inference: PolicyInference, written: TensorDictBase | dict[Key, Tensor]) -> list[Key]:
+    """Return the keys of what the policy writes in addition to action, log-probability, value."""
+    known = {inference.action.key, inference.log_prob_key, "state_value", *inference.inputs}
+    found: list[Key] = []
+    out_keys: Sequence[Key] = inference.policy.out_keys  # type: ignore[assignment]
+    for key in map(unravel_key, out_keys):
+        value = written.get(key, None)
+        if key in known or value is None or any(n.startswith("_") for n in path_of(key)):
+            continue
+        if isinstance(value, TensorDictBase):
+            leaves = value.keys(include_nested=True, leaves_only=True)
+            found += [(*path_of(key), *path_of(leaf)) for leaf in leaves]
+        elif isinstance(value, Tensor):
+            found.append(key)
+        else:
+            raise ConfigurationError(f"the policy writes {key!r}, which is no tensor")
+    if taken := [key for key in found if path_of(key)[0] in _TAKEN]:
+        raise ConfigurationError(
+            f"the policy writes {taken[0]!r}, which the collector writes: give it another name"
+        )
+    return found
+
+
+def _refuse_chance(inference: PolicyInference, drawn: Sequence[str], first: PolicyOutput) -> None:
+    """Refuse a policy whose answers depend on which actor gives them, and when.
+
+    Args:
+        inference: of the policy.
+        drawn: the global generators that were drawn from in a first pass.
+        first: what that pass computed.
+    """
+
+    def run(_: object) -> None:
+        inference.run_batch()
+
+    policy = inference.policy
+    for generator in drawn:
+        # Asked again, because another thread may have drawn.
+        modules = drawing_modules(policy, run, generator)
+        if modules:
+            raise ConfigurationError(
+                f"the policy draws from {generator} in eval mode, in "
+                f"{described(policy, modules)}: an "
+                f"action would depend on which actor chose it; {_CHANCE}"
+            )
+    _, second = inference.run_batch()
+    if differ(_written(first), _written(second)):
+        modules = varying_modules(policy, run)
+        raise ConfigurationError(
+            "in eval mode the policy answers the same observation differently when asked again"
+            f" (look at {described(policy, modules or [''])}): an action would depend on "
+            f"which actor chose it; {_CHANCE}, and memory must be in the observation"
+        )
+
+
+def _refuse_other_actions(wanted: ActionSpec, action: Tensor, dist: Distribution) -> None:
+    """Refuse a policy whose actions ``[R, ...]`` are not such as the environment accepts."""
+    shape = tuple(action.shape[1:])
+    if shape != wanted.array.shape:
+        raise ConfigurationError(
+            f"the policy's action has shape {shape}, but the environment "
+            f"accepts {wanted.array.shape} ({wanted.kind})"
+        )
+    if _is_discrete(dist, action) == (wanted.kind == "continuous"):
+        raise ConfigurationError(
+            f"the policy draws actions from a {type(dist).__name__}, but the environment's are "
+            f"{wanted.kind}"
+        )
+    most = max(wanted.sizes, default=0)
+    if isinstance(dist, Categorical) and dist.probs.shape[-1] != most:
+        raise ConfigurationError(
+            f"the policy chooses among {dist.probs.shape[-1]} actions, but the environment has "
+            f"{most} ({wanted.kind})"
+        )
+
+
+def _is_discrete(dist: Distribution, action: Tensor) -> bool:
+    while isinstance(dist, Independent):
+        dist = dist.base_dist
+    return isinstance(dist, Bernoulli) or not action.is_floating_point()
+
+
+def depends_on_row_alone(inference: PolicyInference, trials: int = 8) -> bool:
+    """Return whether a row keeps its bits at another place, and among other rows.
+
+    Rolls random observations through all places of the batch, then replaces all rows but one, and
+    compares every bit of all that the policy computes: a difference in a logit shows in a
+    probability once in hundreds of times.
+
+    Args:
+        inference: of the policy; its inputs are overwritten.
+        trials: how often, each time with other observations.
+    """
+    generator = np.random.default_rng(0)
+    inputs = [*inference.inputs.values(), inference.draws]
+    for _ in range(trials):
+        fill_at_random(inference, generator)
+        before = computed(inference)
+        for shift in range(1, inference.batch_size):
+            _roll(inputs)
+            if not _same_bits(computed(inference), [value.roll(shift, 0) for value in before]):
+                return False
+        _roll(inputs)
+        kept = [value[:1].clone() for value in inputs]
+        fill_at_random(inference, generator)
+        for value, row in zip(inputs, kept, strict=True):
+            value[:1] = row
+        first = [value[:1] for value in computed(inference)]
+        if not _same_bits(first, [value[:1] for value in before]):
+            return False
+    return True
+
+
+def fill_at_random(inference: PolicyInference, generator: np.random.Generator) -> None:
+    """Fill inputs and draws: integers over their range, floats from a normal distribution.
+
+    Args:
+        inference: whose inputs and draws are overwritten.
+        generator: of the random numbers.
+    """
+    for value in inference.inputs.values():
+        batch = value.numpy()
+        if batch.dtype.kind in "iub":
+            high = 256 if batch.dtype == np.uint8 else 2
+            batch[...] = generator.integers(0, high, batch.shape)
+        else:
+            batch[...] = generator.standard_normal(batch.shape)
+    inference.draws.numpy()[...] = generator.random(inference.draws.shape)
+
+
+def computed(inference: PolicyInference) -> list[Tensor]:
+    """Run a pass, and return copies of all that it computes, each ``[R, ...]``."""
+    answers, result = inference.run_batch()
+    # The inputs may be among them, and are overwritten later.
+    return [value.clone() for value in (*answers.values(), *_written(result))]
+
+
+def _written(result: PolicyOutput) -> list[Tensor]:
+    written = result.written
+    if isinstance(written, TensorDictBase):
+        written = dict(written.items(include_nested=True, leaves_only=True))
+    return list(written.values())
+
+
+def _roll(values: Sequence[Tensor]) -> None:
+    for value in values:
+        value.copy_(value.roll(1, 0))
+
+
+def _same_bits(values: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
+    return all(map(torch.equal, values, others))

@@ -1,0 +1,179 @@
+"""A policy in one safetensors file: tensors and a description in JSON, nothing that could be run.
+
+The header's metadata has, each as JSON, ``hts_torchrl`` (the version that wrote it), ``network``
+(name of the trunk and ``squash``; null for a policy of the user's own), ``spec`` (observations and
+actions) and ``about`` (for the reader alone: environment, updates).
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Mapping
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from hts_torchrl.config import EnvSpec
+from hts_torchrl.durable_file import replacing
+from hts_torchrl.errors import ConfigurationError
+from hts_torchrl.models.actor_critic import BUILT_IN_TRUNKS, make_actor_critic
+from hts_torchrl.policy.spec_json import spec_as_json, spec_from_json
+
+
+def save_policy(
+    policy: nn.Module,
+    path: str | Path,
+    *,
+    spec: EnvSpec,
+    network: str | None,
+    squash: bool = False,
+    about: Mapping[str, Any] | None = None,
+) -> None:
+    """Write a policy's weights and what is needed to build its network again.
+
+    Args:
+        policy: whose ``state_dict`` is written.
+        path: of the file; what was there is replaced when all of the new one is on the disk.
+        spec: observations and actions of its environment.
+        network: the name by which :func:`make_actor_critic` built it; None if it did not.
+        squash: as :func:`make_actor_critic` was given it.
+        about: further things to tell the reader, plain values.
+
+    Raises:
+        OSError: if it cannot be written; what was at ``path`` is still there.
+    """
+    built = None if network is None else {"name": network, "squash": squash}
+    described = {
+        "hts_torchrl": version("hts-torchrl"),
+        "network": built,
+        "spec": spec_as_json(spec),
+        "about": dict(about or {}),
+    }
+    metadata = {name: json.dumps(value, default=str) for name, value in described.items()}
+    tensors = {  # clones, because the format knows neither strides nor shared memory
+        name: tensor.detach().cpu().contiguous().clone()
+        for name, tensor in policy.state_dict().items()
+    }
+    try:
+        Path(path).absolute().parent.mkdir(parents=True, exist_ok=True)
+        with replacing(Path(path)) as new:
+            save_file(tensors, new, {"format": "pt", **metadata})
+    except (OSError, SafetensorError) as error:
+        raise OSError(f"cannot write the policy {path}: {error}") from error
+
+
+def load_policy(path: str | Path, policy: nn.Module | None = None) -> nn.Module:
+    """Return the policy of a file that :func:`save_policy` wrote, the same bits, on the CPU.
+
+    No code is run that the file could name: a network is built if it is one of this package.
+
+    Args:
+        path: of the file.
+        policy: the module to load into; needed for a network of your own.
+
+    Raises:
+        ConfigurationError: if the file is none of these, or its network cannot be built, or
+            ``policy`` is another network.
+
+    Example:
+        >>> import numpy as np
+        >>> from hts_torchrl import ActionSpec, ArraySpec, EnvSpec, load_policy, save_policy
+        >>> from tensordict import TensorDict
+        >>> observation = ArraySpec((4,), np.dtype(np.float32))
+        >>> action = ActionSpec("discrete", ArraySpec((), np.dtype(np.int64)), sizes=(2,))
+        >>> spec = EnvSpec({"observation": observation}, action)
+        >>> policy = make_actor_critic("mlp", spec)
+        >>> save_policy(policy, "policy.safetensors", spec=spec, network="mlp")
+        >>> policy = load_policy("policy.safetensors")
+        >>> policy(TensorDict({"observation": torch.zeros(3, 4)}, [3]))["action"].shape
+        torch.Size([3])
+    """
+    tensors, metadata = _read(Path(path))
+    policy = _build(Path(path), metadata, tensors) if policy is None else policy
+    _require_same(Path(path), policy, tensors)
+    try:
+        policy.load_state_dict(tensors)
+    except RuntimeError as error:
+        told = " ".join(str(error).split())
+        raise ConfigurationError(f"{path} is of another network: {told}") from error
+    return policy
+
+
+def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            described = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError) as error:
+        raise ConfigurationError(f"{path}: this is no policy that can be read: {error}") from error
+    if "hts_torchrl" not in described:
+        raise ConfigurationError(f"{path}: this was not written by hts-torchrl export")
+    return tensors, described
+
+
+def _build(path: Path, described: dict[str, Any], tensors: dict[str, Tensor]) -> nn.Module:
+    try:
+        network, spec = (_from_json(described[name]) for name in ("network", "spec"))
+        name = None if network is None else network["name"]
+        squash = network is not None and network["squash"]
+        if name in BUILT_IN_TRUNKS and isinstance(squash, bool):
+            make = partial(make_actor_critic, name, spec_from_json(spec), squash=squash)
+            # Whatever sizes are described, on this device nothing is allocated.
+            with torch.device("meta"), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                _require_same(path, make(), tensors)
+            with torch.random.fork_rng(devices=[]):  # the caller's random numbers stay as they are
+                return make()
+    except ConfigurationError as error:
+        told = " ".join(str(error).removeprefix(f"{path}").split())
+        raise ConfigurationError(f"{path}: {told.removeprefix(': ')}") from error
+    except (
+        *(KeyError, IndexError, TypeError, ValueError, AttributeError),
+        *(OverflowError, RecursionError, RuntimeError),
+    ) as error:
+        told = " ".join(repr(error).split())
+        raise ConfigurationError(f"{path}: its description cannot be read: {told}") from error
+    raise ConfigurationError(
+        f"{path}: its network ({name or 'a policy of your own'}) is none of this package: give the "
+        "module to load into, load_policy(path, policy)"
+    )
+
+
+def _require_same(path: Path, policy: nn.Module, tensors: dict[str, Tensor]) -> None:
+    """Refuse tensors of other names, shapes or types; a conversion would change their bits."""
+    wanted = {
+        name: tensor
+        for name, tensor in policy.state_dict().items()
+        if isinstance(tensor, Tensor) and not is_lazy(tensor)
+    }
+    for name in sorted(wanted.keys() & tensors.keys()):
+        found, own = _described(tensors[name]), _described(wanted[name])
+        if found != own:
+            raise ConfigurationError(
+                f"{path} is of another network: its {name!r} is {found}, but {own} is needed"
+            )
+    differ = sorted(wanted.keys() ^ tensors.keys())
+    if differ and not any(map(is_lazy, policy.state_dict().values())):
+        name = differ[0]
+        problem = "is missing" if name in wanted else "has no place"
+        raise ConfigurationError(f"{path} is of another network: {name!r} {problem}")
+
+
+def _described(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+
+
+def _from_json(text: str) -> Any:  # noqa: ANN401
+    return json.loads(text, parse_constant=_refuse_constant)
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")

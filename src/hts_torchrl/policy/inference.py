@@ -1,0 +1,165 @@
+"""What an actor runs: batched passes of a policy, whose rows do not depend on each other."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor, nn
+
+from hts_torchrl.config import Array, EnvSpec, Key, Precision
+from hts_torchrl.errors import ConfigurationError
+from hts_torchrl.policy.forward import PolicyOutput, evaluate, probabilistic_module
+from hts_torchrl.policy.sampling import RowDistribution, mode, sample
+
+
+class PolicyInference:
+    """Runs a policy on batches of one fixed shape, one thread, sampling from given draws.
+
+    A row's last bits change with the size of the batch (and, with several threads, with its place
+    in it), so every pass has ``batch_size`` rows, the missing ones filled with whatever was there.
+
+    With ``bf16-mixed`` the weights of linear and convolutional layers are cast once and not in
+    every pass, as autocast would: give it a copy of a policy that is trained.
+
+    Args:
+        policy: moved to ``device`` and put in eval mode.
+        spec: observations and actions of the environment.
+        batch_size: rows of every pass.
+        device: where it computes.
+        precision: in Lightning's words.
+        extras: what to answer in addition to action, log-probability and value, by TensorDict key.
+
+    Example:
+        >>> from hts_torchrl import ActionSpec, ArraySpec, EnvSpec, make_actor_critic
+        >>> observation = ArraySpec((4,), np.dtype(np.float32))
+        >>> action = ActionSpec("discrete", ArraySpec((), np.dtype(np.int64)), sizes=(2,))
+        >>> spec = EnvSpec({"observation": observation}, action)
+        >>> inference = PolicyInference(make_actor_critic("mlp", spec), spec, batch_size=8)
+        >>> observations = {"observation": np.zeros((3, 4), np.float32)}
+        >>> answers = inference.answer(observations, draws=np.full((3, 1), 0.5))
+        >>> answers["action"].shape, answers["state_value"].shape
+        ((3,), (3, 1))
+    """
+
+    def __init__(
+        self,
+        policy: nn.Module,
+        spec: EnvSpec,
+        *,
+        batch_size: int,
+        device: str = "cpu",
+        precision: Precision = "32-true",
+        extras: Sequence[Key] = (),
+    ) -> None:
+        self.policy = policy.to(device).eval()
+        self.batch_size = batch_size
+        self._device = torch.device(device)
+        self._bf16 = precision == "bf16-mixed"
+        if self._bf16:
+            _cast_weights(self.policy)
+        self.inputs: dict[Key, Tensor] = {
+            key: torch.zeros(batch_size, *array.shape, dtype=_torch_dtype(array.dtype))
+            for key, array in spec.observations.items()
+        }
+        self.draws = torch.full((batch_size, spec.action.num_draws), 0.5, dtype=torch.float64)
+        module = probabilistic_module(policy)
+        written = " and ".join(map(repr, module.dist_sample_keys))
+        if module.dist_sample_keys != [spec.action.key]:
+            raise ConfigurationError(
+                f"the policy writes its action to {written}; {spec.action.key!r} is needed"
+            )
+        self._head = module
+        self.log_prob_key: Key = module.log_prob_key
+        self.action = spec.action
+        self.extras = list(extras)
+
+    def answer(
+        self, observations: Mapping[Key, Array], draws: Array, *, greedy: bool = False
+    ) -> dict[Key, Array]:
+        """Answer any number of rows, ``batch_size`` of them a pass.
+
+        Args:
+            observations: arrays ``[R, ...]``.
+            draws: float64 ``[R, K]``, as :func:`sample` takes them.
+            greedy: the likeliest action instead of a drawn one.
+
+        Returns:
+            Action, float32 log-probability ``[R]``, value ``[R, 1]`` if the policy has one, and the
+            extras.
+        """
+        rows = len(draws)
+        parts = [
+            self._answer(observations, draws, slice(first, first + self.batch_size), greedy)
+            for first in range(0, rows, self.batch_size)
+        ]
+        if len(parts) == 1:
+            return parts[0]
+        return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
+
+    def _answer(
+        self, observations: Mapping[Key, Array], draws: Array, rows: slice, greedy: bool
+    ) -> dict[Key, Array]:
+        taken = len(draws[rows])
+        for key, batch in self.inputs.items():
+            batch.numpy()[:taken] = observations[key][rows]
+        self.draws.numpy()[:taken] = draws[rows]
+        # Copies, because a policy may answer with a view of its input, which the next pass fills.
+        answers, _ = self.run_batch(greedy)
+        return {key: value.cpu()[:taken].numpy().copy() for key, value in answers.items()}
+
+    def run_batch(self, greedy: bool = False) -> tuple[dict[Key, Tensor], PolicyOutput]:
+        """Run one pass over ``inputs`` and ``draws``: its answers, and all that it computed."""
+        inputs = {key: value.to(self._device) for key, value in self.inputs.items()}
+        with torch.no_grad(), one_thread():
+            with torch.autocast(self._device.type, torch.bfloat16, enabled=self._bf16):
+                result = evaluate(self.policy, inputs, self.batch_size)
+            dist = result.distribution
+            if greedy:
+                action = mode(dist)
+            else:
+                action = sample(dist, self.draws.to(self._device), self._row_distribution(result))
+            log_prob = dist.log_prob(action).float()
+            answers: dict[Key, Tensor] = {self.action.key: action, self.log_prob_key: log_prob}
+            if result.value is not None:
+                answers["state_value"] = result.value.float()
+            for key in self.extras:
+                answers[key] = result.written[key]
+            for key, answer in answers.items():
+                if answer.dtype is torch.bfloat16:  # which numpy does not have
+                    answers[key] = answer.float()
+        return answers, result
+
+    def _row_distribution(self, result: PolicyOutput) -> RowDistribution | None:
+        written = result.written
+        if not isinstance(written, TensorDictBase):
+            return None
+        return lambda row: self._head.get_dist(written[row : row + 1])
+
+
+def _cast_weights(policy: nn.Module) -> None:
+    for module in policy.modules():
+        if isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d):
+            module.to(torch.bfloat16)
+
+
+def _torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
+    return torch.from_numpy(np.empty(0, dtype)).dtype
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Run with one intra-op thread: with more, a row's bits depend on its place in the batch."""
+    threads = torch.get_num_threads()
+    if threads == 1:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

@@ -1,0 +1,147 @@
+"""Which modules of a policy do what costs the bits: found by hooks, the innermost are named."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import pickle
+import random
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from hts_torchrl.compat.torch import tree_leaves, tree_map
+
+Pass: TypeAlias = Callable[[nn.Module], object]
+"""One forward pass of a policy."""
+
+_Call: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
+
+TORCH = ("torch's global generator", "torch's global CUDA generators")
+OTHERS = ("numpy's global generator (np.random)", "Python's global generator (random)")
+_STATES: dict[str, Callable[[], object]] = {
+    TORCH[0]: lambda: torch.default_generator.get_state().numpy().tobytes(),
+    TORCH[1]: lambda: [g.get_state().numpy().tobytes() for g in torch.cuda.default_generators],
+    OTHERS[0]: lambda: pickle.dumps(np.random.get_state(legacy=False)),  # noqa: NPY002
+    OTHERS[1]: random.getstate,
+}
+
+
+@contextlib.contextmanager
+def noting_draws(generators: Sequence[str]) -> Iterator[list[str]]:
+    """Give a list which in the end names those of the ``generators`` that were drawn from."""
+    before = {name: _STATES[name]() for name in generators}
+    drawn: list[str] = []
+    yield drawn
+    drawn += [name for name in generators if _STATES[name]() != before[name]]
+
+
+def drawing_modules(policy: nn.Module, run: Pass, generator: str) -> list[str]:
+    """Return the names of modules that draw from a generator of the whole process, in one pass."""
+    read = _STATES[generator]
+    return _innermost(policy, run, lambda *_: read(), lambda state, *_: read() != state)
+
+
+def varying_modules(policy: nn.Module, run: Pass) -> list[str]:
+    """Return the names of modules that give the same inputs other outputs in a second pass."""
+
+    def varies(call: _Call, module: nn.Module, output: object) -> bool:
+        args, kwargs = call
+        return differ(output, module(*args, **kwargs))
+
+    return _innermost(policy, run, _copied, varies)
+
+
+def modules_of_two_modes(policy: nn.Module, run: Pass) -> list[str]:
+    """Return the names of modules whose outputs in eval mode differ from those in their own mode.
+
+    Copies are run: the policy keeps its statistics.
+    """
+    acting, learning = copy.deepcopy(policy).eval(), copy.deepcopy(policy)
+    twins = dict(zip(acting.modules(), learning.modules(), strict=True))
+
+    def differs(call: _Call, module: nn.Module, output: object) -> bool:
+        args, kwargs = call
+        return differ(output, twins[module](*args, **kwargs))
+
+    return _innermost(acting, run, _copied, differs)
+
+
+def described(policy: nn.Module, names: Sequence[str]) -> str:
+    """Return names of modules as a user knows them, with their classes."""
+    classes = [type(policy.get_submodule(name)).__name__ for name in names]
+    return ", ".join(
+        f"{name or 'the policy'} ({kind})" for name, kind in zip(names, classes, strict=True)
+    )
+
+
+def differ(one: object, other: object) -> bool:
+    """Return whether two structures of tensors differ by more than rounding."""
+    pairs = zip(tree_leaves(one), tree_leaves(other), strict=True)
+    return any(isinstance(a, Tensor) and not _close(a, b) for a, b in pairs)
+
+
+def _close(one: Tensor, other: Tensor) -> bool:
+    if one.shape != other.shape:
+        return False
+    one, other = one.double(), other.double()
+    finite = one[one.isfinite()].abs()
+    tolerance = 0.01 * float(finite.max()) if finite.numel() else 0.0
+    return bool(torch.isclose(one, other, rtol=0.0, atol=tolerance, equal_nan=True).all())
+
+
+def _copied(args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call:
+    """Return arguments that a module which writes into its own does not reach."""
+    copied: _Call = tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, (args, kwargs))
+    return copied
+
+
+def _innermost(
+    policy: nn.Module,
+    run: Pass,
+    before: Callable[[tuple[Any, ...], dict[str, Any]], Any],
+    is_sought: Callable[[Any, nn.Module, object], bool],
+) -> list[str]:
+    """Return the names of the modules that are sought, without those that contain another one.
+
+    Args:
+        policy: whose modules are examined.
+        run: one pass of the policy.
+        before: makes of a module's arguments what ``is_sought`` is given.
+        is_sought: decides from that, the module and its output.
+    """
+    found: list[str] = []
+    running: list[tuple[Any, int]] = []
+    asking = False
+
+    def enter(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not asking:
+            running.append((before(args, kwargs), len(found)))
+
+    def leave(name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, _args: object, _kwargs: object, output: object) -> None:
+            nonlocal asking
+            if asking:
+                return
+            noted, known = running.pop()
+            asking = True
+            if len(found) == known and is_sought(noted, module, output):
+                found.append(name)
+            asking = False
+
+        return hook
+
+    handles = []
+    for name, module in policy.named_modules():
+        handles.append(module.register_forward_pre_hook(enter, with_kwargs=True))
+        handles.append(module.register_forward_hook(leave(name), with_kwargs=True))
+    try:
+        with torch.no_grad():
+            run(policy)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return list(dict.fromkeys(found))

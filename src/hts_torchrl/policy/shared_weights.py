@@ -1,0 +1,159 @@
+"""A versioned copy of the policy's weights in shared memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from hts_torchrl.errors import ConfigurationError, ProtocolError
+from hts_torchrl.shared.arrays import Array, Layout, SharedArrays
+
+_ALIGNMENT = 64
+
+
+class PolicyWeights:
+    """Two slots of weights: ``acting``, which actors load, and the one that is published into.
+
+    **Writer**: the learner's process (:meth:`publish` between, :meth:`exchange` at rendezvous).
+    **Readers**: actors (:meth:`load`). **Visible when**: published weights become the acting ones
+    at the rendezvous and not before: the collector exchanges the slots while no environment waits
+    for an action, and starts the round after that.
+
+    Example:
+        >>> policy, replica = nn.Linear(4, 2), nn.Linear(4, 2)
+        >>> weights = PolicyWeights(SharedArrays(PolicyWeights.layout(policy)), policy)
+        >>> weights.publish(policy.state_dict(), version=3)     # the learner
+        >>> weights.exchange()                                  # at the rendezvous
+        >>> weights.load(replica, version=-1)                   # an actor
+        3
+    """
+
+    def __init__(self, arrays: SharedArrays, module: nn.Module) -> None:
+        self._acting: Array = arrays["weights_acting"]
+        slots = torch.from_numpy(arrays["weights"])
+        self._slots = [_views(slots[slot], module.state_dict()) for slot in range(2)]
+        self._parameters = dict(module.named_parameters(remove_duplicate=False)).keys()
+        self._published: int | None = None
+        self._versions = [-1, -1]
+
+    @staticmethod
+    def layout(module: nn.Module) -> Layout:
+        """Two slots of raw bytes, and (version, slot) of the acting weights."""
+        size = sum(_padded(tensor) for tensor in module.state_dict().values())
+        return {"weights": ((2, max(size, 1)), "uint8"), "weights_acting": ((2,), "int64")}
+
+    @property
+    def acting_version(self) -> int:
+        """Number of updates in the acting weights."""
+        return int(self._acting[0])
+
+    @property
+    def newest_version(self) -> int:
+        """Number of updates in the weights that were published last."""
+        return self.acting_version if self._published is None else self._published
+
+    def publish(self, state: Mapping[str, Tensor], version: int | None = None) -> None:
+        """Copy weights for the round that starts next.
+
+        Args:
+            state: tensors by ``state_dict`` name, on any device.
+            version: number of updates in them; None is one more than the newest.
+
+        Raises:
+            ConfigurationError: if a name is missing or unknown, a shape or dtype is not that of the
+                policy, or a value is not finite; what was published before is kept then.
+        """
+        slot = 1 - int(self._acting[1])
+        views = self._slots[slot]
+        self._require_fitting(state)
+        newest = self.newest_version + 1 if version is None else version
+        self._versions[slot] = -1  # until all of them are there
+        with torch.no_grad():
+            for name, view in views.items():
+                view.copy_(state[name])
+        self._versions[slot] = self._published = newest
+
+    def _require_fitting(self, state: Mapping[str, Tensor]) -> None:
+        """Refuse what ``copy_`` would broadcast, or what no policy can act with."""
+        own = self._slots[0]
+        for verb, names in (
+            ("lack", own.keys() - state.keys()),
+            ("have", state.keys() - own.keys()),
+        ):
+            if names:
+                raise ConfigurationError(
+                    f"the weights {verb} {min(names, key=str)!r} (and {len(names) - 1} more "
+                    "names); those of the collector's policy are needed"
+                )
+        for name, view in own.items():
+            given = state[name]
+            if not isinstance(given, Tensor) or given.shape != view.shape:
+                found = tuple(given.shape) if isinstance(given, Tensor) else type(given).__name__
+                raise ConfigurationError(
+                    f"the weights' {name!r} has shape {found}; {tuple(view.shape)} is needed"
+                )
+            if not torch.can_cast(given.dtype, view.dtype):
+                raise ConfigurationError(
+                    f"the weights' {name!r} is {given.dtype}, which {view.dtype} cannot hold"
+                )
+        self._require_finite({name: state[name].to(view.dtype) for name, view in own.items()})
+
+    def _require_finite(self, state: Mapping[str, Tensor]) -> None:
+        """Refuse NaN, and in parameters infinity: a buffer may be a mask of -inf."""
+        for name, tensor in state.items():
+            if not tensor.is_floating_point() or math.isfinite(tensor.sum().item()):
+                continue
+            # Element by element, as the sum of large numbers overflows.
+            broken = ~tensor.isfinite() if name in self._parameters else tensor.isnan()
+            if broken.any():
+                raise ConfigurationError(
+                    f"the weights' {name!r} is not finite: {int(broken.sum())} of its "
+                    f"{tensor.numel()} elements are NaN or infinite"
+                )
+
+    def exchange(self) -> None:
+        """Make the published weights, if any, the acting ones."""
+        if self._published is not None:
+            self._acting[:] = self._published, 1 - self._acting[1]
+            self._published = None
+
+    def copy_of(self, version: int) -> dict[str, Tensor]:
+        """Return the weights of a version that is in one of the slots, for the learner's process.
+
+        Raises:
+            ProtocolError: if it is in neither.
+        """
+        if version not in self._versions:
+            raise ProtocolError(f"version {version} of the weights is not there: {self._versions}")
+        # The acting slot first: weights may be published under the number of those that act.
+        slots = (int(self._acting[1]), 1 - int(self._acting[1]))
+        slot = next(slot for slot in slots if self._versions[slot] == version)
+        return {name: view.clone() for name, view in self._slots[slot].items()}
+
+    def load(self, module: nn.Module, version: int) -> int:
+        """Copy the acting weights into ``module`` unless it has them; returns their version."""
+        if version != self.acting_version:
+            state = module.state_dict()
+            with torch.no_grad():
+                for name, view in self._slots[int(self._acting[1])].items():
+                    state[name].copy_(view)
+        return self.acting_version
+
+
+def _padded(tensor: Tensor) -> int:
+    return -(-tensor.numel() * tensor.element_size() // _ALIGNMENT) * _ALIGNMENT
+
+
+def _views(slot: Tensor, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Lay the state's tensors over one slot, in their own memory order."""
+    views, offset = {}, 0
+    for name, tensor in state.items():
+        size = tensor.numel() * tensor.element_size()
+        flat = slot[offset : offset + size].view(tensor.dtype)
+        strides = torch.empty_like(tensor, device="meta").stride()  # dense, keeps channels_last
+        views[name] = flat.as_strided(tensor.shape, strides)
+        offset += _padded(tensor)
+    return views

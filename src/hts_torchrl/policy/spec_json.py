@@ -1,0 +1,102 @@
+"""Observations and actions of an environment as JSON, for files and checkpoints, and back."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, get_args
+
+import numpy as np
+
+from hts_torchrl.config import ActionKind, ActionSpec, Array, ArraySpec, EnvSpec, Key
+
+# Which torch counts with a sign, in bytes.
+_MOST_ELEMENTS = 2**58
+
+
+def spec_as_json(spec: EnvSpec) -> dict[str, Any]:
+    """Return observations and actions as values that JSON has."""
+    action = spec.action
+    return {
+        "observations": [
+            {"key": _path(key), **_array_as_json(array)} for key, array in spec.observations.items()
+        ],
+        "action": {
+            "kind": action.kind,
+            "key": _path(action.key),
+            **_array_as_json(action.array),
+            "sizes": list(action.sizes),
+            "low": _bound_as_json(action.low),
+            "high": _bound_as_json(action.high),
+        },
+    }
+
+
+def spec_from_json(spec: dict[str, Any]) -> EnvSpec:
+    """Return observations and actions from what :func:`spec_as_json` returned.
+
+    Raises:
+        ValueError: for what no environment has; other errors for what has another form.
+    """
+    observations = {_key(each["key"]): _array_from_json(each) for each in spec["observations"]}
+    action, array = spec["action"], _array_from_json(spec["action"])
+    kind, sizes = action["kind"], _sizes_from_json(action["sizes"])
+    if kind not in get_args(ActionKind):
+        raise ValueError(f"actions of kind {kind!r}")
+    continuous = kind == "continuous"
+    if continuous == bool(sizes) or (continuous and array.dtype.kind != "f"):
+        raise ValueError(f"{kind} actions of {array} with {sizes} choices")
+    low, high = (
+        None if action[name] is None else _bound_from_json(action[name], array, infinity)
+        for name, infinity in (("low", -np.inf), ("high", np.inf))
+    )
+    if continuous and (low is None or high is None or not (low <= high).all()):
+        raise ValueError(f"actions from {action['low']} to {action['high']}")
+    key = _key(action.get("key", ["action"]))  # files of version 0.1 have none
+    return EnvSpec(observations, ActionSpec(kind, array, sizes, low, high, key))
+
+
+def _sizes_from_json(sizes: list[int]) -> tuple[int, ...]:
+    if not all(type(size) is int and 0 < size < _MOST_ELEMENTS for size in sizes):
+        raise ValueError(f"sizes {str(sizes)[:100]}")
+    return tuple(sizes)
+
+
+def _path(key: Key) -> list[str]:
+    return [key] if isinstance(key, str) else list(key)
+
+
+def _key(path: list[str]) -> Key:
+    if not path or not all(isinstance(name, str) and name for name in path):
+        raise ValueError(f"an entry named {path}")
+    return path[0] if len(path) == 1 else tuple(path)
+
+
+def _array_as_json(array: ArraySpec) -> dict[str, Any]:
+    return {"shape": list(array.shape), "dtype": array.dtype.name}
+
+
+def _array_from_json(array: dict[str, Any]) -> ArraySpec:
+    dtype = np.dtype(str(array["dtype"]))
+    if dtype.kind not in "biuf":
+        raise ValueError(f"numbers of type {dtype}")
+    shape = _sizes_from_json(array["shape"])
+    if math.prod(shape) >= _MOST_ELEMENTS:
+        raise ValueError(f"the shape {str(shape)[:100]}")
+    return ArraySpec(shape, dtype)
+
+
+def _bound_as_json(bound: Array | None) -> list[Any] | None:
+    """Return numbers, with null for what is infinite, which JSON cannot say."""
+    if bound is None:
+        return None
+    numbers = bound.astype(object)
+    numbers[~np.isfinite(bound)] = None
+    as_list: list[Any] = numbers.tolist()
+    return as_list
+
+
+def _bound_from_json(bound: list[Any], array: ArraySpec, infinity: float) -> Array:
+    numbers = np.array(bound, array.dtype)  # null becomes NaN
+    if numbers.shape != array.shape:
+        raise ValueError(f"bounds of shape {numbers.shape} for actions of {array}")
+    return np.where(np.isnan(numbers), array.dtype.type(infinity), numbers)

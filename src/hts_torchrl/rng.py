@@ -1,0 +1,85 @@
+"""Uniform draws keyed by (seed, environment, step): the randomness of every action.
+
+They come from a counter-based generator (Philox4x64-10; Salmon et al., 2011), so the draw of any
+step can be made without those before it. What a learner draws is keyed by (seed, update).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+_WORDS_PER_COUNT = 4
+
+
+def uniform_draws(
+    seed: int, env: int, first_step: int, num_steps: int, width: int
+) -> np.ndarray[Any, Any]:
+    """Return float64 draws ``[num_steps, width]`` in the open interval (0, 1).
+
+    Args:
+        seed: the run's seed, 64 bits.
+        env: global index of the environment.
+        first_step: the environment's step, counted from the start of the run.
+        num_steps: how many consecutive steps.
+        width: draws of each step.
+
+    Example:
+        >>> bool((uniform_draws(0, 3, 5, 1, 2) == uniform_draws(0, 3, 0, 9, 2)[5]).all())
+        True
+    """
+    counts = -(-width // _WORDS_PER_COUNT)
+    key = np.array([seed % 2**64, env], np.uint64)
+    generator = np.random.Philox(counter=first_step * counts, key=key)
+    words = generator.random_raw(num_steps * counts * _WORDS_PER_COUNT)
+    words = words.reshape(num_steps, counts * _WORDS_PER_COUNT)[:, :width]
+    # 51 bits, so that a draw times a sum of probabilities stays below that sum after rounding.
+    return ((words >> np.uint64(13)) + 0.5) * 2.0**-51
+
+
+def normal_draws(
+    seed: int, env: int, first_step: int, num_steps: int, width: int
+) -> np.ndarray[Any, Any]:
+    """Return standard normal draws ``[num_steps, width]``, keyed like :func:`uniform_draws`.
+
+    By the Box-Muller transform, which takes a fixed number of uniform draws. It runs where the
+    environment lives and not on a batch: there its last bits would depend on the row's place.
+    """
+    pairs = -(-width // 2)
+    uniform = uniform_draws(seed, env, first_step, num_steps, 2 * pairs)
+    radius = np.sqrt(-2.0 * np.log(uniform[:, :pairs]))
+    angle = 2.0 * np.pi * uniform[:, pairs:]
+    return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)], 1)[:, :width]
+
+
+def draws_of(kind: str) -> Callable[[int, int, int, int, int], np.ndarray[Any, Any]]:
+    """Return what draws for actions of a kind: normal for ``continuous`` ones, else uniform."""
+    return normal_draws if kind == "continuous" else uniform_draws
+
+
+def env_seed(seed: int, env: int, stream: str = "train", *, number: int = 0) -> int:
+    """Return the 31-bit seed with which environment ``env`` is reset for the ``number``-th time.
+
+    ``stream`` keeps environments of training and evaluation apart.
+    """
+    entropy = (seed % 2**64, env, *stream.encode())
+    sequence = np.random.SeedSequence(entropy, spawn_key=(number,) if number else ())
+    return int(sequence.generate_state(1)[0] >> 1)
+
+
+def update_seed(seed: int, update: int, part: int, rank: int = 0) -> int:
+    """Return the 63-bit seed of what the learner draws in a part of an update.
+
+    Args:
+        seed: the run's seed, 64 bits.
+        update: number of updates before it.
+        part: which gradient computation of the update.
+        rank: process of a distributed run, each of which draws for samples of its own.
+    """
+    # A hundredth of the time that a SeedSequence takes: this runs once a part.
+    key = struct.pack("<Q3q", seed % 2**64, update, part, rank)
+    return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little") >> 1

@@ -1,0 +1,93 @@
+"""Settings that are declared once, in a record, and taken by name by the classes that use them."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import difflib
+import functools
+import inspect
+import itertools
+import textwrap
+from collections.abc import Callable, Collection
+from inspect import Parameter
+from typing import Any, TypeVar, get_type_hints
+
+Class = TypeVar("Class", bound=type)
+
+
+def takes_settings(record: type, *, besides: Collection[str] = ()) -> Callable[[Class], Class]:
+    """Give a class that passes ``**settings`` to a record the record's signature and help.
+
+    ``inspect.signature``, ``help()``, Sphinx and the command line then show every field of the
+    record as a keyword argument, with its type, default and docstring. A keyword that is neither
+    the class's nor the record's is refused, with the nearest that is known.
+
+    Static types end here: ``Unpack[TypedDict]`` would need every name and type a second time. The
+    record refuses wrong values when it is built.
+
+    Args:
+        record: a dataclass with keyword-only fields, each followed by a docstring.
+        besides: fields that the class sets itself, and its callers cannot.
+    """
+
+    def decorate(taking: Class) -> Class:
+        init = vars(taking)["__init__"]
+        own = inspect.signature(init)
+        hints = get_type_hints(record)
+        added = [
+            each.replace(annotation=hints[name])
+            for name, each in inspect.signature(record).parameters.items()
+            if name not in {*own.parameters, *besides}
+        ]
+        explicit = [each for each in own.parameters.values() if each.kind != Parameter.VAR_KEYWORD]
+        known = {each.name for each in (*explicit, *added)}
+
+        @functools.wraps(init)
+        def checked(*args: Any, **kwargs: Any) -> None:  # noqa: ANN401
+            if unknown := kwargs.keys() - known:
+                raise TypeError(_refusal(taking.__name__, min(unknown), known))
+            init(*args, **kwargs)
+
+        signature = own.replace(parameters=[*explicit, *added])
+        checked.__signature__ = signature  # type: ignore[attr-defined]
+        checked.__annotations__ = get_type_hints(init) | {p.name: p.annotation for p in added}
+        setattr(taking, "__init__", checked)  # noqa: B010 - mypy cannot know which class
+        taking.__doc__ = _with_arguments(taking.__doc__, record, [each.name for each in added])
+        return taking
+
+    return decorate
+
+
+def _refusal(name: str, unknown: str, known: Collection[str]) -> str:
+    nearest = difflib.get_close_matches(unknown, known, n=1)
+    hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+    return f"{name}() has no setting {unknown!r}{hint}"
+
+
+def _with_arguments(doc: str | None, record: type, names: list[str]) -> str | None:
+    """Add the docstrings of fields to the ``Args`` of a class."""
+    if doc is None:  # python -OO
+        return None
+    docs = field_docs(record)
+    lines = "".join(f"\n    {name}: {docs[name]}" for name in names if name in docs)
+    doc = inspect.cleandoc(doc)
+    before, args, after = doc.partition("\nArgs:\n")
+    own, gap, rest = after.partition("\n\n")
+    return f"{before}{args}{own}{lines}{gap}{rest}"
+
+
+def field_docs(record: type) -> dict[str, str]:
+    """Return the docstring under each field of a dataclass, its bases' first, in one line each."""
+    docs: dict[str, str] = {}
+    for each in filter(dataclasses.is_dataclass, reversed(record.__mro__)):
+        try:
+            source = textwrap.dedent(inspect.getsource(each))
+        except (OSError, TypeError):  # without its source
+            continue
+        (tree,) = ast.parse(source).body
+        for field, doc in itertools.pairwise(tree.body):  # type: ignore[attr-defined]
+            match field, doc:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(ast.Constant(str(text))):
+                    docs[name] = " ".join(text.split())
+    return docs

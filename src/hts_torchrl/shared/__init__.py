@@ -1,0 +1,1 @@
+"""Shared memory between executors, actors and the learner, one noun a file; numpy only."""

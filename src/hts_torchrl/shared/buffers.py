@@ -1,0 +1,113 @@
+"""All that the worker pool shares, allocated once and handed to every worker."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from copy import copy
+from typing import Any, Self
+
+from hts_torchrl.config import ArraySpec, EnvSpec, Key, PoolConfig
+from hts_torchrl.machine import require_descriptors
+from hts_torchrl.schedule import Schedule
+from hts_torchrl.shared.arrays import Layout, SharedArrays
+from hts_torchrl.shared.pipes import Doorbell, ReadyQueue
+from hts_torchrl.shared.rollout import DoubleStorage
+from hts_torchrl.shared.slots import ActionBuffer, StateBuffer
+from hts_torchrl.shared.worker_status import WorkerStatus
+
+# Other pipes, the memory, and what starting a process takes for a moment.
+_OTHER_DESCRIPTORS = 24
+
+
+class SharedBuffers:
+    """The shared buffers, and the settings that give them their shapes.
+
+    Made by the collector before the workers start; a worker gets the part it needs
+    (:meth:`for_executor`, :meth:`for_actor`) as a process argument and sees the same memory.
+    """
+
+    def __init__(
+        self,
+        spec: EnvSpec,
+        outputs: Mapping[Key, ArraySpec],
+        config: PoolConfig,
+        schedule: Schedule,
+        weights_layout: Layout,
+    ) -> None:
+        self.spec = spec
+        self.outputs = dict(outputs)
+        self.config = config
+        self.schedule = schedule
+        num_envs = config.num_envs
+        # Two ends of a bell for each executor, two descriptors of multiprocessing for each process.
+        workers = config.num_executors + config.num_actors if config.num_actors else 0
+        require_descriptors(
+            2 * config.num_executors + 2 * workers + _OTHER_DESCRIPTORS,
+            f"{config.num_executors} executors and {config.num_actors} actors need",
+            "envs_per_executor",
+        )
+        self.arrays = SharedArrays(
+            StateBuffer.layout(spec, num_envs)
+            | ActionBuffer.layout(outputs, num_envs)
+            | DoubleStorage.layout(
+                spec, outputs, num_envs, schedule.steps_per_round, debug=config.debug
+            )
+            | WorkerStatus.layout(
+                config.num_executors + config.num_actors,
+                most_spans=schedule.frames_per_round + 2,  # an actor may run a pass for each frame
+            )
+            | weights_layout
+        )
+        self._make_pipes()
+        self._attach()
+
+    def _make_pipes(self) -> None:
+        self.ready = ReadyQueue()
+        self.finished = ReadyQueue()
+        self.doorbells = {index: Doorbell() for index in range(self.config.num_executors)}
+
+    def _attach(self) -> None:
+        self.state = StateBuffer(self.arrays, self.spec)
+        self.actions = ActionBuffer(self.arrays, self.outputs)
+        debug = self.config.debug
+        self.storages = DoubleStorage(self.arrays, self.spec, self.outputs, debug=debug)
+        self.status = WorkerStatus(self.arrays)
+
+    def renew_signals(self) -> None:
+        """Replace all pipes, and empty the worker status, for another pool; the arrays stay."""
+        self._close_pipes()
+        self._make_pipes()
+        self.status.clear()
+
+    def for_executor(self, executor: int) -> Self:
+        """Return the shared buffers with this executor's doorbell only."""
+        shared = copy(self)
+        shared.doorbells = {executor: self.doorbells[executor]}
+        return shared
+
+    def for_actor(self) -> Self:
+        """Return the shared buffers with doorbells that can be rung only."""
+        shared = copy(self)
+        shared.doorbells = {index: bell.for_ringing() for index, bell in self.doorbells.items()}
+        return shared
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what is rebuilt from the shared arrays."""
+        built = ("state", "actions", "storages", "status")
+        return {name: value for name, value in self.__dict__.items() if name not in built}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Attach to the same memory in a worker."""
+        self.__dict__.update(state)
+        self._attach()
+
+    def close(self) -> None:
+        """Close pipes and the memory's descriptor here; arrays live on while they are used."""
+        self._close_pipes()
+        self.arrays.close()
+
+    def _close_pipes(self) -> None:
+        for bell in self.doorbells.values():
+            bell.close()
+        self.ready.close()
+        self.finished.close()

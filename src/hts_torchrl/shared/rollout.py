@@ -1,0 +1,185 @@
+"""Where rounds are written: one storage, the two in turn, and the one that debug mode checks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import numpy as np
+
+from hts_torchrl.config import ArraySpec, EnvSpec, Key
+from hts_torchrl.errors import ProtocolError
+from hts_torchrl.schedule import NUM_STORAGES
+from hts_torchrl.shared.arrays import Array, Layout, SharedArrays, array_name
+
+
+class Cells(Protocol):
+    """Cells ``[T, G, ...]`` of one array, of the G environments of one executor."""
+
+    def __setitem__(self, step: int, values: Array, /) -> None:
+        """Fill the cells of a step."""
+
+
+_NUMBERS: dict[Key, str] = {
+    ("next", "reward"): "float32",
+    ("next", "terminated"): "bool",
+    ("next", "truncated"): "bool",
+    ("next", "episode_end"): "bool",
+    ("next", "episode_reward"): "float32",
+    ("next", "step_count"): "int64",
+}
+
+
+def next_key(key: Key) -> Key:
+    """Return the key of the following step's entry."""
+    return ("next", key) if isinstance(key, str) else ("next", *key)
+
+
+def storage_specs(spec: EnvSpec, outputs: Mapping[Key, ArraySpec]) -> dict[Key, ArraySpec]:
+    """List every array of a storage by its TensorDict key, without ``[N, T]``.
+
+    Numbers of a step have a last dimension of 1, as in TorchRL.
+    """
+    specs: dict[Key, ArraySpec] = {}
+    for key, array in spec.observations.items():
+        specs[key] = specs[next_key(key)] = array
+    specs.update(outputs)
+    specs.update({key: ArraySpec((1,), np.dtype(dtype)) for key, dtype in _NUMBERS.items()})
+    specs["collector", "traj_ids"] = ArraySpec((), np.dtype(np.int64))
+    return specs
+
+
+class RolloutStorage:
+    """Arrays ``[N, T, ...]`` of one round.
+
+    **Writer**: row ``n`` belongs to the executor of environment ``n``, so each cell has one.
+    **Reader**: the learner. **Visible when**: the executor has reported its round finished.
+    """
+
+    def __init__(self, arrays: dict[Key, Array]) -> None:
+        self.arrays = arrays
+
+    def cells(self, rows: slice) -> Mapping[Key, Cells]:
+        """Return what the executor of the environments ``rows`` fills, by step; numbers ``[T, G]``.
+
+        Views are made once, as an executor's step has time for little else than writing to them.
+        """
+        cells = {key: array[rows].swapaxes(0, 1) for key, array in self.arrays.items()}
+        return cells | {key: cells[key][..., 0] for key in _NUMBERS}
+
+
+_POISON = 0xFF
+
+
+class DebugCells:
+    """Cells of one array, and how often each was written."""
+
+    def __init__(self, cells: Cells, counts: Array) -> None:
+        self._cells = cells
+        self._counts = counts
+
+    def __setitem__(self, step: int, values: Array) -> None:
+        """Fill the cells of a step, and count that."""
+        self._cells[step] = values
+        self._counts[step] += 1
+
+
+class DebugStorage(RolloutStorage):
+    """A :class:`RolloutStorage` that knows how often each cell was written.
+
+    The collector poisons it before a round and checks it after::
+
+        storage.poison()                       # then the executors fill its cells
+        storage.check(round_index, first_env)
+
+    **Writer** of the counts, uint8 ``[N, T]`` for each key: the collector between rounds, the
+    executor of row ``n`` in a round. **Reader**: the collector, when the round is finished.
+    """
+
+    def __init__(self, arrays: dict[Key, Array], counts: dict[Key, Array]) -> None:
+        super().__init__(arrays)
+        self._counts = counts
+
+    def cells(self, rows: slice) -> Mapping[Key, Cells]:
+        """Return cells that count what is written to them."""
+        counts = {key: array[rows].swapaxes(0, 1) for key, array in self._counts.items()}
+        return {key: DebugCells(view, counts[key]) for key, view in super().cells(rows).items()}
+
+    def poison(self) -> None:
+        """Fill every byte with 0xFF (NaN in floats, -1 or the largest in integers)."""
+        for array in self.arrays.values():
+            array.view(np.uint8)[...] = _POISON
+        for counts in self._counts.values():
+            counts[...] = 0
+
+    def check(self, round_index: int, first_env: int) -> None:
+        """Require that the finished round wrote every cell once.
+
+        Args:
+            round_index: of the round.
+            first_env: global index of row 0.
+
+        Raises:
+            ProtocolError: naming the first cell for which that is not so.
+        """
+        for key, counts in self._counts.items():
+            wrong = np.argwhere(counts != 1)
+            if len(wrong):
+                row, step = wrong[0].tolist()
+                times = {0: "never", 2: "twice"}.get(int(counts[row, step]), "many times")
+                raise ProtocolError(
+                    f"{array_name(key)} of environment {first_env + row}, round {round_index}, "
+                    f"step {step}, was written {times}, not once"
+                )
+
+
+class DoubleStorage:
+    """Two storages: executors write one while the learner reads the other.
+
+    Which is which follows from the round's number (:meth:`Schedule.storage_of`), so nobody has to
+    signal the exchange. In debug mode both count what is written into them.
+    """
+
+    def __init__(
+        self,
+        arrays: SharedArrays,
+        spec: EnvSpec,
+        outputs: Mapping[Key, ArraySpec],
+        *,
+        debug: bool = False,
+    ) -> None:
+        keys = list(storage_specs(spec, outputs))
+
+        def half(index: int, kind: str) -> dict[Key, Array]:
+            return {key: arrays[f"{kind}/{array_name(key)}"][index] for key in keys}
+
+        self._storages = [
+            DebugStorage(half(index, "rollout"), half(index, "writes"))
+            if debug
+            else RolloutStorage(half(index, "rollout"))
+            for index in range(NUM_STORAGES)
+        ]
+
+    @staticmethod
+    def layout(
+        spec: EnvSpec,
+        outputs: Mapping[Key, ArraySpec],
+        num_envs: int,
+        steps: int,
+        *,
+        debug: bool = False,
+    ) -> Layout:
+        """Shapes ``[2, N, T, ...]``; in debug mode also of the counts of writes, ``[2, N, T]``."""
+        cells = (NUM_STORAGES, num_envs, steps)
+        specs = storage_specs(spec, outputs)
+        layout: Layout = {
+            f"rollout/{array_name(key)}": ((*cells, *array.shape), array.dtype.str)
+            for key, array in specs.items()
+        }
+        if debug:
+            layout |= {f"writes/{array_name(key)}": (cells, "uint8") for key in specs}
+        return layout
+
+    def __getitem__(self, storage: int) -> RolloutStorage:
+        """Return one of the two."""
+        return self._storages[storage]

@@ -1,0 +1,77 @@
+"""One slot for each environment: its latest observation and draws, and the policy's answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from hts_torchrl.config import ArraySpec, EnvSpec, Key
+from hts_torchrl.shared.arrays import Array, Layout, SharedArrays, array_name
+
+
+class StateBuffer:
+    """One slot for each environment.
+
+    **Writer**: slot ``n`` belongs to the executor of environment ``n`` until it announces ``n`` on
+    the :class:`ReadyQueue`, then to the actor that took ``n``, until that actor answers.
+    **Readers**: actors. **Visible when**: the slot is written before its number enters the queue.
+    """
+
+    def __init__(self, arrays: SharedArrays, spec: EnvSpec) -> None:
+        self.observations: dict[Key, Array] = {
+            key: arrays[f"state/{array_name(key)}"] for key in spec.observations
+        }
+        self.draws = arrays["state_draws"]
+
+    @staticmethod
+    def layout(spec: EnvSpec, num_envs: int) -> Layout:
+        """Shapes ``[N, ...]`` of the observations, and float64 draws ``[N, K]``."""
+        arrays: Layout = {
+            f"state/{array_name(key)}": ((num_envs, *array.shape), array.dtype.str)
+            for key, array in spec.observations.items()
+        }
+        arrays["state_draws"] = ((num_envs, spec.action.num_draws), "float64")
+        return arrays
+
+    def put(self, rows: slice, observation: dict[Key, Array], draws: Array) -> None:
+        """Write the slots of ``rows``; the caller announces them afterwards.
+
+        Args:
+            rows: the environments of one executor, which follow one another: R of them.
+            observation: arrays ``[R, ...]`` by key.
+            draws: float64 ``[R, K]``.
+        """
+        for key, slots in self.observations.items():
+            slots[rows] = observation[key]
+        self.draws[rows] = draws
+
+
+class ActionBuffer:
+    """One slot for each environment.
+
+    **Writer**: the actor that took the environment from the :class:`ReadyQueue`. **Reader**: the
+    environment's executor. **Visible when**: the slot is written before the executor's
+    :class:`Doorbell` rings: ``action_ready``.
+    """
+
+    def __init__(self, arrays: SharedArrays, outputs: Mapping[Key, ArraySpec]) -> None:
+        self.answers: dict[Key, Array] = {
+            key: arrays[f"action/{array_name(key)}"] for key in outputs
+        }
+
+    @staticmethod
+    def layout(outputs: Mapping[Key, ArraySpec], num_envs: int) -> Layout:
+        """Shapes ``[N, ...]`` of all that the policy answers."""
+        return {
+            f"action/{array_name(key)}": ((num_envs, *array.shape), array.dtype.str)
+            for key, array in outputs.items()
+        }
+
+    def put(self, envs: Array, answers: Mapping[Key, Array]) -> None:
+        """Write the answers to ``envs``; the caller rings their executors afterwards.
+
+        Args:
+            envs: int32 ``[R]``.
+            answers: arrays ``[R, ...]`` by key.
+        """
+        for key, answer in answers.items():
+            self.answers[key][envs] = answer

@@ -1,0 +1,1 @@
+"""What measures or checks an installation or a run: advise, doctor, verify."""

@@ -1,0 +1,236 @@
+"""The advisor: a task's costs on this machine, its expected speed, and settings that suit it."""
+
+from __future__ import annotations
+
+import copy
+import os
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from lightning.pytorch import Callback, Trainer
+
+from hts_torchrl.collectors.hts import HTSCollector
+from hts_torchrl.config import Precision
+from hts_torchrl.envs.group import Array
+from hts_torchrl.envs.make_group import make_group
+from hts_torchrl.learner import Learner
+from hts_torchrl.tools.idle import IdleEnvs
+from hts_torchrl.tools.runtime_model import expected_lag, gamma_fit, kolmogorov_smirnov
+from hts_torchrl.tools.short_fit import short_fit
+from hts_torchrl.tools.speed import Costs, Settings, best_settings, collect_s, limits, speed
+from hts_torchrl.tools.step_times import busy_cores, measured_step_times
+from hts_torchrl.training.datamodule import PRECISIONS, HTSDataModule
+
+_ENDLESS = 10**6
+_SUMMED = 100
+"""Steps in each sum whose distribution is compared with a Gamma distribution, as in the paper."""
+
+
+class Advisor:
+    """Measures a task, predicts its speed, and checks the prediction by training for a while.
+
+    It takes a minute or more::
+
+        advisor = Advisor(A2C(), data, trainer)
+        for line in advisor.report(seconds=60):
+            print(line)
+
+    Args:
+        learner: the learner, which stays as it is.
+        data: the environments and the worker pool.
+        trainer: gives precision, gradient clipping and accumulation.
+    """
+
+    def __init__(self, learner: Learner, data: HTSDataModule, trainer: Trainer) -> None:
+        self._learner, self._data, self._trainer = learner, data, trainer
+        self._cores = len(os.sched_getaffinity(0))
+        self._group = make_group(data.env, [0])
+
+    def report(self, seconds: float) -> Iterator[str]:
+        """Yield the lines of the report as they are found, in about two times ``seconds``."""
+        own: Precision = self._trainer.precision  # type: ignore[assignment]
+        precisions = list(dict.fromkeys((own, *PRECISIONS)))
+        with busy_cores(self._data.env, self._cores - 1):
+            step_s = np.array(list(measured_step_times(self._group, seconds / 2)))
+            yield from _describe(step_s)
+            update_s = {name: self._update_s(name, seconds / 8) for name in precisions}
+        self._group.close()
+        costs_in = {}
+        for precision in precisions:
+            costs = self._costs(step_s, update_s[precision], precision, seconds / 8)
+            costs_in[precision] = costs
+            passes = ", ".join(f"{1e3 * s:.3f} ({rows} rows)" for rows, s in costs.pass_s.items())
+            yield (
+                f"in {precision:15}ms: {1e3 * update_s[precision]:.3f} a step for the update, an "
+                f"actor's pass {passes}, an executor's own time a step {1e3 * costs.visit_s:.3f}"
+            )
+        settings = self._settings()
+        costs = costs_in[own]
+        bounds = limits(costs, settings)
+        expected = speed(costs, settings)
+        each = ", ".join(f"{name} {value:.0f}" for name, value in bounds.items())
+        yield f"expected          {expected:.0f} steps/s, the least of: {each}"
+        yield _staleness(costs, settings)
+        measured = self._measured(settings, own, seconds / 2)
+        yield (
+            f"measured          {measured:.0f} steps/s in {seconds / 2:g} s of training, "
+            f"{measured / expected:.2f} of the expected"
+        )
+        better, precision = best_settings(costs_in, settings, own)
+        yield f"advice            {_suggestion(settings, own, better, precision)}"
+        if (better, precision) != (settings, own):
+            advised = self._measured(better, precision, seconds / 2)
+            yield (
+                f"measured with it  {advised:.0f} steps/s, {advised / measured:.2f} times as many; "
+                f"{speed(costs_in[precision], better):.0f} were expected"
+            )
+
+    def _settings(self) -> Settings:
+        pool, schedule = self._data.pool, self._data.schedule
+        return Settings(
+            num_envs=pool.num_envs,
+            envs_per_executor=pool.envs_per_executor,
+            inference_batch_size=pool.batch_size,
+            num_actors=pool.num_actors,
+            steps_per_round=schedule.steps_per_round,
+            delay=schedule.delay,
+            cores=self._cores,
+        )
+
+    def _update_s(self, precision: Precision, seconds: float) -> float:
+        serial = self._data.for_short_fit(_ENDLESS, num_actors=0)
+        return self._train(serial, precision, seconds).update_s
+
+    def _costs(self, step_s: Array, update_s: float, precision: Precision, seconds: float) -> Costs:
+        own = self._settings()
+        several = sorted({own.inference_batch_size, own.num_envs})
+        visits_s, pass_s = [], {}
+        for rows in several:
+            visit_s, pass_s[rows] = self._pool_s(rows, precision, seconds / len(several))
+            visits_s.append(visit_s)
+        return Costs(step_s, float(np.mean(visits_s)), pass_s, update_s)
+
+    def _pool_s(self, rows: int, precision: Precision, seconds: float) -> tuple[float, float]:
+        """Return the seconds of an executor's step, without its environment's, and of a pass."""
+        learner = copy.deepcopy(self._learner)
+        spec = self._group.spec
+        if learner.policy is None:
+            learner.build_policy(spec)
+        collector = HTSCollector(
+            IdleEnvs(spec),
+            learner.actor_critic,
+            num_envs=self._data.pool.num_envs,
+            frames_per_batch=self._data.schedule.frames_per_round,
+            inference_batch_size=rows,
+            precision=precision,
+            policy_device=str(self._trainer.strategy.root_device),
+            clone=False,
+            all_outputs=False,
+        )
+        spans: dict[str, list[float]] = {"executor": [], "actor": [], "learner": []}
+        try:
+            for index, _ in enumerate(collector):
+                if index == 0:
+                    until_s = time.perf_counter() + seconds
+                if index % 3 == 0:
+                    collector.trace_round(index + 2)  # the next one has started
+                elif index % 3 == 2:
+                    for worker, works in (collector.trace or {}).items():
+                        spans[worker.split()[0]] += [end - begin for begin, end in works]
+                    if time.perf_counter() > until_s:
+                        break
+        finally:
+            collector.shutdown()
+        return float(np.mean(spans["executor"])), float(np.mean(spans["actor"]))
+
+    def _measured(self, settings: Settings, precision: Precision, seconds: float) -> float:
+        data = self._data.for_short_fit(
+            _ENDLESS,
+            num_envs=settings.num_envs,
+            envs_per_executor=settings.envs_per_executor,
+            inference_batch_size=settings.inference_batch_size,
+            num_actors=settings.num_actors,
+            frames_per_batch=settings.num_envs * settings.steps_per_round,
+        )
+        return self._train(data, precision, seconds).steps_per_s
+
+    def _train(self, data: HTSDataModule, precision: Precision, seconds: float) -> _Watch:
+        watch = _Watch(seconds)
+        short_fit(self._learner, data, self._trainer, watch, precision=precision)
+        return watch
+
+
+class _Watch(Callback):
+    """Ends training after some seconds, not counting the first three rounds."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds, self.rounds, self.frames = seconds, -3, 0
+        self.steps_per_s = self.update_s = float("nan")
+
+    def on_train_batch_end(self, trainer: Trainer, *arguments: Any) -> None:  # noqa: ANN401
+        part = arguments[2]
+        if not part.is_last:
+            return
+        self.rounds += 1
+        now_s = time.perf_counter()
+        busy_s = trainer.datamodule.collector.stats()["learner_busy_s"]  # type: ignore[attr-defined]
+        if self.rounds <= 0:
+            self.began_s, self.busy_before_s = now_s, busy_s
+            return
+        self.frames += part.round.numel()
+        self.steps_per_s = self.frames / (now_s - self.began_s)
+        self.update_s = (busy_s - self.busy_before_s) / self.frames
+        trainer.should_stop = now_s - self.began_s >= self.seconds
+
+
+def _describe(step_s: Array) -> Iterator[str]:
+    """Say how the times of steps are distributed."""
+    ms = 1e3 * step_s
+    centred = step_s - step_s.mean()
+    correlation = float((centred[1:] * centred[:-1]).mean() / max(step_s.var(), 1e-300))
+    yield (
+        f"environment step  {ms.mean():.3f} ms (deviation {ms.std():.3f}, longest {ms.max():.3f}, "
+        f"correlation with the step before {correlation:.2f}; {len(ms)} steps)"
+    )
+    sums = step_s[: len(step_s) // _SUMMED * _SUMMED].reshape(-1, _SUMMED).sum(1)
+    if len(sums) >= 20:
+        mean_s, shape = gamma_fit(sums)
+        distance, probability = kolmogorov_smirnov(sums, mean_s, shape=shape)
+        verdict = "fit" if probability >= 0.05 else "do not fit"
+        yield (
+            f"sums of {_SUMMED} steps  {verdict} a Gamma distribution of shape {shape:.0f} "
+            f"(Kolmogorov-Smirnov D = {distance:.3f}, p = {probability:.3f}, {len(sums)} sums)"
+        )
+
+
+def _staleness(costs: Costs, settings: Settings) -> str:
+    """Compare the age of the data with an asynchronous system's of the same costs."""
+    load = settings.cores / collect_s(costs, settings) * costs.update_s
+    lag = f"{expected_lag(1, load):.1f}" if load < 1 else "more and more"
+    return f"age of the data   {settings.delay} update; {lag} in an asynchronous system (Claim 2)"
+
+
+def _suggestion(
+    settings: Settings, precision: Precision, better: Settings, better_precision: Precision
+) -> str:
+    """Name the flags that differ."""
+    own, flags = _flags(settings, precision), _flags(better, better_precision)
+    changed = {name: value for name, value in flags.items() if value != own[name]}
+    if not changed:
+        return "keep the settings"
+    harmless = {"data.envs_per_executor", "data.num_actors"}
+    remark = " (which also changes what is learnt)" * (not changed.keys() <= harmless)
+    return " ".join(f"--{name}={value}" for name, value in changed.items()) + remark
+
+
+def _flags(settings: Settings, precision: Precision) -> dict[str, Any]:
+    return {
+        "data.num_envs": settings.num_envs,
+        "data.envs_per_executor": settings.envs_per_executor,
+        "data.inference_batch_size": settings.inference_batch_size,
+        "data.num_actors": settings.num_actors,
+        "data.frames_per_batch": settings.num_envs * settings.steps_per_round,
+        "trainer.precision": precision,
+    }

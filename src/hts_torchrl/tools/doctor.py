@@ -1,0 +1,163 @@
+"""The doctor: what this machine has, what of it is in the way, and what would help."""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from hts_torchrl.allocator import keep_freed_memory
+from hts_torchrl.compat.torch import bfloat16_in_hardware
+from hts_torchrl.config import ActionSpec, ArraySpec, EnvSpec, Precision
+from hts_torchrl.envs.atari import AtariEnvs
+from hts_torchrl.envs.football.envs import FootballEnvs
+from hts_torchrl.errors import ConfigurationError
+from hts_torchrl.models import make_actor_critic
+from hts_torchrl.policy.examination import depends_on_row_alone
+from hts_torchrl.policy.inference import PolicyInference
+
+_PIXELS = EnvSpec(
+    {"observation": ArraySpec((4, 84, 84), np.dtype(np.uint8))},
+    ActionSpec("discrete", ArraySpec((), np.dtype(np.int64)), (6,)),
+)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What was looked at, what was found, and what to do about it, if anything is wrong."""
+
+    what: str
+    found: str
+    remedy: str = ""
+
+    def __str__(self) -> str:
+        """Return one line, and a second one if there is a remedy."""
+        mark = "wrong" if self.remedy else "ok"
+        line = f"{mark:6}{self.what:18}{self.found}"
+        return f"{line}\n{'':6}{'':18}{self.remedy}" if self.remedy else line
+
+
+def examine() -> Iterator[Finding]:
+    """Yield one finding after another."""
+    games = (_atari, _football, _gfootball)
+    for check in (_cores, _memory, _descriptors, _threads, _bfloat16, *games, _gpu):
+        yield check()
+    for network in ("nips", "nature", "impala"):
+        yield _rows(network)
+
+
+def _cores() -> Finding:
+    cores, allowed = len(os.sched_getaffinity(0)), _cgroup("cpu.max")
+    if allowed and allowed[0] != "max" and int(allowed[0]) / int(allowed[1]) < cores:
+        share = int(allowed[0]) / int(allowed[1])
+        return Finding(
+            "cores",
+            f"{cores}, of which the container may use {share:g}",
+            "raise the container's limit, or start with taskset on as many cores as it may use",
+        )
+    return Finding("cores", f"{cores}")
+
+
+def _memory() -> Finding:
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    fields = dict(line.split(":") for line in lines)
+    available_gb = int(fields["MemAvailable"].split()[0]) / 1024**2
+    limit = _cgroup("memory.max")
+    if limit and limit[0] != "max":
+        available_gb = min(available_gb, int(limit[0]) / 1024**3)
+    remedy = (
+        "" if available_gb >= 2 else "Atari with 16 environments needs about 2 GB: lower num_envs"
+    )
+    return Finding("memory", f"{available_gb:.1f} GB; /dev/shm is not used", remedy)
+
+
+def _cgroup(name: str) -> list[str]:
+    """Return the words of a limit of this process's control group (version 2), if it has one."""
+    path = Path("/sys/fs/cgroup", name)
+    return path.read_text().split() if path.is_file() else []
+
+
+def _descriptors() -> Finding:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # Two for each executor here and one in each actor, and what libraries keep open.
+    most = (soft - 100) // 3
+    remedy = "" if most >= 64 else f"ulimit -n {min(hard, 4096)}"
+    return Finding("file descriptors", f"{soft}: enough for {most} executors", remedy)
+
+
+def _threads() -> Finding:
+    threads, cores = torch.get_num_threads(), len(os.sched_getaffinity(0))
+    remedy = f"set OMP_NUM_THREADS={cores} or less" if threads > cores else ""
+    kept = "kept" if keep_freed_memory() else "returned to the system, slower"
+    return Finding(
+        "torch", f"{torch.__version__}, {threads} threads; freed memory is {kept}", remedy
+    )
+
+
+def _bfloat16() -> Finding:
+    supported = bfloat16_in_hardware()
+    found = "in hardware" if supported else "emulated: leave --trainer.precision at 32-true"
+    return Finding("bfloat16", found)
+
+
+def _atari() -> Finding:
+    return _engine("Atari", "pip install ale-py", lambda: AtariEnvs("pong").group([0]).reset([0]))
+
+
+def _football() -> Finding:
+    remedy = "pip install --force-reinstall 'hts-torchrl[football]'"
+    return _extra("football", remedy, FootballEnvs("empty_goal"))
+
+
+def _gfootball() -> Finding:
+    remedy = "bash scripts/install_gfootball.sh"
+    return _extra("gfootball", remedy, FootballEnvs("empty_goal", engine="gfootball"))
+
+
+def _extra(what: str, remedy: str, envs: FootballEnvs) -> Finding:
+    """Look at an engine that nobody has to have."""
+    try:
+        return _engine(what, remedy, lambda: envs.group([0]).reset([0]))
+    except ConfigurationError as error:
+        return Finding(what, f"not installed: {str(error).rpartition(': ')[2]}")
+
+
+def _engine(what: str, remedy: str, reset: Callable[[], object]) -> Finding:
+    try:
+        reset()
+    except ConfigurationError:
+        raise
+    except Exception as error:
+        return Finding(what, f"{type(error).__name__}: {error}", remedy)
+    return Finding(what, "plays")
+
+
+def _gpu() -> Finding:
+    if not torch.cuda.is_available():
+        return Finding("GPU", "none: learner and actors compute on the CPU")
+    return Finding(
+        "GPU", ", ".join(map(torch.cuda.get_device_name, range(torch.cuda.device_count())))
+    )
+
+
+def _rows(network: str) -> Finding:
+    """Ask whether the actors' answers keep their bits at any place of a batch."""
+    precisions: tuple[Precision, ...] = ("32-true", "bf16-mixed")
+    depends = []
+    for precision in precisions:
+        policy = make_actor_critic(network, _PIXELS)
+        inference = PolicyInference(policy, _PIXELS, batch_size=8, precision=precision)
+        if not depends_on_row_alone(inference, trials=2):
+            depends.append(precision)
+    if not depends:
+        return Finding(f"network {network}", "rows keep their bits at any place of a batch")
+    return Finding(
+        f"network {network}",
+        f"rows depend on their place in a batch ({', '.join(depends)})",
+        "actors will answer row by row, exact but slower; another inference_batch_size may do",
+    )

@@ -1,0 +1,59 @@
+"""Environments that do nothing: what a worker pool takes with them is its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hts_torchrl.config import EnvSpec
+from hts_torchrl.envs.group import Array, EnvFactory, Observation, Transition
+
+
+@dataclass(frozen=True)
+class IdleEnvs(EnvFactory):
+    """Environments that look like others, and whose steps take no time.
+
+    Example:
+        >>> from hts_torchrl import GymEnvs, env_spec_of
+        >>> spec = env_spec_of(GymEnvs("CartPole-v1"))
+        >>> IdleEnvs(spec).group([0, 1]).reset([0, 0])["observation"].shape
+        (2, 4)
+    """
+
+    spec: EnvSpec
+    """What they observe and accept."""
+
+    def group(self, indices: Sequence[int], *, render: bool = False) -> IdleGroup:  # noqa: ARG002
+        """Make the environments of the given indices (:class:`EnvFactory`)."""
+        return IdleGroup(self.spec, len(indices))
+
+
+class IdleGroup:
+    """Observations of zeros, rewards of zero, and no end (an :class:`EnvGroup`)."""
+
+    def __init__(self, spec: EnvSpec, num_envs: int) -> None:
+        self.spec = spec
+        self.num_envs = num_envs
+        observation: Observation = {
+            key: np.zeros((num_envs, *array.shape), array.dtype)
+            for key, array in spec.observations.items()
+        }
+        zero, no = np.zeros(num_envs, np.float32), np.zeros(num_envs, bool)
+        self._transition = Transition(observation, observation, zero, zero, no, no, no)
+
+    def reset(self, seeds: Sequence[int]) -> Observation:  # noqa: ARG002
+        """Return the observation."""
+        return self._transition.next_observation
+
+    def step(self, actions: Array) -> Transition:  # noqa: ARG002
+        """Return the transition."""
+        return self._transition
+
+    def render(self) -> Array:
+        """Return a black point."""
+        return np.zeros((1, 1, 3), np.uint8)
+
+    def close(self) -> None:
+        """Hold nothing, and free nothing."""

@@ -1,0 +1,57 @@
+"""Short trainings that leave nothing behind, for those who measure or compare."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import logging
+from collections.abc import Iterator
+
+from lightning.pytorch import Callback, Trainer, seed_everything
+
+from hts_torchrl.config import Precision
+from hts_torchrl.learner import Learner
+from hts_torchrl.training.datamodule import HTSDataModule
+
+
+def short_fit(
+    learner: Learner,
+    data: HTSDataModule,
+    trainer: Trainer,
+    *callbacks: Callback,
+    precision: Precision | None = None,
+) -> Learner:
+    """Train a copy of a learner, without logs, checkpoints and evaluations; returns the copy.
+
+    Lightning says nothing of it but warnings.
+
+    Args:
+        learner: which stays as it is.
+        data: what it learns from.
+        trainer: gives device, precision, gradient clipping and accumulation.
+        callbacks: who watch, and may end it.
+        precision: instead of the trainer's.
+    """
+    seed_everything(data.seed, verbose=False)
+    learner = copy.deepcopy(learner)
+    with _warnings_only():
+        Trainer(
+            accelerator=trainer.strategy.root_device.type, devices=1, max_epochs=1,
+            limit_val_batches=0, precision=precision or trainer.precision, logger=False,
+            gradient_clip_val=trainer.gradient_clip_val,
+            accumulate_grad_batches=trainer.accumulate_grad_batches,
+            enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+            callbacks=list(callbacks),
+        ).fit(learner, datamodule=data)  # fmt: skip
+    return learner
+
+
+@contextlib.contextmanager
+def _warnings_only() -> Iterator[None]:
+    log = logging.getLogger("lightning.pytorch")
+    before = log.level
+    log.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        log.setLevel(before)

@@ -1,0 +1,1 @@
+"""The Lightning side: the data module, evaluation, checkpoints and callbacks."""

@@ -1,0 +1,94 @@
+"""The picture of a run: score against steps and against minutes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from matplotlib.figure import Figure
+
+from hts_torchrl.training.callbacks.statistics import TrainingStatistics, is_logging_step
+from hts_torchrl.training.round_slice import RoundSlice
+
+_TRAINING_POINTS = 500
+
+
+@dataclass
+class _Curve:
+    frames: list[int]
+    minutes: list[float]
+    scores: list[float]
+
+    def add(self, statistics: TrainingStatistics, score: float) -> None:
+        self.frames.append(statistics.frames)
+        self.minutes.append(statistics.minutes)
+        self.scores.append(score)
+
+    def thin(self, most: int) -> None:
+        """Drop every other point once there are too many."""
+        if len(self.frames) > most:
+            for values in (self.frames, self.minutes, self.scores):
+                del values[::2]
+
+
+class LearningCurve(Callback):
+    """Draws ``learning_curve.png`` into the log directory when training ends.
+
+    It shows the mean raw score of the last 100 training games and each evaluation's score.
+    """
+
+    def __init__(self) -> None:
+        self._training = _Curve([], [], [])
+        self._evaluation = _Curve([], [], [])
+        self.path: Path | None = None
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: RoundSlice, *_: Any
+    ) -> None:
+        """Add a point of training now and then."""
+        statistics = TrainingStatistics.of(trainer)
+        if batch.is_last and is_logging_step(trainer) and statistics.mean_return is not None:
+            self._training.add(statistics, statistics.mean_return)
+            self._training.thin(_TRAINING_POINTS)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Add a point of evaluation."""
+        if trainer.sanity_checking or "eval/score" not in trainer.callback_metrics:
+            return
+        score = float(trainer.callback_metrics["eval/score"])
+        self._evaluation.add(TrainingStatistics.of(trainer), score)
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Draw the picture."""
+        directory = trainer.log_dir  # which all ranks must ask for, or none
+        if trainer.is_global_zero and directory is not None:
+            self.path = Path(directory) / "learning_curve.png"
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._draw(self.path)
+
+    def _draw(self, path: Path) -> None:
+        figure = Figure(figsize=(10, 4), layout="constrained")
+        left, right = figure.subplots(1, 2, sharey=True)
+        training, games = self._training, self._evaluation
+        for axis, unit, name in (
+            (left, "frames", "environment steps"),
+            (right, "minutes", "minutes of training"),
+        ):
+            axis.plot(getattr(training, unit), training.scores, label="training, last 100")
+            axis.plot(getattr(games, unit), games.scores, "o-", label="evaluation")
+            axis.set_xlabel(name)
+            axis.grid(alpha=0.3)
+        left.set_ylabel("score")
+        left.legend()
+        figure.savefig(path, dpi=120)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return both curves for the checkpoint."""
+        return {"training": vars(self._training), "evaluation": vars(self._evaluation)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on drawing where the checkpoint was taken."""
+        self._training = _Curve(**state_dict["training"])
+        self._evaluation = _Curve(**state_dict["evaluation"])

@@ -1,0 +1,155 @@
+"""Frames, speed, episodes and waiting, in the progress bar and every logger."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import Any, Self
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from hts_torchrl.errors import ConfigurationError
+from hts_torchrl.training.round_slice import RoundSlice
+
+_EPISODES = 100
+
+
+class TrainingStatistics(Callback):
+    """Logs what the run has done, every ``log_every_n_steps`` of the Trainer.
+
+    ``train/frames`` are environment steps of all ranks, ``train/minutes`` the time of training
+    without evaluation; ``episode/return`` (raw score) and ``episode/length`` are means over the
+    last 100 finished games; ``wait/...`` are shares of the time since the last logging in which
+    executors, actors and the learner waited for each other. ``rendezvous/skew_ms`` is the mean time
+    between the first executor's end of a round and the last one's, ``rendezvous/slowest_env`` the
+    first environment of the executor that was last in the latest round.
+    """
+
+    def __init__(self) -> None:
+        self.frames = 0
+        self.episodes = 0
+        self._returns: deque[float] = deque(maxlen=_EPISODES)
+        self._lengths: deque[int] = deque(maxlen=_EPISODES)
+        self._earlier_s = 0.0
+        self._started_s: float | None = None
+        self._rounds = 0
+        self._marks: dict[str, float] = {}
+        self._evaluates_within_training = False
+
+    @classmethod
+    def of(cls, trainer: Trainer) -> Self:
+        """Return the Trainer's callback of this kind.
+
+        Raises:
+            ConfigurationError: if it has none.
+        """
+        for callback in trainer.callbacks:  # type: ignore[attr-defined]
+            if isinstance(callback, cls):
+                return callback
+        raise ConfigurationError("the Trainer needs the callback TrainingStatistics")
+
+    @property
+    def minutes(self) -> float:
+        """Minutes of training so far, without evaluation."""
+        running_s = 0.0 if self._started_s is None else time.monotonic() - self._started_s
+        return (self._earlier_s + running_s) / 60
+
+    @property
+    def mean_return(self) -> float | None:
+        """Mean raw score of the last 100 finished games; None before the first."""
+        return sum(self._returns) / len(self._returns) if self._returns else None
+
+    def _resume(self) -> None:
+        if self._started_s is None:
+            self._started_s = time.monotonic()
+
+    def _pause(self) -> None:
+        self._earlier_s = self.minutes * 60
+        self._started_s = None
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Start the clock; what is measured from now on is compared with now."""
+        self._marks = {"frames": self.frames, "rounds": self._rounds, "seconds": self._earlier_s}
+        self._resume()
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Stop the clock."""
+        self._pause()
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Stop the clock: evaluation is no training."""
+        self._evaluates_within_training = self._started_s is not None
+        self._pause()
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Let the clock run on."""
+        if self._evaluates_within_training:
+            self._resume()
+
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Log where in the run the evaluation stands."""
+        pl_module.log_dict({"eval/frames": float(self.frames), "eval/minutes": self.minutes})
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: RoundSlice, *_: Any
+    ) -> None:
+        """Count the round's frames and games."""
+        if batch.is_last:
+            self._count(batch, trainer.world_size)
+        if is_logging_step(trainer):
+            self._log(trainer, pl_module)
+
+    def _count(self, part: RoundSlice, world_size: int) -> None:
+        self.frames += part.round.numel() * world_size
+        self._rounds += 1
+        after = part.round["next"]
+        ended = after["episode_end"]
+        if ended.any():
+            self._returns.extend(after["episode_reward"][ended].tolist())
+            self._lengths.extend(after["step_count"][ended].tolist())
+            self.episodes += int(ended.sum())
+
+    def _log(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        collector = getattr(getattr(trainer, "datamodule", None), "collector", None)
+        pool = {} if collector is None else collector.stats()
+        now = {"frames": self.frames, "rounds": self._rounds, "seconds": self.minutes * 60, **pool}
+        since = {name: value - self._marks.get(name, 0.0) for name, value in now.items()}
+        self._marks = now
+        figures = {"train/frames": float(self.frames), "train/minutes": self.minutes}
+        bar = {}
+        if since["seconds"] > 0:
+            bar["steps_per_second"] = since["frames"] / since["seconds"]
+        if self.mean_return is not None:
+            bar["episode/return"] = self.mean_return
+            figures["episode/length"] = sum(self._lengths) / len(self._lengths)
+        for role in ("learner", "actors", "executors"):
+            waited, worked = since.get(f"{role}_waiting_s", 0.0), since.get(f"{role}_busy_s", 0.0)
+            if waited + worked > 0:
+                figures[f"wait/{role}"] = waited / (waited + worked)
+        if since["rounds"] > 0 and "slowest_env" in pool:
+            figures["rendezvous/skew_ms"] = 1e3 * since["rendezvous_skew_s"] / since["rounds"]
+            figures["rendezvous/slowest_env"] = pool["slowest_env"]
+        pl_module.log_dict(figures)
+        pl_module.log_dict(bar, prog_bar=True)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return counters and the last games for the checkpoint."""
+        return {
+            "frames": self.frames,
+            "episodes": self.episodes,
+            "seconds": self.minutes * 60,
+            "returns": list(self._returns),
+            "lengths": list(self._lengths),
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on counting."""
+        self.frames, self.episodes = state_dict["frames"], state_dict["episodes"]
+        self._earlier_s = state_dict["seconds"]
+        self._returns.extend(state_dict.get("returns", []))
+        self._lengths.extend(state_dict.get("lengths", []))
+
+
+def is_logging_step(trainer: Trainer) -> bool:
+    """Return whether it is time to log, by the Trainer's ``log_every_n_steps``."""
+    return trainer.global_step % trainer.log_every_n_steps == 0  # type: ignore[attr-defined,no-any-return]

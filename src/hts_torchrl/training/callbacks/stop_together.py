@@ -1,0 +1,105 @@
+"""Runs of several ranks: a signal ends all of them with the same round."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+from types import FrameType
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.utilities.exceptions import SIGTERMException
+
+from hts_torchrl.compat.lightning import answer_sigterm
+from hts_torchrl.errors import NotFiniteError
+from hts_torchrl.training.round_slice import RoundSlice
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
+_LAUNCHER = "HTS_TORCHRL_LAUNCHER"
+
+
+class StopTogether(Callback):
+    """Notes Ctrl-C and SIGTERM, and raises in all ranks at the start of the next round.
+
+    A rank that left by itself would let the others wait for it for ever, and a checkpoint takes all
+    of them. Does nothing in a run of one rank.
+
+    Args:
+        last: writes a checkpoint when all ranks end together, and only then.
+    """
+
+    def __init__(self, last: ModelCheckpoint | None = None) -> None:
+        self._last = last
+        self._number = 0
+        self._before: dict[int, Any] = {}
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Begin to note signals."""
+        if trainer.world_size > 1 and stage == "fit":
+            # Lightning's handler broadcasts, wherever in its own collectives the process is.
+            answer_sigterm(trainer, self._note)
+            self._before = {number: signal.signal(number, self._note) for number in _SIGNALS}
+
+    def _note(self, number: int, _: FrameType | None) -> None:
+        self._number = number
+
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: RoundSlice, batch_idx: int
+    ) -> None:
+        """Ask at the start of a round whether a rank has been told to stop."""
+        if trainer.world_size == 1 or not batch.is_first:
+            return
+        noted = torch.tensor(self._number, device=trainer.strategy.root_device)
+        number = int(trainer.strategy.reduce(noted, reduce_op="max"))
+        if number:
+            # Lightning kills the first rank where another leaves with an error.
+            raise Stopped(128 + number if trainer.is_global_zero else 0)
+
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
+        """Let all ranks save together, if all have come here."""
+        if self._last is not None and isinstance(exception, Stopped | NotFiniteError):
+            self._last.save_on_exception = True
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Put back what answered signals before."""
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._before = {}
+
+
+class Stopped(SIGTERMException):
+    """All ranks end with this round, each with its exit status."""
+
+
+def end_at_once(local_rank: int) -> None:
+    """Let a signal end a rank that has yet to meet the others, and a rank end with its launcher.
+
+    Ranks wait for each other in C++, where no handler of Python's runs, for half an hour.
+
+    Args:
+        local_rank: of this process; Lightning starts the others of a machine from rank 0.
+    """
+    for number in _SIGNALS:
+        signal.signal(number, signal.SIG_DFL)
+    if local_rank == 0:
+        os.environ[_LAUNCHER] = str(os.getpid())  # for the ranks that it starts
+    elif _LAUNCHER in os.environ:  # else torchrun or a cluster started it, and ends it
+        ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, signal.SIGTERM)
+        if os.getppid() != int(os.environ[_LAUNCHER]):  # it has ended already
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def leave_together() -> None:
+    """Close the process group, once all ranks have come to their end.
+
+    Gloo's threads free tensors under Python's lock, and that aborts a process whose interpreter has
+    ended (https://github.com/pytorch/pytorch/issues/190489).
+    """
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()

@@ -1,0 +1,140 @@
+"""What a checkpoint holds of the data module, and how a run goes on from it."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch
+from lightning.pytorch import Trainer
+from lightning.pytorch.trainer.states import TrainerFn
+
+from hts_torchrl.collectors.round_source import RoundSource
+from hts_torchrl.config import CollectorSettings
+from hts_torchrl.errors import ConfigurationError
+from hts_torchrl.training.run_settings import Changes, changes, refuse, told
+
+_log = logging.getLogger(__name__)
+_DECIDE_BITS = (
+    *("env", "frames_per_batch", "num_envs", "delay", "seed", "inference_batch_size"),
+    "collection",
+)
+
+
+class DataState:
+    """The collector's state and the run's settings, as a checkpoint holds them.
+
+    Args:
+        pool: settings of the collector.
+        settings: of the data module, as plain data in the words of a config file.
+        accept_changes: go on with other settings that decide bits.
+    """
+
+    def __init__(
+        self, pool: CollectorSettings, settings: dict[str, Any], *, accept_changes: bool
+    ) -> None:
+        self._pool, self._settings, self._accept_changes = pool, settings, accept_changes
+        self._updates_before = 0
+        self.first_round = 0
+        self.loaded: dict[str, Any] = {}
+        """For the next training."""
+        self.final: dict[str, Any] = {}
+        """At the end of the last one."""
+
+    def begin(self, collector: RoundSource, updates: int) -> None:
+        """Hand what was loaded to a new collector, for a learner that has done ``updates``."""
+        state = {"frames": 0, **self.loaded, "policy_version": updates}
+        collector.load_state_dict(state)
+        self.loaded = {}  # a further training begins anew
+        self._updates_before = updates - int(state.get("round", 0))
+
+    def of(self, collector: RoundSource, trainer: Trainer) -> dict[str, Any]:
+        """Return the state at the start of the next round to be learned; all ranks must call it."""
+        updates = getattr(trainer.lightning_module, "updates", None)
+        round_index = collector.rounds if updates is None else updates - self._updates_before
+        state = dict(collector.state_at(round_index, envs=self._settings["resume_envs"]))
+        if trainer.world_size > 1 and "games" in state:
+            ranks: list[Any] = [None] * trainer.world_size
+            torch.distributed.all_gather_object(ranks, state["games"])
+            state["games"] = {
+                name: torch.cat([games[name] for games in ranks]) for name in state["games"]
+            }
+        state["settings"] = self._run_settings(trainer)
+        return state
+
+    def _run_settings(self, trainer: Trainer) -> dict[str, Any]:
+        algorithm = getattr(trainer.gradient_clip_algorithm, "value", "norm")
+        of_trainer = {
+            "precision": str(trainer.precision),
+            "accumulate_grad_batches": trainer.accumulate_grad_batches,
+            "gradient_clip_val": trainer.gradient_clip_val or None,
+            "gradient_clip_algorithm": str(algorithm),
+            "world_size": trainer.world_size,
+        }
+        return {"data": self._settings, "trainer": of_trainer}
+
+    def changes_from(self, state: dict[str, Any], trainer: Trainer) -> Changes:
+        """Return what decides bits and is not as in a state that was saved."""
+        own = self._run_settings(trainer)
+        own["data"] = {name: own["data"][name] for name in _DECIDE_BITS}
+        saved = state.get("settings") or {"data": {}, "trainer": {}}
+        return {
+            f"{part}.{name}": each
+            for part in ("data", "trainer")
+            for name, each in changes(saved[part], own[part]).items()
+        }
+
+    def load(self, state: dict[str, Any], trainer: Trainer | None) -> None:
+        """Keep the state for the next training; refuse what ``fit`` cannot go on with."""
+        state = dict(state)
+        if not self._settings["resume_envs"]:
+            state.pop("games", None)
+        if trainer is not None and trainer.state.fn == TrainerFn.FITTING:
+            differing = self.changes_from(state, trainer)
+            if not self._accept_changes:
+                refuse(differing)
+            if differing:
+                state = self._changed(state, differing, trainer)
+            self._refuse_end(state, trainer)
+        self.loaded = state
+        self.first_round = int(state.get("round", 0))
+
+    def _changed(
+        self, state: dict[str, Any], differing: Changes, trainer: Trainer
+    ) -> dict[str, Any]:
+        """Return the state as a run with other settings goes on with it."""
+        update = getattr(trainer.lightning_module, "updates", int(state["policy_version"]))
+        new_games = "data.seed" in differing or any(n.startswith("data.env") for n in differing)
+        if new_games:
+            state.pop("games", None)
+        if trainer.is_global_zero:
+            games = "; new games begin" if new_games else ""
+            _log.warning("%s%s", told(differing, update), games)
+        if not self._pool.schedule.starts_before_update():
+            state = {name: value for name, value in state.items() if "acting_" not in name}
+        before, now = state["settings"]["data"]["frames_per_batch"], self._pool.frames_per_batch
+        state["round"] = -(-state["round"] * before // now)
+        state["frames"] = state["round"] * now
+        return state
+
+    def _refuse_end(self, state: dict[str, Any], trainer: Trainer) -> None:
+        """Refuse an end that lies before what has been done, and more games than there are."""
+        total, round_index = self._pool.total_frames, int(state.get("round", 0))
+        done = round_index * self._pool.frames_per_batch
+        if not self._pool.schedule.exists(round_index - 1):
+            raise ConfigurationError(
+                f"data.total_frames={total}, but the checkpoint's run has done {done}"
+            )
+        wanted = self._pool.num_envs * trainer.world_size
+        if "games" in state and (games := len(state["games"]["seeds"])) < wanted:
+            raise ConfigurationError(
+                f"the checkpoint has the games of {games} environments, but {wanted} are wanted "
+                f"(data.num_envs={self._pool.num_envs}, ranks={trainer.world_size}): give the "
+                "same number, or data.resume_envs=false for new games"
+            )
+        if not self._pool.schedule.exists(round_index) and trainer.is_global_zero:
+            _log.warning(
+                "the checkpoint's run is finished (%d of %d frames): nothing is trained; a larger "
+                "data.total_frames extends it",
+                *(done, total),
+            )

@@ -1,0 +1,318 @@
+"""The data module: rounds for training, episodes for evaluation."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from typing import Any, get_args
+
+import torch
+from lightning.pytorch import LightningDataModule, Trainer
+
+from hts_torchrl.collectors.asynchronous import AsynchronousCollector
+from hts_torchrl.collectors.hts import HTSCollector
+from hts_torchrl.collectors.round_source import RoundSource
+from hts_torchrl.config import MOST_ENVS, Collection, CollectorSettings, EnvSpec, Precision
+from hts_torchrl.envs.group import EnvFactory
+from hts_torchrl.envs.make_group import env_spec_of
+from hts_torchrl.errors import ConfigurationError, require
+from hts_torchrl.policy.forward import as_policy
+from hts_torchrl.settings import takes_settings
+from hts_torchrl.training.data_state import DataState
+from hts_torchrl.training.evaluation import Evaluation
+from hts_torchrl.training.loaders import ONE_EPOCH, EvaluationLoader, RoundLoader
+from hts_torchrl.training.round_slice import RoundSlice
+from hts_torchrl.training.run_settings import Changes, described
+from hts_torchrl.training.trainer_limits import require_sound, require_supported
+
+PRECISIONS: tuple[Precision, ...] = ("32-true", "bf16-mixed")
+"""The Trainer's, in which actors can compute, too."""
+
+
+@takes_settings(CollectorSettings, besides=("first_env",))
+class HTSDataModule(LightningDataModule):
+    """Collects rounds while the learner learns, and evaluates on environments of their own.
+
+    One epoch of the Trainer is the whole run: use ``Trainer(max_epochs=1)``. The collector is built
+    when training begins and closed at its end, also after an exception.
+
+    Args:
+        env: factory of the environments, such as ``AtariEnvs`` or ``GymEnvs``.
+        total_frames: steps of each rank in the whole run.
+        collection: ``rounds`` is this project's; ``actors`` (IMPALA) and ``server`` (SEED RL) are
+            baselines that nobody waits for, with a learner for data of any age (``Impala``), on the
+            CPU and one rank; ``num_actors``, ``delay`` and ``step_barrier`` say nothing to them.
+        resume_envs: keep the running games in checkpoints, and go on with those of a checkpoint, so
+            that the resumed run has the bits of one that was never stopped; else new games begin.
+        accept_changes: go on from a checkpoint with other settings that decide bits, which is
+            refused else; the log tells which, and from which update on.
+        evaluation_episodes: games of each evaluation.
+        evaluation_frames: steps between evaluations; None evaluates at the end only.
+        evaluation_greedy: play the likeliest action instead of a drawn one.
+    """
+
+    def __init__(  # noqa: PLR0913 - flags of the command line, keyword only
+        self,
+        env: EnvFactory,
+        *,
+        total_frames: int,
+        collection: Collection = "rounds",
+        resume_envs: bool = True,
+        accept_changes: bool = False,
+        evaluation_episodes: int = 10,
+        evaluation_frames: int | None = None,
+        evaluation_greedy: bool = False,
+        **settings: Any,  # noqa: ANN401
+    ) -> None:
+        super().__init__()
+        if total_frames < 1:
+            raise ConfigurationError(
+                f"total_frames={total_frames}; the Trainer needs an end: give a positive count"
+            )
+        # Refused here rather than when training begins.
+        self.pool = CollectorSettings(total_frames=total_frames, **settings)
+        self.schedule = self.pool.schedule
+        self.seed = self.pool.seed
+        self.env = env
+        self.collection = collection
+        self.resume_envs = resume_envs
+        self.accept_changes = accept_changes
+        self.evaluation_episodes = evaluation_episodes
+        self.evaluation_frames = evaluation_frames
+        self.evaluation_greedy = evaluation_greedy
+        self._refuse_settings()
+        self._collector: RoundSource | None = None
+        self._env_spec: EnvSpec | None = None
+        self._state = DataState(self.pool, self._plain_settings(), accept_changes=accept_changes)
+
+    def _refuse_settings(self) -> None:
+        for name in ("evaluation_episodes", "evaluation_frames"):
+            count = getattr(self, name)
+            require(count is None or count >= 1, f"{name}={count}", "1 or more")
+        if self.evaluation_episodes > MOST_ENVS:
+            raise ConfigurationError(
+                f"evaluation_episodes={self.evaluation_episodes}; at most {MOST_ENVS} is possible"
+            )
+        known = get_args(Collection)
+        one_of = f"one of {', '.join(known)}"
+        require(self.collection in known, f"collection={self.collection!r}", one_of)
+
+    def _plain_settings(self) -> dict[str, Any]:
+        """Return all settings as plain data, in the words of a config file."""
+        own = ("evaluation_episodes", "evaluation_frames", "evaluation_greedy")
+        return {
+            **self._settings,
+            "env": described(self.env),
+            "inference_batch_size": self.pool.batch_size,
+            **{name: getattr(self, name) for name in ("collection", "resume_envs", *own)},
+        }
+
+    def for_short_fit(self, rounds: int, **changes: Any) -> HTSDataModule:  # noqa: ANN401
+        """Return a module of the same rounds, so many of them, that never evaluates.
+
+        Args:
+            rounds: of the whole run.
+            changes: settings of the constructor that are to differ.
+        """
+        frames = {"total_frames": self.schedule.frames_per_round * rounds}
+        settings = {"collection": self.collection, **self._settings, **frames, **changes}
+        return HTSDataModule(self.env, **settings)
+
+    @property
+    def _settings(self) -> dict[str, Any]:
+        """The collector's settings that the constructor takes."""
+        return {name: each for name, each in vars(self.pool).items() if name != "first_env"}
+
+    @property
+    def env_spec(self) -> EnvSpec:
+        """Observations and actions of the environments; makes one to ask it."""
+        if self._env_spec is None:
+            self._env_spec = env_spec_of(self.env)
+        return self._env_spec
+
+    @property
+    def collector(self) -> RoundSource:
+        """The collector of the running training.
+
+        Raises:
+            ConfigurationError: outside of training.
+        """
+        if self._collector is None:
+            raise ConfigurationError("the collector exists during training only")
+        return self._collector
+
+    @property
+    def first_round(self) -> int:
+        """The round with which a run that was loaded goes on."""
+        return self._state.first_round
+
+    @property
+    def _trainer(self) -> Trainer:
+        assert self.trainer is not None
+        return self.trainer
+
+    @property
+    def _precision(self) -> Precision:
+        return self._trainer.precision  # type: ignore[return-value]
+
+    @property
+    def _parts_per_round(self) -> int:
+        return getattr(self._trainer.lightning_module, "parts_per_round", 1)
+
+    def setup(self, stage: str) -> None:
+        """Ask for an evaluation every ``evaluation_frames``, in the Trainer's own count.
+
+        Raises:
+            ConfigurationError: if actors cannot compute in the Trainer's precision, or its epochs
+                are more than the frames will do for.
+        """
+        precision = self._precision
+        require(precision in PRECISIONS, f"precision={precision}", " or ".join(PRECISIONS))
+        if stage != "fit":
+            return
+        require_supported(self._trainer)
+        require_sound(self._trainer)
+        self._refuse_collection()
+        assert self.schedule.num_rounds is not None
+        parts = self.schedule.num_rounds * self._parts_per_round
+        if parts > sys.maxsize:
+            raise ConfigurationError(
+                f"{self.schedule.num_rounds} rounds of {self._parts_per_round} minibatches are "
+                f"more than {sys.maxsize} steps: lower total_frames, epochs or minibatches"
+            )
+        limit = self._trainer.limit_train_batches
+        in_epoch = min(parts, limit) if isinstance(limit, int) else int(parts * limit)
+        if in_epoch < 1:
+            raise ConfigurationError(f"limit_train_batches={limit:g}: no part of the run is left")
+        if (self._trainer.max_epochs or 0) * in_epoch > parts:
+            raise ConfigurationError(f"max_epochs={self._trainer.max_epochs}: {ONE_EPOCH}")
+        self._set_interval(in_epoch)
+
+    def _set_interval(self, in_epoch: int) -> None:
+        """Turn evaluation_frames into the Trainer's count of batches."""
+        # None where Lightning was given a time.
+        interval = getattr(self._trainer, "val_check_interval", None)
+        if self.evaluation_frames is None:
+            fits = not isinstance(interval, int) or 1 <= interval <= in_epoch
+            require(fits, f"val_check_interval={interval}", f"1 to {in_epoch} (parts of the run)")
+            return
+        if interval != 1 or isinstance(interval, int):
+            given = "a time" if interval is None else interval
+            raise ConfigurationError(
+                f"val_check_interval={given} and evaluation_frames={self.evaluation_frames}: both "
+                "say when to evaluate; give one of them"
+            )
+        rounds = max(1, round(self.evaluation_frames / self.schedule.frames_per_round))
+        parts = rounds * self._parts_per_round
+        self._trainer.val_check_interval = max(1, min(parts, in_epoch))
+
+    def _refuse_collection(self) -> None:
+        """Refuse data of any age where the learner, or the Trainer, cannot use it."""
+        if self.collection == "rounds":
+            return
+        setting = f"collection={self.collection}"
+        if not getattr(self._trainer.lightning_module, "corrects_any_lag", False):
+            raise ConfigurationError(f"{setting} needs a learner for data of any age: model=Impala")
+        ranks = self._trainer.world_size
+        require(ranks == 1, f"{setting} on {ranks} ranks", "1")
+
+    def train_dataloader(self) -> RoundLoader:
+        """Build the collector around the learner's policy and start its processes."""
+        self._close()
+        learner = self._trainer.lightning_module
+        collector = self._make_collector()
+        self._state.begin(collector, getattr(learner, "updates", 0))
+        self._collector = collector  # not before: what could not be loaded has no state to save
+        collector.start()
+        before_round = getattr(learner, "before_round", lambda: None)
+        return RoundLoader(collector, self._parts_per_round, before_round)
+
+    def _make_collector(self) -> RoundSource:
+        policy: Any = self._trainer.lightning_module.policy
+        if self.collection == "rounds":
+            return HTSCollector(
+                self.env,
+                policy,
+                precision=self._precision,
+                policy_device=str(self._trainer.strategy.root_device),
+                first_env=self._trainer.global_rank * self.schedule.num_envs,
+                clone=False,  # no learner keeps a round
+                all_outputs=getattr(self._trainer.lightning_module, "reads_all_outputs", True),
+                **self._settings,
+            )
+        return AsynchronousCollector(
+            self.env,
+            as_policy(policy, self.env_spec),
+            form=self.collection,
+            settings=self.pool,
+            precision=self._precision,
+        )
+
+    def val_dataloader(self) -> EvaluationLoader:
+        """Return a loader of one evaluation; :meth:`Learner.validation_step` plays it."""
+        return EvaluationLoader(self.evaluation(precision=self._precision))
+
+    test_dataloader = predict_dataloader = val_dataloader
+
+    def evaluation(self, *, precision: Precision) -> Evaluation:
+        """Return what an evaluation plays."""
+        return Evaluation(
+            self.env,
+            self.evaluation_episodes,
+            self.seed,
+            greedy=self.evaluation_greedy,
+            precision=precision,
+        )
+
+    def transfer_batch_to_device(
+        self,
+        batch: RoundSlice | Evaluation,
+        device: torch.device,
+        dataloader_idx: int,  # noqa: ARG002
+    ) -> RoundSlice | Evaluation:
+        """Move a round once, with its first part; an evaluation has nothing to move."""
+        if isinstance(batch, RoundSlice) and batch.is_first and device.type != "cpu":
+            return replace(batch, round=batch.round.to(device))
+        return batch
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the collector's state at the start of the round that is to be learned next.
+
+        On several ranks all must call this: rank 0, which writes the checkpoint, gets the games of
+        all.
+        """
+        if self._collector is None:
+            return self._state.final or self._state.loaded
+        return self._state.of(self._collector, self._trainer)
+
+    def changes_from(self, state_dict: dict[str, Any]) -> Changes:
+        """Return what decides bits and is not as in a checkpoint, whose state of this module it is.
+
+        A checkpoint of before there were settings in them has none that differ.
+        """
+        return self._state.changes_from(state_dict, self._trainer)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Keep the state for the collector that will be built.
+
+        Raises:
+            ConfigurationError: if ``fit`` would go on with other settings that decide bits, beyond
+                its end, or with more games than there are.
+        """
+        self._state.load(state_dict, self.trainer)
+
+    def teardown(self, stage: str) -> None:
+        """Stop all workers; what they had come to can still be saved."""
+        if stage == "fit" and self.evaluation_frames is not None:
+            self._trainer.val_check_interval = 1.0  # as it was: for the Trainer's next run
+        self._state.final = self.state_dict()
+        self._close()
+
+    def on_exception(self, exception: BaseException) -> None:  # noqa: ARG002
+        """Stop all workers: Lightning calls no teardown after an exception."""
+        self._close()
+
+    def _close(self) -> None:
+        if self._collector is not None:
+            self._collector.shutdown()
+            self._collector = None

@@ -1,0 +1,96 @@
+"""Whole episodes of a policy, apart from training: raw scores."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from torch import nn
+
+from hts_torchrl.config import Precision, default_batch_size
+from hts_torchrl.envs.group import Array, CreateEnv, EnvFactory, EnvGroup
+from hts_torchrl.envs.make_group import make_group
+from hts_torchrl.policy.inference import PolicyInference
+from hts_torchrl.rng import draws_of, env_seed
+
+_CHUNK = 1024
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What to play: ``episodes`` games, each in an environment of its own.
+
+    The same evaluation of the same weights gives the same scores: environments and draws depend on
+    ``seed`` alone, and are others than those of training with that seed.
+    """
+
+    create_env_fn: CreateEnv | EnvFactory
+    episodes: int
+    seed: int
+    greedy: bool = False
+    precision: Precision = "32-true"
+    device: str = "cpu"
+
+    def run(self, policy: nn.Module) -> EpisodeScores:
+        """Play until every environment has finished its first game."""
+        group = make_group(self.create_env_fn, range(self.episodes))
+        scores = np.zeros(self.episodes, np.float64)
+        lengths = np.zeros(self.episodes, np.int64)
+        running = np.ones(self.episodes, bool)
+        try:
+            for score, ended in self._steps(group, policy):
+                scores += score * running
+                lengths += running
+                running &= ~ended
+                if not running.any():
+                    break
+        finally:
+            group.close()
+        return EpisodeScores(scores, lengths)
+
+    def frames(self, policy: nn.Module) -> Iterator[Array]:
+        """Yield the pictures of one game, uint8 ``[height, width, 3]``."""
+        group = make_group(self.create_env_fn, [0], render=True)
+        try:
+            for _, ended in self._steps(group, policy):
+                yield group.render()
+                if ended[0]:
+                    return
+        finally:
+            group.close()
+
+    def _steps(self, group: EnvGroup, policy: nn.Module) -> Iterator[tuple[Array, Array]]:
+        """Yield score and end of game of every step, without end."""
+        envs = range(group.num_envs)
+        inference = PolicyInference(
+            copy.deepcopy(policy),
+            group.spec,
+            batch_size=default_batch_size(group.num_envs),
+            device=self.device,
+            precision=self.precision,
+        )
+        action = group.spec.action
+        draw = draws_of(action.kind)
+        seeds = [env_seed(self.seed, env, "evaluation") for env in envs]
+        observation = group.reset(seeds)
+        first = 0
+        while True:
+            draws = np.stack(
+                [draw(seed, env, first, _CHUNK, action.num_draws) for env, seed in enumerate(seeds)]
+            )
+            for step in range(_CHUNK):
+                answers = inference.answer(observation, draws[:, step], greedy=self.greedy)
+                transition = group.step(answers[action.key])
+                observation = transition.next_observation
+                yield transition.score, transition.episode_end
+            first += _CHUNK
+
+
+@dataclass(frozen=True)
+class EpisodeScores:
+    """Raw score and length in steps of each game."""
+
+    scores: Array
+    lengths: Array

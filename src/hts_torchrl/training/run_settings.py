@@ -1,0 +1,157 @@
+"""Settings of a run as plain data: what a checkpoint tells of them, and how two runs differ."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import types
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
+
+from hts_torchrl.errors import ConfigurationError
+
+Changes: TypeAlias = dict[str, tuple[Any, Any]]
+"""Name of a setting: its value in the checkpoint, and the one it would have now."""
+
+_PACKAGE = __name__.partition(".")[0]
+
+
+def class_name(thing: object) -> str:
+    """Return the name of a class or function; without its module if it is of this package."""
+    named: Any = thing if inspect.isclass(thing) or inspect.isroutine(thing) else type(thing)
+    own = named.__module__.partition(".")[0] == _PACKAGE
+    return str(named.__qualname__ if own else f"{named.__module__}.{named.__qualname__}")
+
+
+def described(thing: object) -> dict[str, Any]:
+    """Return class and fields of a dataclass in the words of a config file, as plain data."""
+    fields = dataclasses.fields(thing) if dataclasses.is_dataclass(thing) else ()
+    values = {field.name: getattr(thing, field.name) for field in fields}
+    return {"class_path": class_name(thing), "init_args": plain(values)}
+
+
+def plain(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values as a checkpoint can hold them: of what is not plain, the type's name."""
+    kept: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            kept[name] = plain(value)
+        elif value is None or type(value) in (bool, int, float, str):
+            kept[name] = value
+        else:
+            kept[name] = f"<{type(value).__name__}>"
+    return kept
+
+
+def changes(saved: Mapping[str, Any], own: Mapping[str, Any]) -> Changes:
+    """Return the settings that both have with different values."""
+    before, now = _flat(saved), _flat(own)
+    return {
+        name: (before[name], value)
+        for name, value in now.items()
+        if name in before and before[name] != value
+    }
+
+
+def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return class and arguments side by side, by the names that flags have."""
+    flat: dict[str, Any] = {}
+    for name, value in settings.items():
+        if isinstance(value, Mapping) and "class_path" in value:
+            flat[name] = value["class_path"]
+            arguments = value.get("init_args", {})
+            flat |= {f"{name}.{field}": each for field, each in arguments.items()}
+        else:
+            flat[name] = value
+    return flat
+
+
+def refuse(differing: Changes) -> None:
+    """Refuse settings that decide bits and are not the checkpoint's.
+
+    Raises:
+        ConfigurationError: if there are any, with both values of each.
+    """
+    if differing:
+        raise ConfigurationError(
+            f"{_told(differing)}: bits depend on this; keep the checkpoint's, or set "
+            "data.accept_changes=true if the change is meant"
+        )
+
+
+def told(differing: Changes, update: int) -> str:
+    """Return the line for the log that says what changes, and from which update on."""
+    return f"from update {update} on: {_told(differing)} (data.accept_changes)"
+
+
+def _told(differing: Changes) -> str:
+    return "; ".join(
+        f"{name}={now!r}, the checkpoint has {was!r}" for name, (was, now) in differing.items()
+    )
+
+
+def known_arguments(
+    make: Callable[..., Any], given: object, where: str, *, besides: tuple[str, ...] = ()
+) -> tuple[dict[str, Any], list[str]]:
+    """Return what a file says of a constructor's arguments, and the names that it does not have.
+
+    Args:
+        make: a class, or a function; its annotations are what counts.
+        given: of the file, whatever that is.
+        where: the names' beginning, for messages.
+        besides: arguments that no file may give.
+
+    Raises:
+        ConfigurationError: if a value is none of the type that its argument has.
+    """
+    if not isinstance(given, Mapping):
+        raise ConfigurationError(f"{where}={_short(given)}: settings by name are needed")
+    makers = [each.__init__ for each in taking(make)] if inspect.isclass(make) else [make]  # type: ignore[misc]
+    hints = {name: hint for each in reversed(makers) for name, hint in get_type_hints(each).items()}
+    taken = set(inspect.signature(make).parameters) - set(besides)
+    known = {name: hint for name, hint in hints.items() if name in taken}
+    for name, value in given.items():
+        if name in known and not _fits(value, known[name]):
+            raise ConfigurationError(
+                f"{where}.{name}={_short(value)}: a value of another type is needed"
+            )
+    unknown = [_short(name) for name in given if name not in known]
+    return {name: value for name, value in given.items() if name in known}, unknown
+
+
+def taking(cls: type) -> list[type]:
+    """Return the classes whose constructors take a class's arguments.
+
+    The first is the class itself, or whose constructor it has; as long as one ends in
+    ``**settings``, the next one that has a constructor follows.
+    """
+    found: list[type] = []
+    for each in cls.__mro__:
+        if "__init__" in vars(each):
+            found.append(each)
+            parameters = inspect.signature(each.__init__).parameters.values()  # type: ignore[misc]
+            if not any(p.kind == inspect.Parameter.VAR_KEYWORD for p in parameters):
+                break
+    return found
+
+
+def _fits(value: object, hint: Any) -> bool:  # noqa: ANN401 - a type hint is any object
+    if get_origin(hint) in (Union, types.UnionType):
+        return any(_fits(value, each) for each in get_args(hint))
+    if get_origin(hint) is Literal:
+        return type(value) is str and value in get_args(hint)
+    if get_origin(hint) is dict:
+        return type(value) is dict and all(type(name) is str for name in value)
+    if hint is float:
+        return type(value) in (int, float)
+    if hint is str:  # an interpolation would read other settings, or the environment
+        return type(value) is str and "${" not in value
+    return type(value) is hint and hint in (bool, int, types.NoneType)
+
+
+def _short(value: object) -> str:
+    """Return a value for a message; of a stranger's, not more than a line."""
+    if not isinstance(value, str | int | float | bool | types.NoneType):
+        return f"a {type(value).__name__}"
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

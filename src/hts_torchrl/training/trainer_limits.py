@@ -1,0 +1,82 @@
+"""What of Lightning's Trainer cannot work with rounds, each with what would be right."""
+
+from __future__ import annotations
+
+import math
+
+from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import (
+    BaseFinetuning,
+    BatchSizeFinder,
+    Callback,
+    GradientAccumulationScheduler,
+    LearningRateFinder,
+    ModelPruning,
+    StochasticWeightAveraging,
+)
+from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, SingleDeviceStrategy
+
+from hts_torchrl.compat.lightning import process_start_method
+from hts_torchrl.errors import ConfigurationError, require
+
+_REFUSED: dict[type[Callback], str] = {
+    StochasticWeightAveraging: (
+        "it averages between epochs, and an epoch is the whole run; WeightAveraging and "
+        "EMAWeightAveraging average after steps"
+    ),
+    GradientAccumulationScheduler: (
+        "it schedules by epochs, and an epoch is the whole run; set accumulate_grad_batches of the "
+        "Trainer"
+    ),
+    BaseFinetuning: (
+        "it unfreezes between epochs, and an epoch is the whole run; give a policy whose frozen "
+        "parameters do not require a gradient"
+    ),
+    LearningRateFinder: (
+        "it trains on rounds of the run before the run begins; compare learning rates by short runs"
+    ),
+    BatchSizeFinder: "a batch is a round; set frames_per_batch of the data module",
+    ModelPruning: (
+        "it replaces parameters, which actors take by their names; prune the policy after training"
+    ),
+}
+
+
+def require_supported(trainer: Trainer) -> None:
+    """Refuse strategies and callbacks of Lightning that would spoil a training.
+
+    Raises:
+        ConfigurationError: naming what cannot work, and what would.
+    """
+    strategy = trainer.strategy
+    known = isinstance(strategy, SingleDeviceStrategy | DDPStrategy)
+    if not known or isinstance(strategy, DeepSpeedStrategy):
+        name = type(strategy).__name__
+        raise ConfigurationError(
+            f"strategy={name}: it divides the weights, which actors need whole; use ddp"
+        )
+    if (method := process_start_method(strategy)) is not None:
+        raise ConfigurationError(
+            f"strategy=ddp_{method}: it trains in processes that leave the "
+            "caller with the weights of the start; use ddp"
+        )
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        for kind, reason in _REFUSED.items():
+            if isinstance(callback, kind):
+                raise ConfigurationError(f"callback {type(callback).__name__}: {reason}")
+
+
+def require_sound(trainer: Trainer) -> None:
+    """Refuse settings with which Lightning would fail, or spoil the weights, in the first step.
+
+    Raises:
+        ConfigurationError: naming the setting.
+    """
+    for name in ("log_every_n_steps", "accumulate_grad_batches", "check_val_every_n_epoch"):
+        count = getattr(trainer, name)
+        require(count is None or count >= 1, f"{name}={count}", "1 or more")
+    reload = trainer.reload_dataloaders_every_n_epochs  # type: ignore[attr-defined]
+    require(not reload, f"reload_dataloaders_every_n_epochs={reload}", "0")
+    clip = trainer.gradient_clip_val
+    sound = clip is None or 0 <= clip < math.inf
+    require(sound, f"gradient_clip_val={clip}", "a finite number of 0 or more")

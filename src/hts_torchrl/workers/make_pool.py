@@ -1,0 +1,93 @@
+"""From a collector's parts to its worker pool: the first, and any that must take its place."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Callable
+from functools import partial
+
+import cloudpickle
+from torch import nn
+
+from hts_torchrl.envs.group import CreateEnv, EnvFactory
+from hts_torchrl.shared.action_log import ActionLog, Segment
+from hts_torchrl.shared.buffers import SharedBuffers
+from hts_torchrl.workers.actor import Actor, ActorSettings, make_actor
+from hts_torchrl.workers.actor_task import ActorTask
+from hts_torchrl.workers.executor import Executor, ExecutorTask
+from hts_torchrl.workers.pool import ProcessPool, WorkerPool
+from hts_torchrl.workers.process import WorkerTask
+from hts_torchrl.workers.serial_pool import SerialPool
+
+
+def make_pool(
+    shared: SharedBuffers,
+    action_log: ActionLog,
+    *,
+    create_env_fn: CreateEnv | EnvFactory,
+    make_policy: Callable[[], nn.Module],
+    settings: ActorSettings,
+    seed: int,
+) -> WorkerPool:
+    """Make a worker pool whose environments are where the action log says, for its round.
+
+    Every worker pool of the same arguments gives the same bits.
+
+    Args:
+        shared: what the workers write to and read from; its config says how many there are.
+        action_log: of the round with which the pool begins.
+        create_env_fn: makes the environments, in each executor.
+        make_policy: makes the policy, in each actor.
+        settings: of the actors.
+        seed: of the run.
+    """
+    pickled: bytes = cloudpickle.dumps(create_env_fn)
+    if shared.config.num_actors == 0:
+        actor = Actor(shared, copy.deepcopy(make_policy()), settings)
+        return SerialPool(shared, _executors(shared, action_log, pickled, seed), actor)
+    make = cloudpickle.dumps(partial(make_actor, make_policy, settings))
+    tasks: list[WorkerTask] = [
+        ExecutorTask(
+            shared.for_executor(index),
+            index,
+            pickled,
+            seed,
+            segments(shared, action_log, index),
+            action_log.round_index,
+        )
+        for index in range(shared.config.num_executors)
+    ]
+    tasks += [
+        ActorTask(shared.for_actor(), index, make) for index in range(shared.config.num_actors)
+    ]
+    return ProcessPool(shared, tasks, _preload(create_env_fn))
+
+
+def _executors(
+    shared: SharedBuffers, action_log: ActionLog, create_env_fn: bytes, seed: int
+) -> list[Executor]:
+    """Make all executors in this process; those that are made are closed if one cannot be."""
+    executors = []
+    with contextlib.ExitStack() as stack:
+        for index in range(shared.config.num_executors):
+            executor = Executor(shared, index, create_env_fn, seed)
+            stack.callback(executor.close)
+            executor.restore(segments(shared, action_log, index))
+            executors.append(executor)
+        stack.pop_all()
+    return executors
+
+
+def segments(shared: SharedBuffers, action_log: ActionLog, executor: int) -> list[Segment]:
+    """Return what the environments of one executor have played."""
+    return [action_log.segment(env) for env in shared.config.envs_of(executor)]
+
+
+def _preload(create_env_fn: CreateEnv | EnvFactory) -> list[str]:
+    """Return the modules that the fork server imports once for all executors."""
+    module = type(create_env_fn).__module__
+    modules = [module] if module.startswith("hts_torchrl.envs.") else []
+    if isinstance(create_env_fn, EnvFactory):
+        modules += create_env_fn.preload
+    return modules

@@ -1,0 +1,276 @@
+"""The pool: all worker processes, started, watched and stopped together."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import select
+import signal
+import time
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from typing import Protocol
+
+from hts_torchrl.compat.processes import (
+    LOST,
+    MOST_DESCRIPTORS,
+    Finalize,
+    register_after_fork,
+    without_main_module,
+)
+from hts_torchrl.errors import (
+    ConfigurationError,
+    ProtocolError,
+    WorkerError,
+    WorkerKilled,
+    WorkerPlace,
+)
+from hts_torchrl.shared.arrays import Array
+from hts_torchrl.shared.buffers import SharedBuffers
+from hts_torchrl.shared.pipes import sleep_until_readable
+from hts_torchrl.workers.diagnostics import Silence, StackPipe
+from hts_torchrl.workers.process import WorkerTask, end_group, run_worker
+from hts_torchrl.workers.starting import (
+    deaf_children,
+    single_threaded_children,
+    start_process,
+)
+
+_log = logging.getLogger(__name__)
+_STOP_S = 3.0
+# On an overloaded machine it takes seconds until a killed process has ended.
+_KILLED_S = 30.0
+_SILENCE_CHECK_S = 1.0
+_MOST_EXECUTORS = MOST_DESCRIPTORS - 16  # an actor rings every executor
+
+
+class WorkerPool(Protocol):
+    """Whoever carries out rounds, for the collector.
+
+    Its caller's loop::
+
+        for round_index in range(rounds):
+            pool.start_round(round_index)
+            pool.wait_round(round_index)
+        pool.shutdown()
+    """
+
+    def start_round(self, round_index: int) -> None:
+        """Let the executors begin a round; the round before must have been waited for."""
+        ...
+
+    def wait_round(self, round_index: int) -> None:
+        """Return when every executor has finished the round."""
+        ...
+
+    def shutdown(self) -> None:
+        """Stop whatever runs; may be called twice."""
+        ...
+
+
+class ProcessPool:
+    """Executor and actor processes.
+
+    Each holds the reading end of one pipe, the lifeline: when the parent closes it, or dies, all of
+    them leave by themselves.
+    """
+
+    def __init__(
+        self, shared: SharedBuffers, tasks: Sequence[WorkerTask], preload: Sequence[str]
+    ) -> None:
+        self._shared = shared
+        self._tasks = list(tasks)
+        self._processes: list[BaseProcess] = []
+        self._started = self._waited = -1
+        config = shared.config
+        if config.start_method == "forkserver" and config.num_executors > _MOST_EXECUTORS:
+            raise ConfigurationError(
+                f"{config.num_executors} executors; a fork server can start {_MOST_EXECUTORS}: "
+                "raise envs_per_executor, or set start_method='spawn'"
+            )
+        self._failed = False
+        self._lifeline, parent_end = multiprocessing.Pipe(duplex=False)
+        self._stacks = StackPipe()
+        # Where a process ends without a shutdown, multiprocessing waits for its children.
+        self._close_lifeline = Finalize(None, parent_end.close, exitpriority=0)
+        # A process that the parent forks would hold it open for longer than the parent lives.
+        register_after_fork(parent_end, Connection.close)
+        try:
+            self._start(preload)
+        except BaseException:
+            self.shutdown()
+            raise
+
+    def _start(self, preload: Sequence[str]) -> None:
+        context = multiprocessing.get_context(self._shared.config.start_method)
+        if self._shared.config.start_method == "forkserver":
+            context.set_forkserver_preload(["hts_torchrl.workers.fork_server", *preload])
+        with single_threaded_children(), without_main_module(), deaf_children():
+            for task in self._tasks:
+                name = f"hts-{type(task).__name__.removesuffix('Task').lower()}-{task.index}"
+                process = context.Process(  # type: ignore[attr-defined]
+                    target=run_worker,
+                    args=(task, self._lifeline, self._stacks),
+                    name=name,
+                    daemon=True,
+                )
+                start_process(process)
+                self._processes.append(process)
+        self._poll = select.poll()
+        self._poll.register(self._shared.finished.fileno(), select.POLLIN)
+        for process in self._processes:
+            self._poll.register(process.sentinel, select.POLLIN)
+
+    def start_round(self, round_index: int) -> None:
+        """Ring every executor."""
+        if self._started != self._waited:
+            raise ProtocolError(f"round {round_index} starts before {self._started} was waited for")
+        self._started = round_index
+        for bell in self._shared.doorbells.values():
+            bell.ring()
+
+    def wait_round(self, round_index: int) -> None:
+        """Sleep until all executors have reported; released by the executors' reports.
+
+        Raises:
+            ConfigurationError: if a worker refused what the user gave, such as a reward of several
+                numbers.
+            WorkerKilled: if a worker was ended by a signal.
+            WorkerError: if a worker has ended otherwise or raised, or an executor has shown no
+                sign of life for ``timeout_s``.
+        """
+        if self._started != round_index:
+            raise ProtocolError(f"waiting for round {round_index}, but {self._started} runs")
+        num_executors = self._shared.config.num_executors
+        missing = set(range(num_executors))
+        silence = None
+        while missing:
+            ready = self._poll.poll(_SILENCE_CHECK_S * 1000)
+            missing -= set(self._shared.finished.take_waiting(num_executors).tolist())
+            if any(fd != self._shared.finished.fileno() for fd, _ in ready):
+                self._raise_dead_worker(round_index)
+            if not ready:  # most rounds are shorter, and need none of this
+                # What a worker forks keeps its sentinel from telling of its end.
+                self._raise_dead_worker(round_index)
+                silence = silence or Silence(self._shared.status)
+                self._require_signs_of_life(round_index, missing, silence.lasts_s())
+        self._waited = round_index
+
+    def _require_signs_of_life(self, round_index: int, missing: set[int], silence_s: Array) -> None:
+        if self._waited < 0:  # they start one after another: a sign of any of them will do
+            silence_s[:] = silence_s.min()
+        if any(silence_s[worker] > self._shared.config.timeout_s for worker in missing):
+            self._raise_silent_worker(round_index, self._silent(missing, silence_s))
+
+    def _place(self, worker: int, round_index: int) -> WorkerPlace:
+        config, status = self._shared.config, self._shared.status
+        if worker < config.num_executors:
+            envs = tuple(config.first_env + env for env in config.envs_of(worker))
+            started = int(status.rounds[worker]) == round_index
+            step = int(status.steps[worker]) if started else 0
+            return WorkerPlace("executor", worker, envs, round_index, step)
+        return WorkerPlace("actor", worker - config.num_executors, (), round_index, 0)
+
+    def _raise_dead_worker(self, round_index: int) -> None:
+        """Raise for the worker that failed first: one with a traceback, else any that died."""
+        dead = [n for n, process in enumerate(self._processes) if process.exitcode is not None]
+        for process in self._processes:
+            process.join(0.05)
+        with_error = [worker for worker in dead if self._shared.status.read_error(worker)]
+        if not dead:
+            return
+        self._failed = True
+        worker = (with_error or dead)[0]
+        code = self._processes[worker].exitcode or 0
+        killed = not with_error and (code < 0 or self._server_is_gone())
+        if not self._server_is_gone():  # else they may live, and close their environments
+            for each in dead:
+                end_group(int(self._shared.status.groups[each]))
+        place = self._place(worker, round_index)
+        if self._shared.status.refused[worker]:
+            refusal = self._shared.status.read_error(worker)
+            raise ConfigurationError(f"{refusal} (in {place.role} {place.index})")
+        raise (WorkerKilled if killed else WorkerError)(place, self._cause(worker))
+
+    def _cause(self, worker: int) -> str:
+        error = self._shared.status.read_error(worker)
+        if error:
+            return f"raised\n{error}"
+        code = self._processes[worker].exitcode
+        if code is not None and code < 0:
+            return f"was killed by {signal.Signals(-code).name}"
+        if self._server_is_gone():
+            return "is lost, as all workers are: their fork server was killed"
+        return f"ended with status {code}"
+
+    def _server_is_gone(self) -> bool:
+        """Return whether multiprocessing has lost all workers at once, which may well live."""
+        codes = {process.exitcode for process in self._processes}
+        return self._shared.config.start_method == "forkserver" and (
+            LOST in codes and None not in codes
+        )
+
+    def _silent(self, missing: set[int], silence_s: Array) -> list[int]:
+        """Return who may hold up the round, or wait for who does."""
+        actors = range(self._shared.config.num_executors, len(self._processes))
+        # Whoever made an executor wait was heard of after it, within a pass of the policy.
+        enough_s = self._shared.config.timeout_s / 2
+        return [worker for worker in (*sorted(missing), *actors) if silence_s[worker] > enough_s]
+
+    def _raise_silent_worker(self, round_index: int, silent: list[int]) -> None:
+        """Raise for those of the workers that do not wait for others: each is asked where it is."""
+        self._failed = True
+        stacks = {worker: self._stacks.ask(self._processes[worker]) for worker in silent}
+        # A stack shows where a worker is now. Its status would show where it was when it last ran,
+        # and call a worker that was stopped while it slept one that waits for others.
+        waiting = f" in {sleep_until_readable.__name__}\n"
+        hanging = [worker for worker in silent if waiting not in stacks[worker]]
+        first, *others = hanging or silent
+        more = "".join(f"\nand {self._place(worker, round_index)}" for worker in others)
+        where = stacks[first] or "It gives no stack: it is stopped, or blocked in the kernel."
+        what = "hangs" if hanging else "waits, as others do"
+        silence = f"no sign of life for {self._shared.config.timeout_s:g} s"
+        cause = f"{what}: {silence}\n{where.rstrip()}{more}"
+        raise WorkerError(self._place(first, round_index), cause)
+
+    def shutdown(self) -> None:
+        """Ask by closing the lifeline, wait, and kill who is left; 5 s where nothing else runs."""
+        self._close_lifeline()
+        deadline = time.monotonic() + _STOP_S
+        for process in self._processes:
+            process.join(max(0.0, deadline - time.monotonic()))
+        alive = [process for process in self._processes if process.is_alive()]
+        for process in alive:
+            process.kill()
+        deadline = time.monotonic() + _KILLED_S
+        for process in alive:
+            process.join(max(0.0, deadline - time.monotonic()))
+        self._end_what_is_left()
+        if not self._failed:
+            self._report_late_errors()
+        while self._processes:
+            process = self._processes.pop()
+            if not process.is_alive():
+                process.close()
+        self._lifeline.close()
+        self._stacks.close()
+
+    def _end_what_is_left(self) -> None:
+        """End what killed workers have started, and workers that are lost: they may still write."""
+        lost = any(process.exitcode == LOST for process in self._processes)
+        if lost:
+            self._stacks.wait_for_writers(_STOP_S)
+        groups = self._shared.status.groups
+        for group in groups.tolist():
+            end_group(group)
+        groups[:] = 0  # numbers that others may get
+        if lost:
+            self._stacks.wait_for_writers(_KILLED_S)
+
+    def _report_late_errors(self) -> None:
+        """Log what workers raised when they were stopped: all rounds had been handed out."""
+        for worker in range(len(self._processes)):
+            if error := self._shared.status.read_error(worker):
+                place = self._place(worker, self._started)
+                _log.warning("%s: raised when it was stopped\n%s", place, error)

@@ -1,0 +1,57 @@
+"""A worker pool without processes."""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from collections.abc import Sequence
+
+import numpy as np
+
+from hts_torchrl.compat.processes import Finalize
+from hts_torchrl.shared.buffers import SharedBuffers
+from hts_torchrl.workers.actor import Actor
+from hts_torchrl.workers.executor import Executor
+
+_log = logging.getLogger(__name__)
+
+
+class SerialPool:
+    """The same rounds in the caller's process, one plain loop: what every pool must equal."""
+
+    def __init__(self, shared: SharedBuffers, executors: Sequence[Executor], actor: Actor) -> None:
+        self._shared = shared
+        self._executors = list(executors)
+        self._actor = actor
+        # Also where the process ends without a shutdown: multiprocessing waits for its children,
+        # and so for those of the environments.
+        self._close = Finalize(self, _close_executors, [list(executors)], exitpriority=0)
+
+    def start_round(self, round_index: int) -> None:
+        """Play the whole round."""
+        for executor in self._executors:
+            executor.begin_round(round_index)
+        for step in range(self._shared.schedule.steps_per_round):
+            for executor in self._executors:
+                executor.put_state(step)
+            self._actor.answer(np.arange(self._shared.config.num_envs, dtype=np.int32))
+            for executor in self._executors:
+                executor.step(step)
+
+    def wait_round(self, round_index: int) -> None:
+        """Do nothing: the round was finished when it was started."""
+
+    def shutdown(self) -> None:
+        """Close the environments; an exception is logged, as in processes."""
+        self._executors = []
+        self._close()
+
+
+def _close_executors(executors: Sequence[Executor]) -> None:
+    for executor in executors:
+        try:
+            executor.close()
+        except Exception:
+            # As text: the exception itself would keep the shared memory alive.
+            error = traceback.format_exc()
+            _log.warning("executor %d: raised when it was stopped\n%s", executor.index, error)

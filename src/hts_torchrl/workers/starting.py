@@ -1,0 +1,65 @@
+"""How the processes of a worker pool are started."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import tempfile
+import time
+from collections.abc import Iterator
+from multiprocessing.process import BaseProcess
+
+from hts_torchrl.compat.processes import PATH_TOO_LONG, start_resource_tracker
+from hts_torchrl.errors import ConfigurationError
+from hts_torchrl.workers.process import LEFT_TO_THE_PARENT
+
+_MOST_SERVERS = 10
+_SERVER_ENDS_S = 0.1
+
+
+def start_process(process: BaseProcess) -> None:
+    """Start a process, with another fork server if the last one was killed at this moment."""
+    for attempt in range(1, _MOST_SERVERS + 1):
+        try:
+            process.start()
+        except (ConnectionError, EOFError):
+            if attempt == _MOST_SERVERS:
+                raise
+            time.sleep(_SERVER_ENDS_S)
+        except OSError as error:
+            if PATH_TOO_LONG not in str(error):
+                raise
+            raise ConfigurationError(
+                f"TMPDIR={tempfile.gettempdir()}: it is too long for the socket of a fork server; "
+                "a shorter one is needed, or start_method='spawn'"
+            ) from error
+        else:
+            return
+
+
+@contextlib.contextmanager
+def single_threaded_children() -> Iterator[None]:
+    """Keep numerical libraries of the children at one thread, unless the user chose a number."""
+    names = [
+        name
+        for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+        if name not in os.environ
+    ]
+    os.environ.update(dict.fromkeys(names, "1"))
+    try:
+        yield
+    finally:
+        for name in names:
+            del os.environ[name]
+
+
+@contextlib.contextmanager
+def deaf_children() -> Iterator[None]:
+    """Hold back signals, also from children, which reach their own answer to them seconds later."""
+    start_resource_tracker()  # multiprocessing itself does so later, and lets signals through
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, LEFT_TO_THE_PARENT)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

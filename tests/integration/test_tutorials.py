@@ -1,0 +1,128 @@
+"""The blocks of each tutorial run in order, in one namespace and on a small scale."""
+
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+from torchrl.collectors import Collector
+
+from hts_torchrl import HTSCollector, HTSDataModule
+from tests.command_line import files, run
+
+ROOT = Path(__file__).parents[2]
+TUTORIALS = sorted(
+    path for path in (ROOT / "docs" / "tutorials").glob("*.md") if path.name != "index.md"
+)
+FEW_FRAMES = 2560
+SMALL = [
+    *("--data.num_actors=0", "--data.num_envs=4", "--data.envs_per_executor=1"),
+    *("--data.frames_per_batch=32", "--data.evaluation_episodes=1"),
+    *("--trainer.accelerator=cpu", "--trainer.enable_progress_bar=false"),
+]
+OF_A_TEST = {
+    HTSCollector: {"num_actors": 0},
+    HTSDataModule: {"num_actors": 0, "evaluation_episodes": 1},
+}
+LIMITS = {
+    "fit": ["--data.total_frames=640", "--trainer.max_steps=4"],
+    "advise": ["--data.total_frames=64", "--seconds=1"],
+    "verify": ["--data.total_frames=64", "--updates=2"],
+}
+
+
+def blocks(page):
+    """Language and text of each block of a page that a reader would run."""
+    return re.findall(r"```(python|bash)\n(.*?)```", page.read_text(), re.DOTALL)
+
+
+def small(cls):
+    """A collector or data module that a test can afford: few frames, no evaluation of ten games."""
+
+    def make(*arguments, **settings):
+        batch = settings["frames_per_batch"]
+        frames = min(settings["total_frames"], max(2, FEW_FRAMES // batch) * batch)
+        return cls(*arguments, **{**OF_A_TEST.get(cls, {}), **settings, "total_frames": frames})
+
+    return make
+
+
+@pytest.fixture
+def reader(tmp_path, monkeypatch):
+    """A folder that looks like a clone, to which the page's own files are written."""
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for home, cls in (
+        ("torchrl.collectors", Collector),
+        ("hts_torchrl.collectors.hts", HTSCollector),
+        ("hts_torchrl.training.datamodule", HTSDataModule),
+    ):
+        monkeypatch.setattr(f"{home}.{cls.__name__}", small(cls))
+    before = set(sys.modules)
+    yield tmp_path
+    for name in set(sys.modules) - before:
+        if (tmp_path / f"{name}.py").exists():
+            del sys.modules[name]
+
+
+def run_python(text, names):
+    """Run a block, or keep it as a file if its first line names one."""
+    named = re.match(r"# (\w+\.py)\n", text)
+    if named:
+        Path(named[1]).write_text(text)
+    else:
+        exec(compile(text, "block", "exec"), names)
+
+
+def run_bash(text):
+    """Run each command of a block, all of which are ours."""
+    for line in text.splitlines():
+        words = shlex.split(line, comments=True)
+        place = words.index("hts-torchrl")
+        subcommand, *rest = words[place + 1 :]
+        if subcommand == "doctor" or "--help" in rest:
+            with pytest.raises(SystemExit) as left:
+                run(subcommand, *rest)
+            assert left.value.code == 0
+            continue
+        resumed = "--ckpt_path" in rest
+        small_run = [] if resumed else SMALL
+        run(subcommand, *rest, *small_run, *LIMITS[subcommand])
+        if resumed:  # a run that has ended already
+            run(subcommand, *rest)
+
+
+# Of Lightning, for runs of one or two rounds and for loggers that are off.
+@pytest.mark.filterwarnings("ignore:The number of training batches")
+@pytest.mark.filterwarnings("ignore:The env passed to Collector is missing:FutureWarning")
+@pytest.mark.filterwarnings("ignore:The 'optimizer' hook stage will be replaced:FutureWarning")
+@pytest.mark.timeout(300)  # several commands, of which one trains twice
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(
+            path, id=path.stem, marks=() if path.stem == "environment" else pytest.mark.thorough
+        )
+        for path in TUTORIALS
+    ],
+)
+def test_a_tutorial_runs_from_top_to_bottom(page, reader):
+    names = {"__name__": "tutorial"}
+    try:
+        for language, text in blocks(page):
+            if language == "python":
+                run_python(text, names)
+            else:
+                run_bash(text)
+    finally:
+        names.clear()  # its functions refer to it, and it to collectors with shared memory
+    assert blocks(page)
+    if any("hts-torchrl fit" in text for _, text in blocks(page)):
+        assert any(name.endswith("last.ckpt") for name in files(reader))
+
+
+def test_each_tutorial_is_in_the_table_of_tutorials():
+    index = (ROOT / "docs" / "tutorials" / "index.md").read_text()
+    assert [page.name for page in TUTORIALS if f"({page.name})" not in index] == []

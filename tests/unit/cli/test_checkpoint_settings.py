@@ -1,0 +1,204 @@
+"""What a checkpoint may tell the command line, and what it may not do."""
+
+import contextlib
+import sys
+
+import pytest
+import torch
+import yaml
+
+from hts_torchrl.cli.checkpoint_settings import CheckpointSettings
+from hts_torchrl.errors import ConfigurationError
+from tests.command_line import A2C, CARTPOLE, refused, run
+
+QUIET = ["--trainer.accelerator=cpu", "--trainer.enable_progress_bar=false"]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A checkpoint with settings that are no defaults."""
+    folder = tmp_path_factory.mktemp("trained")
+    flags = ["--model.learning_rate=0.125", "--trainer.gradient_clip_val=0.25"]
+    with contextlib.chdir(folder):
+        run("fit", *CARTPOLE, *A2C, *flags, "--seed_everything=7")
+    return folder / "runs" / "run" / "version_0" / "checkpoints" / "last.ckpt"
+
+
+@pytest.fixture
+def forged(trained, tmp_path):
+    """Writes the checkpoint as a stranger could have, and returns the flag that names it."""
+
+    def forge(learner=None, data=None, trainer=None, env=None, **rest):
+        content = torch.load(trained, weights_only=True)
+        content["learner"].update(learner or {})
+        settings = content["HTSDataModule"]["settings"]
+        settings["data"].update(data or {})
+        settings["data"]["env"].update(env or {})
+        settings["trainer"].update(trainer or {})
+        content.update(rest)
+        torch.save(content, tmp_path / "stranger.ckpt")
+        return "--ckpt_path=stranger.ckpt"
+
+    return forge
+
+
+class TestPrecedence:
+    def test_the_checkpoints_settings_come_before_the_defaults(self, trained, made):
+        line = made("validate", f"--ckpt_path={trained}", *QUIET)
+        assert line.model.learning_rate == 0.125
+        assert line.datamodule.env.id == "CartPole-v1"
+        assert (line.datamodule.schedule.num_envs, line.datamodule.seed) == (4, 7)
+        assert line.trainer.gradient_clip_val == 0.25
+
+    def test_the_users_config_comes_before_the_checkpoints_and_flags_before_that(
+        self, trained, made, tmp_path
+    ):
+        config = tmp_path / "mine.yaml"
+        data = {"evaluation_episodes": 3, "num_actors": 0}
+        config.write_text(yaml.safe_dump({"data": data, "seed_everything": 9}))
+        command = ["validate", f"--ckpt_path={trained}", f"--config={config}", *QUIET]
+        line = made(*command, "--data.evaluation_episodes=5", "--model.gamma=0.5")
+        assert (line.datamodule.evaluation_episodes, line.datamodule.seed) == (5, 9)
+        assert (line.model.gamma, line.model.learning_rate) == (0.5, 0.125)
+        assert made(*command).datamodule.evaluation_episodes == 3
+
+    def test_a_config_may_name_the_checkpoint(self, trained, made, tmp_path):
+        (tmp_path / "mine.yaml").write_text(yaml.safe_dump({"ckpt_path": str(trained)}))
+        assert made("validate", "--config=mine.yaml", *QUIET).model.learning_rate == 0.125
+
+    def test_a_config_above_the_checkpoint_is_not_read(self, trained, made):
+        beside = trained.parent.parent / "config.yaml"
+        before = beside.read_text()
+        try:
+            beside.write_text("model: tests.none.Such\ndata: {evaluation_episodes: 99}\n")
+            line = made("validate", f"--ckpt_path={trained}", *QUIET)
+        finally:
+            beside.write_text(before)
+        assert line.datamodule.evaluation_episodes == 2
+
+    def test_a_checkpoint_of_before_needs_its_config(self, trained, made, tmp_path, capsys):
+        content = torch.load(trained, weights_only=True)
+        del content["learner"], content["HTSDataModule"]["settings"]
+        torch.save(content, tmp_path / "old.ckpt")
+        message = refused(capsys, "validate", "--ckpt_path=old.ckpt", *QUIET)
+        assert "of a version that kept no settings: add --config" in message
+        config = trained.parent.parent / "config.yaml"
+        line = made("validate", "--ckpt_path=old.ckpt", f"--config={config}")
+        assert line.model.learning_rate == 0.125
+
+
+CODE = ["builtins.print", "sys.exit", "os.system", "tests.command_line.Valued"]
+
+
+@pytest.fixture
+def nothing_imported():
+    """Fails the test if a module was imported that only a checkpoint names."""
+    sys.modules.pop("this", None)
+    yield
+    assert not {"this", "evilmodule"} & set(sys.modules)
+
+
+@pytest.mark.usefixtures("nothing_imported")
+class TestAStrangersCheckpoint:
+    @pytest.mark.parametrize(
+        ("subcommand", "network"),
+        [(subcommand, "this.s") for subcommand in ("validate", "play", "export", "fit")]
+        + [("play", name) for name in CODE],
+    )
+    def test_names_no_network(self, subcommand, network, forged, capsys):
+        path = forged(
+            learner={"init_args": {"network": network}},
+            hyper_parameters={"network": network, "_class_path": network},
+        )
+        message = refused(capsys, subcommand, path, *QUIET)
+        assert message == (
+            f"the checkpoint's model.network is {network}, which is imported only if your command "
+            f"names it: add --model.network={network} (or --config with the config.yaml of its run)"
+        )
+
+    @pytest.mark.parametrize("setting", ["model", "data.env", "model.policy"])
+    def test_names_no_class(self, setting, forged, capsys):
+        forgery = {
+            "model": {"learner": {"class_path": "this.s"}},
+            "data.env": {"env": {"class_path": "this.s"}},
+            "model.policy": {"learner": {"policy": "this.s"}},
+        }
+        message = refused(capsys, "play", forged(**forgery[setting]), *QUIET)
+        assert message.startswith(f"the checkpoint's {setting} is this.s, which is imported only")
+        assert f"--{setting}=this.s" in message
+
+    @pytest.mark.parametrize(
+        "arguments",
+        [
+            {"id": "evilmodule:Env-v0", "kwargs": {}},
+            {"id": "CartPole-v1", "kwargs": {"entry_point": "this:s"}},
+            {"id": "CartPole-v1", "kwargs": {"wrapper": {"class_path": "this.s"}}},
+            {"id": "CartPole-v1", "kwargs": {"wrappers": ["this.s"]}},
+        ],
+    )
+    def test_names_no_module_of_an_environment(self, arguments, forged, capsys):
+        message = refused(capsys, "play", forged(env={"init_args": arguments}), *QUIET)
+        assert message.startswith("the checkpoint's data.env is GymEnvs --data.env.id=")
+        assert "which is imported only if your command names it" in message
+
+
+@pytest.mark.parametrize(
+    ("forgery", "message"),
+    [
+        ({"learner": {"init_args": {"gamma": "0.5"}}}, "model.gamma='0.5': a value of another"),
+        ({"learner": {"init_args": {"gamma": {"class_path": "this.s"}}}}, "model.gamma=a dict: "),
+        ({"learner": {"init_args": {"squash": 1}}}, "model.squash=1: a value of another type"),
+        ({"learner": {"init_args": {"network": ["this.s"]}}}, "model.network=a list: a value of"),
+        ({"learner": {"init_args": {"optimizer": "this.s"}}}, "model.optimizer='this.s': a value"),
+        ({"learner": {"init_args": [1]}}, "model=a list: settings by name are needed"),
+        ({"learner": {"class_path": ["A2C"]}}, "model has no name"),
+        ({"env": {"class_path": None}}, "data.env has no name"),
+        ({"env": {"init_args": {"id": 3}}}, "data.env.id=3: a value of another type"),
+        ({"env": {"init_args": {"id": "${oc.env:HOME}"}}}, "data.env.id='${oc.env:HOME}': "),
+        ({"env": {"init_args": {"id": "A-v0", "kwargs": [1]}}}, "data.env.kwargs=a list: a value"),
+        ({"data": {"num_envs": True}}, "data.num_envs=True: a value of another type"),
+        ({"data": {"timeout_s": "x" * 9999}}, "data.timeout_s='xxx"),
+        ({"trainer": {"precision": 16}}, "trainer.precision=16: a value of another type"),
+        ({"HTSDataModule": {"settings": [1]}}, "settings of data and trainer are missing"),
+        ({"HTSDataModule": {"settings": {"data": [], "trainer": {}}}}, "settings are a list"),
+        ({"learner": {"init_args": {"gamma": None}}, "hyper_parameters": 3}, "model.gamma=None: a"),
+    ],
+)
+def test_a_value_of_a_wrong_type_is_refused_in_one_short_line(forgery, message, forged, capsys):
+    refusal = refused(capsys, "validate", forged(**forgery), *QUIET)
+    assert refusal.startswith("--ckpt_path=stranger.ckpt: the checkpoint's ")
+    assert message in refusal
+    assert len(refusal) < 250
+
+
+def test_a_learner_that_is_no_mapping_is_refused(trained, tmp_path):
+    content = torch.load(trained, weights_only=True)
+    torch.save(content | {"learner": [1]}, tmp_path / "list.ckpt")
+    with pytest.raises(ConfigurationError, match="the checkpoint's settings are a list"):
+        CheckpointSettings.read(tmp_path / "list.ckpt")
+
+
+@pytest.mark.parametrize(
+    "forgery",
+    [
+        {"learner": {"init_args": {"callbacks": "this.s", "policy": "this.s"}}},
+        {"data": {"accept_changes": True}},
+        {"trainer": {"callbacks": ["this.s"], "logger": "this.s", "plugins": "this.s"}},
+    ],
+)
+def test_a_field_that_no_checkpoint_may_give_is_left_out_with_a_warning(forgery, forged, made):
+    path = forged(**forgery)
+    with pytest.warns(UserWarning, match="has a setting '.*it is left out"):
+        line = made("validate", path, *QUIET)
+    assert line.model.policy is None
+    assert not line.datamodule.accept_changes
+    assert not {"this"} & {type(each).__module__ for each in line.trainer.callbacks}
+
+
+def test_what_the_command_names_is_imported(forged, made):
+    path = forged(learner={"policy": "tests.command_line.Valued"})
+    line = made("validate", path, "--model.policy=tests.command_line.Valued", *QUIET)
+    assert type(line.model.policy).__name__ == "Valued"
+    env = forged(env={"init_args": {"id": "gymnasium:CartPole-v1", "kwargs": {}}})
+    named = ["--data.env=GymEnvs", "--data.env.id=gymnasium:CartPole-v1"]
+    assert made("validate", env, *named, *QUIET).datamodule.env.id == "gymnasium:CartPole-v1"

@@ -1,0 +1,485 @@
+"""What the command line makes of its arguments."""
+
+import errno
+import resource
+
+import gymnasium
+import pytest
+import torch
+import yaml
+
+from hts_torchrl import A2C as A2CLearner
+from hts_torchrl import PPO
+from hts_torchrl.cli.config_files import expand_configs
+from hts_torchrl.cli.main import HTSCommandLine
+from hts_torchrl.errors import ConfigurationError, WorkerKilled, WorkerPlace
+from hts_torchrl.training.callbacks.stop_together import Stopped
+from tests.command_line import A2C, CARTPOLE, refused, run
+
+
+def write(path, **content):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(yaml.safe_dump(content))
+    return str(path)
+
+
+class TestSettings:
+    def test_reach_learner_data_and_trainer(self, made):
+        line = made(
+            "fit", *CARTPOLE, "--model=PPO", "--model.epochs=7", "--trainer.gradient_clip_val=0.25"
+        )
+        assert isinstance(line.model, PPO)
+        assert line.model.epochs == 7
+        assert line.datamodule.env.id == "CartPole-v1"
+        assert line.datamodule.schedule.steps_per_round == 8
+        assert line.trainer.gradient_clip_val == 0.25
+
+    def test_one_epoch_is_the_default(self, made):
+        assert made("fit", *CARTPOLE, *A2C).trainer.max_epochs == 1
+
+    def test_the_seed_of_everything_is_that_of_the_environments(self, made):
+        line = made("fit", *CARTPOLE, *A2C, "--seed_everything=17")
+        assert line.datamodule.seed == 17
+        assert torch.initial_seed() == 17
+
+    def test_the_config_file_is_read(self, made, tmp_path):
+        config = write(tmp_path / "mine.yaml", model={"class_path": "A2C"}, name="mine")
+        line = made("fit", *CARTPOLE, "--config", config)
+        assert isinstance(line.model, A2CLearner)
+        assert "mine" in line.trainer.log_dir
+
+    def test_the_command_line_overrides_the_file(self, made, tmp_path):
+        data = {"num_envs": 8, "evaluation_episodes": 3}
+        config = write(tmp_path / "mine.yaml", data=data, model={"class_path": "A2C"})
+        line = made("fit", "--config", config, *CARTPOLE, "--data.evaluation_episodes=5")
+        assert line.datamodule.evaluation_episodes == 5
+        assert line.datamodule.schedule.num_envs == 4
+
+    def test_a_later_file_overrides_an_earlier_one(self, made, tmp_path):
+        first = write(tmp_path / "first.yaml", data={"evaluation_episodes": 3, "delay": 0})
+        second = write(tmp_path / "second.yaml", data={"evaluation_episodes": 4})
+        line = made("fit", *CARTPOLE, *A2C, "--config", first, "--config", second)
+        assert line.datamodule.schedule.delay == 0
+
+    def test_an_interpolation_sees_what_the_command_line_overrides(self, made, tmp_path):
+        config = write(
+            tmp_path / "mine.yaml",
+            data={"inference_batch_size": "${data.num_envs}", "num_envs": 16},
+            model={"class_path": "A2C"},
+        )
+        line = made("fit", "--config", config, *CARTPOLE, "--data.num_envs=2")
+        assert line.datamodule.pool.inference_batch_size == 2
+
+    def test_all_loggers_of_a_run_share_a_folder(self, made):
+        loggers = made("fit", *CARTPOLE, *A2C, "--name=mine").trainer.loggers
+        assert len(loggers) == 2
+        assert {str(logger.log_dir) for logger in loggers} == {"runs/mine/version_0"}
+
+    def test_callbacks_of_the_user_come_beside_our_own(self, made):
+        line = made("fit", *CARTPOLE, *A2C, "--trainer.callbacks=LearningRateMonitor")
+        names = {type(callback).__name__ for callback in line.trainer.callbacks}
+        assert {"LearningRateMonitor", "TrainingStatistics", "LearningCurve"} <= names
+        assert {"LastCheckpoint", "BestCheckpoint"} <= names
+
+    @pytest.mark.parametrize(
+        "arguments",
+        [
+            ["ModelCheckpoint"],
+            ["ModelCheckpoint", "monitor=eval/score", "mode=max", "save_top_k=3"],
+            ["ModelCheckpoint", "save_last=true"],
+            ["Timer", "duration=00:01:00:00"],
+            ["EMAWeightAveraging", "decay=0.9"],
+            ["hts_torchrl.training.callbacks.TrainingStatistics"],
+        ],
+    )
+    def test_callbacks_of_lightning_do_not_collide_with_ours(self, made, arguments):
+        name, *settings = arguments
+        flags = [f"--trainer.callbacks.{setting}" for setting in settings]
+        line = made("fit", *CARTPOLE, *A2C, f"--trainer.callbacks={name}", *flags)
+        names = [type(callback).__name__ for callback in line.trainer.callbacks]
+        assert names.count(name.rpartition(".")[2]) == 1
+        assert names.count("TrainingStatistics") == names.count("LastCheckpoint") == 1
+
+    def test_the_users_progress_bar_comes_in_place_of_ours(self, made):
+        bar = ["--trainer.enable_progress_bar=true", "--trainer.callbacks=RichProgressBar"]
+        bar += ["--trainer.callbacks.refresh_rate=5"]
+        line = made("fit", *CARTPOLE, *A2C, *bar)
+        assert type(line.trainer.progress_bar_callback).__name__ == "RichProgressBar"
+        assert line.trainer.progress_bar_callback.refresh_rate == 5
+
+    def test_barebones_goes_without_what_lightning_refuses_beside_it(self, made):
+        arguments = [each for each in CARTPOLE if "trainer" not in each]
+        trainer = made("fit", *arguments, *A2C, "--trainer.barebones=true").trainer
+        assert trainer.loggers == trainer.checkpoint_callbacks == []
+
+    def test_checkpoints_can_be_switched_off(self, made):
+        line = made("fit", *CARTPOLE, *A2C, "--trainer.enable_checkpointing=false")
+        assert line.trainer.checkpoint_callback is None
+
+
+class TestBase:
+    def test_a_file_builds_on_another_beside_it(self, made, tmp_path):
+        write(tmp_path / "games" / "base.yaml", model={"class_path": "A2C"}, data={"delay": 0})
+        config = write(tmp_path / "games" / "mine.yaml", base="base.yaml", name="mine")
+        line = made("fit", *CARTPOLE, "--config", config)
+        assert line.datamodule.schedule.delay == 0
+
+    def test_bases_come_before_the_file_and_theirs_before_them(self, tmp_path):
+        ground = write(tmp_path / "ground.yaml", name="ground")
+        left = write(tmp_path / "left.yaml", base="ground.yaml")
+        right = write(tmp_path / "right.yaml")
+        top = write(tmp_path / "top.yaml", base=["left.yaml", "right.yaml"])
+        expanded = expand_configs(["fit", f"--config={top}"])
+        assert [word for word in expanded if word.endswith(".yaml")] == [ground, left, right, top]
+
+    def test_a_file_that_builds_on_itself_is_refused(self, tmp_path):
+        write(tmp_path / "one.yaml", base="two.yaml")
+        two = write(tmp_path / "two.yaml", base="one.yaml")
+        with pytest.raises(ConfigurationError, match="it builds on itself"):
+            expand_configs(["fit", "--config", two])
+
+    def test_a_file_may_be_the_base_of_two(self, tmp_path):
+        write(tmp_path / "ground.yaml")
+        write(tmp_path / "left.yaml", base="ground.yaml")
+        write(tmp_path / "right.yaml", base="ground.yaml")
+        top = write(tmp_path / "top.yaml", base=["left.yaml", "right.yaml"])
+        assert top in expand_configs(["fit", "--config", top])
+
+    def test_a_base_that_is_not_there_is_named(self, tmp_path):
+        mine = write(tmp_path / "mine.yaml", base="none.yaml")
+        with pytest.raises(ConfigurationError, match=r"none\.yaml: No such file"):
+            expand_configs(["fit", "-c", mine])
+
+    def test_arguments_without_a_config_stay(self):
+        assert expand_configs(["fit", "--model=A2C"]) == ["fit", "--model=A2C"]
+
+
+class Billion(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(-1, 1, (1,))
+    action_space = gymnasium.spaces.Discrete(10**9)
+
+
+gymnasium.register("Billion-v0", Billion)
+
+WRONG = {
+    "an unknown environment": (
+        ["--data.env.id=CartPol-v1"],
+        "Gymnasium knows no environment 'CartPol-v1'; near to it: CartPole-v1",
+    ),
+    "an unknown game": (
+        ["--data.env=AtariEnvs", "--data.env.game=pongg"],
+        "ale-py has no game 'pongg'; near to it: pong",
+    ),
+    "an argument the environment does not know": (
+        ['--data.env.kwargs={"foo": 1}'],
+        "environment 'CartPole-v1': CartPoleEnv.__init__() got an unexpected keyword",
+    ),
+    "a space that is not supported": (
+        ["--data.env.id=Blackjack-v1"],
+        "environment 0 (Blackjack-v1): the observation space Tuple(",
+    ),
+    "frames that are no whole steps": (
+        ["--data.frames_per_batch=30"],
+        "frames_per_batch=30 is not a positive multiple of num_envs=4",
+    ),
+    "more environments an executor than there are": (
+        ["--data.envs_per_executor=8"],
+        "envs_per_executor=8 is more than num_envs=4",
+    ),
+    "minibatches that do not divide": (
+        ["--model=PPO", "--model.minibatches=5"],
+        "minibatches=5 does not divide the 32 frames",
+    ),
+    "a network that cannot read": (
+        ["--model.network=nature"],
+        "the network 'nature' cannot read observations of shape (4,)",
+    ),
+    "a number out of range": (["--model.gamma=2"], "gamma=2.0; 0 to 1 is needed"),
+    "a bonus that is none": (
+        ["--model.entropy_coef=.nan"],
+        "entropy_coef=nan; a finite number of 0",
+    ),
+    "a penalty for being right": (
+        ["--model.value_coef=-1"],
+        "value_coef=-1.0; a finite number of 0",
+    ),
+    "an endless rate": (["--model.learning_rate=.inf"], "learning_rate=inf; a finite number of 0"),
+    "a clip that clips nothing": (
+        ["--model=PPO", "--model.clip=.inf"],
+        "clip=inf; a finite number of",
+    ),
+    "an emulator that stands still": (
+        ["--data.env=AtariEnvs", "--data.env.game=pong", "--data.env.frame_skip=0"],
+        "frame_skip=0; 1 or more is needed",
+    ),
+    "a probability over 1": (
+        ["--data.env=AtariEnvs", "--data.env.game=pong", "--data.env.sticky_actions=2"],
+        "sticky_actions=2.0; 0 to 1 is needed",
+    ),
+    "arguments without names": (["--data.env.kwargs=[1]"], 'Parser key "data.env"'),
+    "a game's setting of a wrong type": (
+        ["--data.env=AtariEnvs", "--data.env.game=pong", "--data.env.life_loss=2"],
+        'Parser key "data.env"',
+    ),
+    "a base outside of a file": (["--base=foo"], "--base: it belongs into a config file"),
+    "a run of nothing": (["--trainer.limit_train_batches=0"], "limit_train_batches=0: no part of"),
+    "a seed out of bounds": (["--seed_everything=-1"], "--seed_everything: "),
+    "a folder that cannot be made": (["--name=/proc/none"], "the run's folder /proc/none/version_"),
+    "games without a step": (
+        ['--data.env.kwargs={"max_episode_steps": 0}'],
+        "environment 'CartPole-v1': Expect the `max_episode_steps` to be positive",
+    ),
+    "two epochs": (["--trainer.max_epochs=2"], "max_epochs=2: an epoch is the whole run"),
+    "a precision": (["--trainer.precision=64-true"], "precision=64-true; 32-true or bf16-mixed"),
+    "a strategy": (["--trainer.strategy=none"], "You selected an invalid strategy name"),
+    "weights averaged between epochs": (
+        [
+            "--trainer.callbacks=StochasticWeightAveraging",
+            *("--trainer.callbacks.swa_lrs=0.1", "--trainer.callbacks.device=cpu"),
+        ],
+        "callback StochasticWeightAveraging: it averages between epochs",
+    ),
+    "a strategy that leaves the caller untrained": (
+        ["--trainer.strategy=ddp_spawn"],
+        "strategy=ddp_spawn: ",
+    ),
+    "two intervals of evaluation": (
+        ["--data.evaluation_frames=32", "--trainer.val_check_interval=2"],
+        "val_check_interval=2 and evaluation_frames=32: both",
+    ),
+    "an interval in steps and one in time": (
+        ["--data.evaluation_frames=32", "--trainer.val_check_interval=00:00:01:00"],
+        "val_check_interval=a time and evaluation_frames=32: both",
+    ),
+    "rounds begun anew": (
+        ["--trainer.reload_dataloaders_every_n_epochs=1"],
+        "reload_dataloaders_every_n_epochs=1; 0 is needed",
+    ),
+    "an optimiser beside the learner's": (
+        ["--optimizer=SGD", "--optimizer.lr=0.1"],
+        "unrecognized arguments: --optimizer=SGD",
+    ),
+    "a schedule beside the learner's": (
+        ["--lr_scheduler=ExponentialLR", "--lr_scheduler.gamma=0.9"],
+        "unrecognized arguments: --lr_scheduler=ExponentialLR",
+    ),
+    "an accelerator": (["--trainer.accelerator=tpu"], "Requirement 'torch_xla"),
+    "a policy without a value": (
+        ["--model.policy=tests.command_line.Valueless"],
+        "the policy has no value ('state_value')",
+    ),
+    "an unknown flag": (["--data.numm_envs=3"], "unrecognized arguments: --data.numm_envs=3"),
+    "a wrong type": (["--data.num_envs=four"], 'Parser key "data.num_envs": Expected a'),
+    "a wrong choice": (["--model.optimizer=sgd"], 'Parser key "model"'),
+    "an unknown learner": (["--model=DQN"], 'Parser key "model"'),
+    "an unknown factory": (["--data.env=FooEnvs"], 'Parser key "data.env"'),
+    "an interpolation that leads nowhere": (
+        ["--data.frames_per_batch=${data.none}"],
+        "Interpolation key 'data.none' not found",
+    ),
+    "a missing config": (["--config=none.yaml"], "--config=none.yaml: No such file"),
+    "a checkpoint without a name": (["--ckpt_path="], "--ckpt_path=.: there is no such file"),
+    "frames without end": (
+        [f"--data.total_frames={10**23}"],
+        f"--data.total_frames={10**23}; at most {2**63 - 1} is possible",
+    ),
+    "more frames than can be counted": (
+        [f"--data.total_frames={10**18}"],
+        "total_frames=1000000000000000000; at most",
+    ),
+    "more environments than there can be": (
+        [f"--data.num_envs={10**9}", f"--data.frames_per_batch={10**9}"],
+        "num_envs=1000000000; at most 65536",
+    ),
+    "a pass of more rows than there can be": (
+        [f"--data.inference_batch_size={10**13}"],
+        "inference_batch_size=10000000000000; at most 65536",
+    ),
+    "more games than there can be": (
+        [f"--data.evaluation_episodes={10**9}"],
+        "evaluation_episodes=1000000000; at most 65536",
+    ),
+    "more steps than can be counted": (
+        ["--model=PPO", f"--model.epochs={10**18}"],
+        "3 rounds of 4000000000000000000 minibatches are more than",
+    ),
+    "a million threads": (
+        ["--model.num_threads=1000000"],
+        "num_threads=1000000; None, or 1 to 1024, is needed",
+    ),
+    "more devices than cores": (
+        ["--trainer.devices=1000"],
+        "--trainer.devices=1000: this machine has ",
+    ),
+    "a billion actions": (
+        ["--data.env.id=Billion-v0"],
+        "the network 'mlp' of this environment (observations [[1]], actions [1000000000]) takes",
+    ),
+    "a name that is no UTF-8": (["--name=\udcff"], "'--name=\\udcff': this is no UTF-8"),
+    "an argument that nests deeply": (
+        [f"--data.env.kwargs={'[' * 3000 + ']' * 3000}"],
+        "",
+    ),
+    "a missing checkpoint": (["--ckpt_path=none.ckpt"], "--ckpt_path=none.ckpt: there is no such"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_wrong_input_ends_with_one_line_and_status_2(what, capsys):
+    arguments, message = WRONG[what]
+    assert refused(capsys, "fit", *CARTPOLE, *A2C, *arguments).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], 'expected "subcommand" to be one of {fit,validate,test,predict,play,'),
+        (["train"], "argument subcommand: invalid choice: 'train'"),
+        (["fit", "--model=A2C"], "the following arguments are required: fit.data.env"),
+        (["fit", *CARTPOLE], "the following arguments are required: fit.model"),
+        (["play", *CARTPOLE, *A2C], "play needs --ckpt_path"),
+        (["export", *CARTPOLE, *A2C], "export needs --ckpt_path"),
+        (["validate", *CARTPOLE, *A2C, "--ckpt_path=x"], "--ckpt_path=x: there is no such file"),
+        (["advise", *CARTPOLE, *A2C, "--seconds=.nan"], "--seconds=nan; more than 0 is needed"),
+        (["advise", *CARTPOLE, *A2C, "--data.collection=actors"], "--data.collection=actors: "),
+        (["verify", *CARTPOLE, *A2C, "--data.collection=server"], "--data.collection=server: "),
+        (["doctor", "--fast"], "doctor takes no arguments: --fast"),
+    ],
+)
+def test_a_wrong_command_ends_with_one_line_and_status_2(arguments, message, capsys):
+    assert refused(capsys, *arguments).startswith(message)
+
+
+def test_a_wrong_choice_is_told_without_the_whole_configuration(capsys):
+    message = refused(capsys, "fit", *CARTPOLE, *A2C, "--model.optimizer=sgd")
+    assert "Expected a typing.Literal['adam', 'rmsprop']. Got value: sgd" in message
+    assert "Namespace" not in message
+
+
+RUBBISH = [
+    {"state_dict": {}},
+    {"state_dict": [torch.zeros(1)], "updates": 3},
+    {"state_dict": {"a": 3}, "updates": 3},
+    {"state_dict": {3: torch.zeros(1)}, "updates": 3},
+    {"state_dict": {}, "updates": "many"},
+    {"state_dict": {}, "updates": -1},
+]
+
+
+@pytest.mark.parametrize(
+    "subcommand",
+    [
+        "fit",
+        *(
+            pytest.param(name, marks=pytest.mark.thorough)
+            for name in ("validate", "play", "export")
+        ),
+    ],
+)
+@pytest.mark.parametrize("content", [b"PK\x03\x04 and no more", b"", [1, 2], *RUBBISH])
+def test_a_file_that_is_no_checkpoint_is_refused(subcommand, content, tmp_path, capsys):
+    if isinstance(content, bytes):
+        (tmp_path / "half.ckpt").write_bytes(content)
+    else:
+        torch.save(content, tmp_path / "half.ckpt")
+    message = refused(capsys, subcommand, *CARTPOLE, *A2C, "--ckpt_path=half.ckpt")
+    assert message == "--ckpt_path=half.ckpt: this is no checkpoint, or half of one"
+
+
+# A billion laughs, as lists and as mappings that are merged.
+LAUGHS = "a0: &a0 [ha]\n" + "".join(
+    f"a{number}: &a{number} [{', '.join([f'*a{number - 1}'] * 10)}]\n" for number in range(1, 12)
+)
+MERGED_LAUGHS = "a0: &a0 {ha: 1}\n" + "".join(
+    f"a{number}: &a{number}\n  <<: [{', '.join([f'*a{number - 1}'] * 10)}]\n"
+    for number in range(1, 12)
+)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("a: [1,\n", "--config=bad.yaml: while parsing"),
+        ("- 1\n", "Unexpected config"),
+        ("base: 3\n", "--config=bad.yaml: base=3; one file or a list is needed"),
+        ("base: {a: 1}\n", "--config=bad.yaml: base={'a': 1}; one file or a list"),
+        ("base: [[a]]\n", "--config=bad.yaml: base=[['a']]; one file or a list"),
+        ("data: {nums: 3}\n", "Subcommand 'fit' does not accept option 'data.nums'"),
+        (b"\xff\xfe\x00\x01", "--config=bad.yaml: "),
+        ("data: " + "[" * 60 + "]" * 60, "--config=bad.yaml: it nests too deeply"),
+        ("data: " + "[" * 3000 + "]" * 3000, "--config=bad.yaml: it nests too deeply"),
+        ("trainer: &a\n  logger: *a\n", "--config=bad.yaml: an alias stands for what it is part"),
+        (LAUGHS, "--config=bad.yaml: its aliases stand for more than 100000 entries"),
+        (MERGED_LAUGHS, "--config=bad.yaml: its aliases stand for more than 100000 entries"),
+    ],
+)
+def test_a_file_that_is_no_config_is_refused(content, message, tmp_path, capsys):
+    text = content if isinstance(content, bytes) else content.encode()
+    (tmp_path / "bad.yaml").write_bytes(text)
+    refusal = refused(capsys, "fit", *CARTPOLE, *A2C, "--config=bad.yaml")
+    assert refusal.startswith(message)
+
+
+def test_files_that_cannot_be_opened_any_more_are_told_with_the_limit(monkeypatch, capsys):
+    def fail(_):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr("hts_torchrl.cli.main._run", fail)
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    assert refused(capsys, "fit").endswith(f"the limit is {limit}, raise it (ulimit -n)")
+
+
+def test_wrong_input_leaves_no_folder_behind(tmp_path, capsys):
+    refused(capsys, "fit", *CARTPOLE, *A2C, "--data.frames_per_batch=30")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_killed_worker_ends_with_what_to_do(monkeypatch, capsys):
+    def fail(*_, **__):
+        raise WorkerKilled(WorkerPlace("actor", 0, (), 7, 0), "was killed by SIGKILL")
+
+    monkeypatch.setattr("hts_torchrl.cli.main.HTSCommandLine", fail)
+    with pytest.raises(SystemExit) as left:
+        run("fit")
+    assert left.value.code == 1
+    assert capsys.readouterr().err == (
+        "hts-torchrl: error: actor 0, round 7: was killed by SIGKILL; --data.recover=replay goes "
+        "on after that, --ckpt_path from a checkpoint\n"
+    )
+
+
+def test_a_missing_package_ends_with_its_name(monkeypatch, capsys):
+    def fail(*_, **__):
+        raise ModuleNotFoundError("`MLFlowLogger` needs `mlflow`")
+
+    monkeypatch.setattr("hts_torchrl.cli.main.HTSCommandLine", fail)
+    assert refused(capsys, "fit") == "`MLFlowLogger` needs `mlflow`"
+
+
+class TestProcessGroup:
+    """Gloo's threads abort a process that leaves them to the end of the interpreter."""
+
+    @pytest.fixture
+    def end(self, monkeypatch):
+        """Calls the command line, whose run joins a group and ends as it is told."""
+
+        def end(error=None):
+            def subcommand(_line, _name):
+                store = torch.distributed.HashStore()
+                torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+                if error is not None:
+                    raise error
+
+            monkeypatch.setattr(HTSCommandLine, "_run_subcommand", subcommand)
+            run("fit", *CARTPOLE, *A2C)
+
+        return end
+
+    def test_is_closed_when_a_run_ends(self, end):
+        end()
+        assert not torch.distributed.is_initialized()
+
+    def test_is_closed_when_ranks_stop_together(self, end):
+        with pytest.raises(SystemExit, match="143"):
+            end(Stopped(143))
+        assert not torch.distributed.is_initialized()

@@ -1,0 +1,18 @@
+import subprocess
+import sys
+
+REMOVED = "import os; os.rmdir(os.getcwd()); import hts_torchrl.cli.main"
+
+
+def test_a_working_folder_that_was_removed_ends_the_command_before_torch_is_loaded(tmp_path):
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    ended = subprocess.run(
+        [sys.executable, "-c", REMOVED],
+        cwd=folder,
+        env={"PYTHONPATH": ":".join(sys.path)},
+        capture_output=True,
+        text=True,
+    )
+    told = "hts-torchrl: error: the working folder was removed: change to another\n"
+    assert (ended.returncode, ended.stderr) == (2, told)

@@ -1,0 +1,39 @@
+import torch
+from torch import nn
+
+from tests.unit.compat.private_names import private_names_of
+
+
+def test_all_sources_are_copied():
+    with private_names_of("torch") as compat:
+        targets = [torch.zeros(2), torch.zeros(3)]
+        compat.copy_all(targets, [torch.ones(2), torch.full((3,), 2.0)])
+        assert [t.tolist() for t in targets] == [[1, 1], [2, 2, 2]]
+
+
+def test_each_tensor_has_its_norm():
+    with private_names_of("torch") as compat:
+        assert torch.stack(compat.norms([torch.tensor([3.0, 4.0]), torch.zeros(2)])).tolist() == [
+            5.0,
+            0.0,
+        ]
+
+
+def test_the_last_rates_are_those_of_schedule_and_optimiser():
+    with private_names_of("torch") as compat:
+        optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=1.0)
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)
+        compat.set_last_rates(scheduler, [0.25])
+        assert scheduler.get_last_lr() == [0.25]
+        assert optimizer.param_groups[0]["lr"] == 0.25
+
+
+def test_bfloat16_is_in_hardware_or_not():
+    with private_names_of("torch") as compat:
+        assert compat.bfloat16_in_hardware() in (True, False)
+
+
+def test_trees_of_tuples_and_dicts_are_walked():
+    with private_names_of("torch") as compat:
+        assert compat.tree_leaves((1, {"a": [2]})) == [1, 2]
+        assert compat.tree_map(lambda x: -x, (1, {"a": [2]})) == (-1, {"a": [-2]})

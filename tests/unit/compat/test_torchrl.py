@@ -1,0 +1,21 @@
+import inspect
+
+from torchrl.envs import GymEnv
+
+from hts_torchrl.compat import TORCHRL_WRAPPED
+from tests.unit.compat.private_names import private_names_of
+
+
+def test_the_workers_of_a_collector_read_the_patience_that_is_set(monkeypatch):
+    with private_names_of("torchrl") as compat:
+        monkeypatch.setattr(compat._runner, "_TIMEOUT", compat._runner._TIMEOUT)
+        compat.set_queue_patience(7.0)
+        assert compat._runner._TIMEOUT == 7.0
+        assert "queue_out.put((data, j), timeout=_TIMEOUT)" in inspect.getsource(compat._runner)
+
+
+def test_a_wrapper_keeps_what_it_wraps():
+    with private_names_of("torchrl"):
+        env = GymEnv("CartPole-v1")
+        assert getattr(env, TORCHRL_WRAPPED).spec.id == "CartPole-v1"
+        env.close()

@@ -1,0 +1,575 @@
+"""The learners under the real Trainer, on the serial twin."""
+
+import csv
+import math
+from copy import deepcopy
+from functools import partial
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.loggers import CSVLogger
+from tensordict import TensorDict
+from tensordict.nn import TensorDictModule
+from torch import nn
+from torchrl.modules import ProbabilisticActor, SafeSequential, ValueOperator
+
+from hts_torchrl import A2C, PPO, GymEnvs, HTSCollector, Learner, make_actor_critic
+from hts_torchrl.errors import ConfigurationError, ProtocolError
+from hts_torchrl.training.round_slice import RoundSlice
+from tests.fits import (
+    SGDA2C,
+    SGDPPO,
+    cartpole,
+    flat,
+    flat_gradient,
+    quiet_trainer,
+    watched_fit,
+)
+
+CARTPOLE = GymEnvs("CartPole-v1")
+
+
+def cartpole_policy(seed: int = 0):
+    torch.manual_seed(seed)
+    return make_actor_critic("mlp", CARTPOLE.group([0]).spec)
+
+
+def unlogged(learner):
+    """The learner, callable without a Trainer."""
+    learner.log_losses = lambda _: None
+    return learner
+
+
+class PairsEnv(gymnasium.Env):
+    """Counts 1, 2, 3, ... in its observation; each second step is the last of a game.
+
+    Games are truncated and terminated in turn. The reward is the step's number over the run.
+    """
+
+    observation_space = spaces.Box(-np.inf, np.inf, (1,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, index: int) -> None:  # noqa: ARG002
+        self.count = self.game = self.steps = 0
+
+    def reset(self, *, seed=None, options=None):  # noqa: ARG002
+        self.count += 1
+        self.game += 1
+        return np.array([self.count], np.float32), {}
+
+    def step(self, action):  # noqa: ARG002
+        self.count += 1
+        self.steps += 1
+        ends, truncates = self.steps % 2 == 0, self.game % 2 == 1
+        observation = np.array([self.count], np.float32)
+        return observation, float(self.steps), ends and not truncates, ends and truncates, {}
+
+
+def counting_policy(scale: float):
+    """Values are ``scale`` times the observation."""
+    actor = ProbabilisticActor(
+        TensorDictModule(nn.Linear(1, 2), ["observation"], ["logits"]),
+        in_keys=["logits"],
+        distribution_class=torch.distributions.Categorical,
+        return_log_prob=True,
+    )
+    critic = nn.Linear(1, 1, bias=False)
+    nn.init.constant_(critic.weight, scale)
+    return SafeSequential(actor, ValueOperator(critic, in_keys=["observation"])), critic
+
+
+class TestTargets:
+    """One-step returns ``reward + gamma * value`` of a round of 7 steps, gamma 1/2.
+
+    Observations acted on: 1 2 | 4 5 | 7 8 | 10, and what the steps led to: 2 3 | 5 6 | 8 9 | 11.
+    The first and third game are truncated, the second one terminates.
+    """
+
+    def returns(self, *, lag: int, newest: float = 1.0):
+        policy, critic = counting_policy(1.0)
+        collector = HTSCollector(
+            PairsEnv, policy, num_actors=0, num_envs=1, frames_per_batch=7, total_frames=7
+        )
+        batch = next(iter(collector))
+        learner = unlogged(A2C(policy, gamma=0.5, gae_lambda=0.0))
+        learner.on_fit_start()
+        learner.updates = lag
+        nn.init.constant_(critic.weight, newest)
+        learner.training_step(RoundSlice(batch, 0, 1), 0)
+        self.final_scale = critic.weight.item()
+        return learner.samples["returns"].tolist()
+
+    expected = (
+        1 + 2 / 2,
+        2 + 3 / 2,  # truncated: the final observation 3, not the 4 of the next game
+        3 + 5 / 2,
+        4.0,  # terminated: nothing more
+        5 + 8 / 2,
+        6 + 9 / 2,  # truncated
+        7 + 11 / 2,  # the round ends within a game
+    )
+
+    def test_bootstrap_from_the_true_final_observation(self):
+        assert self.returns(lag=0) == pytest.approx(self.expected)
+
+    def test_are_those_of_the_behaviour_weights_under_a_delay(self):
+        assert self.returns(lag=1, newest=100.0) == pytest.approx(self.expected)
+
+    def test_the_gradient_of_a_delayed_round_is_taken_at_the_behaviour_weights(self):
+        self.returns(lag=1, newest=100.0)
+        assert self.final_scale == 1.0  # until on_after_backward
+
+    def test_without_a_lag_newest_weights_are_the_behaviour(self):
+        # The stored values stay; what no actor saw is evaluated with the weights there are.
+        changed = list(self.expected)
+        changed[1], changed[5], changed[6] = 2 + 300 / 2, 6 + 900 / 2, 7 + 1100 / 2
+        assert self.returns(lag=0, newest=100.0) == pytest.approx(changed)
+
+
+class TestA2C:
+    def gradients(self, chunks: int):
+        learner = SGDA2C(cartpole_policy(), learning_rate=0.1)
+        return watched_fit(learner, cartpole(3), accumulate_grad_batches=chunks).gradients
+
+    @pytest.mark.parametrize("chunks", [2, 4])
+    def test_chunks_give_the_gradient_of_the_whole_round(self, chunks):
+        whole, in_chunks = self.gradients(1), self.gradients(chunks)
+        assert len(whole) == len(in_chunks) == 3
+        for one, other in zip(whole, in_chunks, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+
+    @pytest.mark.parametrize("chunks", [1, 2, 4])
+    def test_chunks_hold_every_sample_once(self, chunks):
+        batch = TensorDict({}, [4, 6])
+        parts = [RoundSlice(batch, index, chunks) for index in range(chunks)]
+        rows = torch.cat([torch.arange(24)[A2C().chunk_of(part)] for part in parts])
+        assert torch.equal(rows, torch.arange(24))
+
+    def test_chunks_that_do_not_divide_the_environments_are_refused(self):
+        with pytest.raises(ConfigurationError, match="accumulate_grad_batches=3"):
+            watched_fit(A2C(), cartpole(), accumulate_grad_batches=3)
+
+    def test_a_round_is_one_update(self):
+        watch = watched_fit(A2C(), cartpole(4), accumulate_grad_batches=2)
+        assert len(watch.gradients) == len(watch.rounds) == 4
+
+
+class TestPPO:
+    def rows(self, learner, rounds: int = 1):
+        """The samples of each part ``[rounds, epochs, minibatches, B]``, for rounds of 24."""
+        spec = CARTPOLE.group([0]).spec
+        learner.build_policy(spec)
+        collector = HTSCollector(
+            CARTPOLE, learner.policy, num_actors=0, num_envs=4, frames_per_batch=24, total_frames=24
+        )
+        batch, count = next(iter(collector)), learner.epochs * learner.minibatches
+        indices = []
+        for learner.updates in range(rounds):
+            indices += [
+                learner.minibatch_of(RoundSlice(batch, part, count)) for part in range(count)
+            ]
+        return torch.stack(indices).view(rounds, learner.epochs, learner.minibatches, -1)
+
+    def test_minibatches_cover_each_sample_once_an_epoch(self):
+        rows = self.rows(PPO(epochs=3, minibatches=4), rounds=2).flatten(2).flatten(0, 1)
+        assert rows.shape == (6, 24)
+        assert torch.equal(rows.sort(-1).values, torch.arange(24).expand(6, 24))
+
+    def test_each_epoch_of_each_round_has_its_own_order(self):
+        rows = self.rows(PPO(epochs=3, minibatches=4), rounds=2).flatten(2).flatten(0, 1)
+        assert len({tuple(row.tolist()) for row in rows}) == 6
+
+    def test_the_order_depends_on_the_data_modules_seed_alone(self):
+        def order(seed, state):
+            torch.manual_seed(state)  # which a resumed process does not have
+            orders = []
+
+            class Orders(Callback):
+                def on_after_backward(self, _, pl_module):
+                    orders.append(pl_module._minibatches[0])
+
+            watched_fit(PPO(epochs=2, minibatches=2), cartpole(1, seed=seed), callbacks=[Orders()])
+            return torch.stack(orders)
+
+        assert torch.equal(order(5, state=1), order(5, state=2))
+        assert not torch.equal(order(5, state=1), order(6, state=1))
+
+    def test_minibatches_that_do_not_divide_the_round_are_refused(self):
+        with pytest.raises(ConfigurationError, match="minibatches=5 does not divide the 32 frames"):
+            watched_fit(PPO(minibatches=5), cartpole())
+
+    def test_accumulation_across_rounds_is_refused(self):
+        with pytest.raises(ConfigurationError, match="accumulate_grad_batches=3 does not divide"):
+            watched_fit(PPO(epochs=2, minibatches=2), cartpole(), accumulate_grad_batches=3)
+
+    def test_accumulated_minibatches_make_one_step(self):
+        learner = PPO(epochs=2, minibatches=4)
+        watch = watched_fit(learner, cartpole(3), accumulate_grad_batches=4)
+        assert len(watch.gradients) == 3 * 2
+
+    @pytest.mark.parametrize("delayed_step", ["ratio", "displacement"])
+    def test_each_part_is_a_step_of_the_optimiser(self, delayed_step):
+        learner = PPO(epochs=2, minibatches=4, delayed_step=delayed_step)
+        watch = watched_fit(learner, cartpole(3))
+        assert len(watch.gradients) == 3 * 2 * 4
+
+    def test_without_delay_both_steps_are_the_same(self):
+        finals = []
+        for delayed_step in ("ratio", "displacement"):
+            torch.manual_seed(0)
+            learner = PPO(cartpole_policy(), delayed_step=delayed_step)
+            finals.append(watched_fit(learner, cartpole(3, delay=0)).final_weights)
+        assert torch.equal(*finals)
+
+    def test_with_delay_the_steps_differ(self):
+        finals = []
+        for delayed_step in ("ratio", "displacement"):
+            torch.manual_seed(0)
+            learner = PPO(cartpole_policy(), delayed_step=delayed_step)
+            finals.append(watched_fit(learner, cartpole(3, delay=1)).final_weights)
+        assert not torch.equal(*finals)
+
+
+class Divergence(Callback):
+    """Keeps how far each round's first part is from the policy that collected it."""
+
+    def __init__(self) -> None:
+        self.first: list[float] = []
+
+    def on_before_optimizer_step(self, trainer, pl_module, optimizer):  # noqa: ARG002
+        if trainer.global_step % pl_module.parts_per_round == 0:
+            self.first.append(pl_module.losses["approx_kl"].item())
+
+
+class KeepingPPO(SGDPPO):
+    """PPO that remembers its losses."""
+
+    def log_losses(self, losses):
+        self.losses = losses
+
+
+def first_divergences(delayed_step, **settings):
+    divergence, policy = Divergence(), cartpole_policy()
+    with torch.no_grad():  # far from the even chances of a fresh policy, where nothing matters
+        for parameter in policy.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.3)
+    learner = KeepingPPO(
+        policy,
+        epochs=2,
+        minibatches=1,
+        learning_rate=0.3,
+        delayed_step=delayed_step,
+    )
+    watched_fit(learner, cartpole(4), callbacks=[divergence], **settings)
+    return divergence.first
+
+
+def test_displacement_starts_each_round_at_the_policy_that_collected_it():
+    assert max(first_divergences("displacement")) < 1e-6
+
+
+def test_ratio_starts_each_delayed_round_one_update_away_from_it():
+    first, *others = first_divergences("ratio")
+    assert first < 1e-6
+    assert min(others) > 1e-5
+
+
+def test_actors_and_learner_compute_in_the_precision_of_the_trainer():
+    # Actors in float32 would leave a divergence of 1e-6 and more.
+    assert max(first_divergences("displacement", precision="bf16-mixed")) < 1e-7
+
+
+def bf16_gradients(learner_class, precision, **settings):
+    torch.manual_seed(0)
+    learner = learner_class(cartpole_policy(), learning_rate=0.0, **settings)
+    return watched_fit(learner, cartpole(2), precision=precision).gradients
+
+
+@pytest.mark.parametrize("learner_class", [SGDA2C, SGDPPO])
+def test_bf16_mixed_gives_nearly_the_gradient_of_float32(learner_class):
+    settings = {"epochs": 1, "minibatches": 1} if learner_class is SGDPPO else {}
+    single = bf16_gradients(learner_class, "32-true", **settings)
+    mixed = bf16_gradients(learner_class, "bf16-mixed", **settings)
+    for one, other in zip(single, mixed, strict=True):
+        assert not torch.equal(one, other)
+        assert (one - other).norm() < 0.1 * one.norm()
+
+
+class PolicyGradient(Learner):
+    """The learner of a user, as the docstring of Learner has it."""
+
+    def training_step(self, part, _):
+        with self.learning_from(part):
+            targets = self.gae(part.round, gae_lambda=1.0)
+            samples = self.samples_of(part.round, **vars(targets))
+            policy, value = self.evaluate(samples)
+            gain = policy.log_prob(samples["action"]) * samples["advantage"]
+            return (value - samples["returns"]).square().mean() - gain.mean()
+
+
+def test_a_users_learner_needs_a_training_step_and_no_more():
+    watch = watched_fit(PolicyGradient(cartpole_policy()), cartpole(4))
+    assert watch.updates == [0, 1, 2, 3]
+    assert watch.versions == [0, 0, 1, 2]
+    # The gradient is taken, and the step is made, where the newest weights are.
+    assert all(map(torch.equal, watch.round_weights, watch.step_weights))
+    moved = torch.stack([*watch.round_weights, watch.final_weights]).diff(dim=0).norm(dim=1)
+    assert moved.min() > 0
+
+
+def test_the_trainer_clips_gradients():
+    learner = SGDA2C(cartpole_policy(), learning_rate=1.0)
+    watch = watched_fit(learner, cartpole(4), gradient_clip_val=0.01)
+    moved = torch.stack(watch.round_weights).diff(dim=0).norm(dim=1)
+    assert min(gradient.norm() for gradient in watch.gradients) > 0.1
+    assert moved.tolist() == pytest.approx([0.01] * 3, rel=1e-3)
+
+
+class TestOptimizers:
+    @pytest.mark.parametrize(
+        ("name", "optimizer_class"), [("adam", torch.optim.Adam), ("rmsprop", torch.optim.RMSprop)]
+    )
+    @pytest.mark.parametrize("learner_class", [A2C, PPO])
+    def test_the_name_gives_the_optimiser(self, learner_class, name, optimizer_class):
+        learner = learner_class(optimizer=name, learning_rate=0.02, epsilon=1e-3)
+        trainer = quiet_trainer()
+        trainer.fit(learner, datamodule=cartpole(1))
+        (optimizer,) = trainer.optimizers
+        assert type(optimizer) is optimizer_class
+        assert optimizer.defaults["lr"] == 0.02
+        assert optimizer.defaults["eps"] == 1e-3
+
+    def test_rmsprop_smooths_by_the_papers_factor(self):
+        trainer = quiet_trainer()
+        trainer.fit(A2C(), datamodule=cartpole(1))
+        assert trainer.optimizers[0].defaults["alpha"] == 0.99
+
+    def test_without_decay_the_learning_rate_stays(self):
+        watch = watched_fit(A2C(learning_rate=0.5), cartpole(4))
+        assert watch.learning_rates == [0.5] * 4
+
+    def test_the_learning_rate_of_a2c_decays_to_zero_over_the_rounds(self):
+        learner = A2C(learning_rate=0.5, learning_rate_decay=True)
+        assert watched_fit(learner, cartpole(4)).learning_rates == [0.5, 0.375, 0.25, 0.125]
+
+    def test_accumulation_does_not_change_the_decay(self):
+        learner = A2C(learning_rate=0.5, learning_rate_decay=True)
+        watch = watched_fit(learner, cartpole(4), accumulate_grad_batches=2)
+        assert watch.learning_rates == [0.5, 0.375, 0.25, 0.125]
+
+    def test_the_learning_rate_of_ppo_decays_to_zero_over_all_steps(self):
+        learner = PPO(learning_rate=1.0, learning_rate_decay=True, epochs=2, minibatches=2)
+        watch = watched_fit(learner, cartpole(2))
+        assert watch.learning_rates == pytest.approx([1 - step / 8 for step in range(8)])
+
+
+def test_the_logger_gets_the_losses(tmp_path):
+    learner = PPO(epochs=2, minibatches=2)
+    logger = CSVLogger(tmp_path, name="", version="")
+    watched_fit(learner, cartpole(4), logger=logger, log_every_n_steps=4)
+    with (tmp_path / "metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    names = {f"loss/{name}" for name in ("policy", "value", "entropy", "clip_fraction")}
+    assert names <= rows[0].keys()
+    entropies = [float(row["loss/entropy"]) for row in rows if row["loss/entropy"]]
+    assert len(entropies) == 4
+    assert entropies[0] == pytest.approx(math.log(2), abs=0.01)
+
+
+def test_callbacks_of_the_user_are_called():
+    class Counting(Callback):
+        steps = 0
+
+        def on_train_batch_end(self, *_):
+            self.steps += 1
+
+    counting = Counting()
+    watched_fit(A2C(), cartpole(4), callbacks=[counting])
+    assert counting.steps == 4
+
+
+@pytest.mark.parametrize("updates", [2, 5, -1])
+def test_a_round_of_any_other_lag_is_refused(updates):
+    policy = cartpole_policy()
+    collector = HTSCollector(
+        CARTPOLE, policy, num_actors=0, num_envs=2, frames_per_batch=8, total_frames=8
+    )
+    learner = A2C(policy)
+    learner.on_fit_start()
+    learner.updates = updates
+    with pytest.raises(ProtocolError, match=f"collected {updates} updates ago"):
+        learner.training_step(RoundSlice(next(iter(collector)), 0, 1), 0)
+
+
+def test_the_learner_keeps_its_gradient_when_newest_weights_return():
+    policy = cartpole_policy()
+    collector = HTSCollector(
+        CARTPOLE, policy, num_actors=0, num_envs=2, frames_per_batch=8, total_frames=8
+    )
+    learner = unlogged(A2C(policy))
+    learner.on_fit_start()
+    learner.updates = 1
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter.add_(0.25)
+    newest = flat(policy)
+    learner.training_step(RoundSlice(next(iter(collector)), 0, 1), 0).backward()
+    gradient = flat_gradient(policy)
+    learner.on_after_backward()
+    assert torch.equal(flat(policy), newest)
+    assert torch.equal(flat_gradient(policy), gradient)
+
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("learner_class", "settings", "message"),
+    [
+        (A2C, {"optimizer": "sgd"}, "optimizer='sgd'; adam or rmsprop is needed"),
+        (
+            A2C,
+            {"learning_rate": -0.5},
+            "learning_rate=-0.5; a finite number of 0 or more is needed",
+        ),
+        (A2C, {"epsilon": -1.0}, "epsilon=-1.0; a finite number of 0 or more is needed"),
+        (A2C, {"entropy_coef": NAN}, "entropy_coef=nan; a finite number of 0 or more is needed"),
+        (A2C, {"value_coef": -0.5}, "value_coef=-0.5; a finite number of 0 or more is needed"),
+        (A2C, {"gamma": 1.5}, "gamma=1.5; 0 to 1 is needed"),
+        (A2C, {"gae_lambda": -0.5}, "gae_lambda=-0.5; 0 to 1 is needed"),
+        (A2C, {"unroll": 0}, "unroll=0; None, or 1 or more, is needed"),
+        (A2C, {"num_threads": 0}, "num_threads=0; None, or 1 to 1024, is needed"),
+        (PPO, {"gamma": -1.0}, "gamma=-1.0; 0 to 1 is needed"),
+        (PPO, {"epochs": 0}, "epochs=0; 1 or more is needed"),
+        (PPO, {"minibatches": 0}, "minibatches=0; 1 or more is needed"),
+        (PPO, {"clip": 0.0}, "clip=0.0; a finite number of more than 0 is needed"),
+        (PPO, {"delayed_step": "late"}, "delayed_step='late'; ratio or displacement is needed"),
+    ],
+)
+def test_a_wrong_setting_is_refused_when_the_learner_is_made(learner_class, settings, message):
+    with pytest.raises(ConfigurationError) as raised:
+        learner_class(**settings)
+    assert str(raised.value) == message
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: A2C(unroll=3), "unroll=3 does not divide the 8 steps"),
+        (lambda: A2C(network="none.Such"), "no network 'none.Such'"),
+        (lambda: A2C(network="nature"), "'nature' cannot read observations of shape"),
+        (lambda: A2C(counting_policy(1.0)[0]), "the policy does not fit the environment"),
+        (lambda: PPO(nn.Linear(4, 2)), "the policy has 0 probabilistic modules"),
+        (lambda: PPO(cartpole_policy().requires_grad_(False)), "no parameter that requires"),
+        (lambda: PPO(cartpole_policy().get_policy_operator()), "the policy has no value"),
+    ],
+)
+def test_a_setting_that_does_not_fit_the_environment_is_refused(make, message):
+    with pytest.raises(ConfigurationError, match=message):
+        watched_fit(make(), cartpole())
+
+
+@pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
+def test_a_learner_that_is_to_build_its_policy_needs_a_data_module():
+    with pytest.raises(ConfigurationError, match="datamodule=HTSDataModule"):
+        quiet_trainer().fit(A2C(), train_dataloaders=[0])
+
+
+def test_threads_of_the_learner_are_set_for_the_time_of_training():
+    during = []
+
+    class Threads(Callback):
+        def on_train_batch_start(self, *_):
+            during.append(torch.get_num_threads())
+
+    before = torch.get_num_threads()
+    watched_fit(A2C(num_threads=2), cartpole(2), callbacks=[Threads()])
+    assert during == [2, 2]
+    assert torch.get_num_threads() == before
+
+
+class CutOff(Callback):
+    """Keeps weights and steps before each round, and fails in a later part of the third one."""
+
+    class Error(Exception):
+        pass
+
+    def __init__(self, path):
+        self.path = path
+
+    def on_train_batch_start(self, trainer, pl_module, batch, _):
+        if batch.is_first:
+            self.before, self.steps = deepcopy(pl_module.state_dict()), trainer.global_step
+
+    def on_after_backward(self, _, pl_module):
+        if pl_module.updates == 2 and pl_module.part.index == 1:
+            raise self.Error
+
+    def on_exception(self, trainer, *_):
+        trainer.save_checkpoint(self.path)
+
+
+@pytest.mark.parametrize(
+    ("make", "settings"),
+    [
+        (partial(A2C, learning_rate=0.1), {"accumulate_grad_batches": 2}),
+        (partial(PPO, learning_rate=0.1, epochs=2, minibatches=1), {}),
+        (partial(PPO, learning_rate=0.1, epochs=2, minibatches=1, delayed_step="displacement"), {}),
+    ],
+    ids=["A2C", "ratio", "displacement"],
+)
+def test_a_checkpoint_of_a_round_cut_off_has_the_weights_before_it(make, settings, tmp_path):
+    learner, cut_off = make(cartpole_policy()), CutOff(tmp_path / "cut.ckpt")
+    with pytest.raises(CutOff.Error):
+        quiet_trainer(callbacks=[cut_off], **settings).fit(learner, cartpole(4))
+    saved = torch.load(cut_off.path, weights_only=True)
+    assert (saved["updates"], saved["global_step"]) == (2, cut_off.steps)
+    assert saved["state_dict"].keys() == cut_off.before.keys()
+    for name, weights in cut_off.before.items():
+        assert torch.equal(saved["state_dict"][name], weights)
+    assert not torch.equal(
+        flat(learner), torch.cat([w.flatten() for w in saved["state_dict"].values()])
+    )
+
+
+class TestAnswers:
+    """A learner called with observations gives the actions of its policy."""
+
+    @pytest.fixture
+    def learner(self):
+        learner = A2C()
+        learner.build_policy(GymEnvs("CartPole-v1").group([0]).spec)
+        return learner
+
+    def test_that_are_the_likeliest_ones(self, learner):
+        observations = torch.randn(64, 4, generator=torch.Generator().manual_seed(0))
+        logits = learner.policy(TensorDict({"observation": observations}, [64]))["logits"]
+        actions = learner(observations)
+        assert torch.equal(actions, logits.argmax(-1))
+        assert set(actions.tolist()) == {0, 1}
+
+    def test_to_a_tensordict_as_to_a_tensor(self, learner):
+        observations = torch.randn(8, 4)
+        tensordict = TensorDict({"observation": observations, "reward": torch.zeros(8, 1)}, [8])
+        assert torch.equal(learner(tensordict), learner(observations))
+
+    def test_that_are_means_where_actions_are_continuous(self):
+        learner = A2C()
+        learner.build_policy(GymEnvs("Pendulum-v1").group([0]).spec)
+        observations = torch.randn(8, 3)
+        out = learner.policy(TensorDict({"observation": observations}, [8]))
+        torch.testing.assert_close(learner(observations), out["loc"])
+
+    def test_without_drawing_a_number(self, learner):
+        before = torch.get_rng_state()
+        learner(torch.randn(8, 4, generator=torch.Generator()))
+        assert torch.equal(torch.get_rng_state(), before)
+
+    def test_but_not_to_a_tensor_where_the_policy_reads_several(self, learner):
+        learner.policy.in_keys = ["pixels", "speed"]
+        with pytest.raises(ConfigurationError, match=r"reads .* give a TensorDict"):
+            learner(torch.zeros(8, 4))

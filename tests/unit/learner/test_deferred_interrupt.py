@@ -1,0 +1,57 @@
+import signal
+
+import pytest
+
+from hts_torchrl.learner.deferred_interrupt import DeferredInterrupt
+
+
+@pytest.fixture(autouse=True)
+def _default_handler():
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def press():
+    signal.raise_signal(signal.SIGINT)
+
+
+def test_ctrl_c_waits_until_it_is_released():
+    interrupt = DeferredInterrupt()
+    interrupt.hold()
+    press()
+    with pytest.raises(KeyboardInterrupt):
+        interrupt.release()
+
+
+def test_without_ctrl_c_nothing_happens():
+    interrupt = DeferredInterrupt()
+    interrupt.hold()
+    interrupt.release()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_released_interrupt_holds_nothing_back():
+    interrupt = DeferredInterrupt()
+    interrupt.hold()
+    interrupt.release()
+    with pytest.raises(KeyboardInterrupt):
+        press()
+    interrupt.release()
+
+
+def test_a_second_ctrl_c_is_not_held_back():
+    interrupt = DeferredInterrupt()
+    interrupt.hold()
+    press()
+    with pytest.raises(KeyboardInterrupt):
+        press()
+
+
+def test_an_ignored_ctrl_c_stays_ignored():
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    interrupt = DeferredInterrupt()
+    interrupt.hold()
+    press()
+    interrupt.release()
+    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN

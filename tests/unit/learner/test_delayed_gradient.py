@@ -1,0 +1,118 @@
+"""The delayed gradient on J(theta) = theta^2 / 2, whose gradient is theta itself."""
+
+import pytest
+import torch
+from torch import nn
+
+from hts_torchrl.learner.delayed_gradient import DelayedGradient
+
+LEARNING_RATE = 0.5
+
+
+@pytest.fixture
+def theta():
+    return nn.Parameter(torch.tensor([8.0]))
+
+
+def descend(theta):
+    """One step of plain gradient descent from where the parameter is."""
+    theta.grad = None
+    (theta.square().sum() / 2).backward()
+    with torch.no_grad():
+        theta -= LEARNING_RATE * theta.grad
+
+
+def updates_at_behaviour(theta, count):
+    """theta after each update; the first round was collected by the weights it updates."""
+    delayed, after = DelayedGradient([theta]), []
+    for update in range(count):
+        delayed.begin_round()
+        if update > 0:
+            delayed.load_behaviour()
+        theta.grad = None
+        (theta.square().sum() / 2).backward()
+        if update > 0:
+            delayed.restore_newest()
+        with torch.no_grad():
+            theta -= LEARNING_RATE * theta.grad
+        delayed.end_round()
+        after.append(theta.item())
+    return after
+
+
+def test_the_gradient_is_that_of_the_weights_before(theta):
+    # 8 - 8/2 = 4;  4 - 8/2 = 0;  0 - 4/2 = -2;  -2 - 0/2 = -2;  -2 + 2/2 = -1
+    assert updates_at_behaviour(theta, 5) == [4.0, 0.0, -2.0, -2.0, -1.0]
+
+
+def test_without_delay_this_is_gradient_descent(theta):
+    delayed, after = DelayedGradient([theta]), []
+    for _ in range(3):
+        delayed.begin_round()
+        descend(theta)
+        delayed.end_round()
+        after.append(theta.item())
+    assert after == [4.0, 2.0, 1.0]
+
+
+def updates_by_displacement(theta, count, steps):
+    delayed, after = DelayedGradient([theta]), []
+    for update in range(count):
+        delayed.begin_round()
+        if update > 0:
+            delayed.load_behaviour()
+        for _ in range(steps):
+            descend(theta)
+        if update > 0:
+            delayed.add_displacement()
+        delayed.end_round()
+        after.append(theta.item())
+    return after
+
+
+def test_the_displacement_from_the_behaviour_weights_is_added_to_the_newest(theta):
+    # Two steps quarter theta. 8 to 2; from 8 to 2 again: 2 - 6 = -4; from 2 to 0.5: -4 - 1.5.
+    assert updates_by_displacement(theta, 3, steps=2) == [2.0, -4.0, -5.5]
+
+
+def test_the_displacement_of_one_plain_step_is_the_delayed_gradient(theta):
+    assert updates_by_displacement(theta, 5, steps=1) == [4.0, 0.0, -2.0, -2.0, -1.0]
+
+
+def test_restoring_keeps_the_gradient(theta):
+    delayed = DelayedGradient([theta])
+    delayed.begin_round()
+    delayed.load_behaviour()
+    theta.square().sum().backward()
+    delayed.restore_newest()
+    assert theta.grad.item() == 16.0
+
+
+def test_parameters_are_exchanged_by_value(theta):
+    delayed, place = DelayedGradient([theta]), theta.data_ptr()
+    for _ in range(2):
+        delayed.begin_round()
+        delayed.load_behaviour()
+        assert theta.data_ptr() == place
+        delayed.restore_newest()
+        delayed.end_round()
+    assert theta.data_ptr() == place
+
+
+def test_the_weights_kept_are_copies(theta):
+    delayed = DelayedGradient([theta])
+    with torch.no_grad():
+        theta.fill_(3.0)
+    delayed.load_behaviour()
+    assert theta.item() == 8.0
+
+
+def test_every_parameter_is_exchanged():
+    linear = nn.Linear(2, 3)
+    before = [parameter.clone() for parameter in linear.parameters()]
+    delayed = DelayedGradient(linear.parameters())
+    with torch.no_grad():
+        for parameter in linear.parameters():
+            parameter.add_(1.0)
+    delayed.load_behaviour()
+    assert all(map(torch.equal, linear.parameters(), before))

@@ -1,0 +1,209 @@
+"""What a run that goes on from a checkpoint may change, and what it then does."""
+
+import logging
+import shutil
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+from hts_torchrl import A2C, PPO, ConfigurationError, GymEnvs
+from tests.fits import cartpole, watched_fit
+
+ROUNDS = 4
+DONE = 2
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`, callbacks"),
+    pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty"),
+]
+
+
+def stopped(folder, learner, rounds=ROUNDS, **trainer):
+    """Train, and return the checkpoint after ``DONE`` of the rounds."""
+    saving = ModelCheckpoint(folder, filename="{step}", every_n_train_steps=1, save_top_k=-1)
+    torch.manual_seed(0)
+    settings = {"callbacks": [saving], "enable_checkpointing": True, **trainer}
+    watched_fit(learner, cartpole(rounds), **settings)
+    return folder / f"step={DONE * (learner.parts_per_round if rounds == ROUNDS else 1)}.ckpt"
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    """Of A2C with a delay of 1, on 4 environments."""
+    return stopped(tmp_path_factory.mktemp("a2c"), A2C())
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    return stopped(tmp_path_factory.mktemp("finished"), A2C(), rounds=DONE)
+
+
+def go_on(path, learner=None, trainer=None, **data):
+    return watched_fit(learner or A2C(), cartpole(ROUNDS, **data), path, **(trainer or {}))
+
+
+DIFFERENT = {
+    "model='PPO', the checkpoint has 'A2C'": {"learner": PPO},
+    "model.learning_rate=0.5, the checkpoint has 0.0007": {
+        "learner": lambda: A2C(learning_rate=0.5)
+    },
+    "model.gamma=0.5, the checkpoint has 0.99": {"learner": lambda: A2C(gamma=0.5)},
+    "model.unroll=4, the checkpoint has None": {"learner": lambda: A2C(unroll=4)},
+    "model.num_threads=2, the checkpoint has 1": {"learner": lambda: A2C(num_threads=2)},
+    "data.delay=0, the checkpoint has 1": {"delay": 0},
+    "data.frames_per_batch=64, the checkpoint has 32": {"frames_per_batch": 64},
+    "data.num_envs=2, the checkpoint has 4": {"num_envs": 2, "inference_batch_size": 4},
+    "data.num_envs=8, the checkpoint has 4": {"num_envs": 8, "inference_batch_size": 4},
+    "data.inference_batch_size=2, the checkpoint has 4": {"inference_batch_size": 2},
+    "data.seed=5, the checkpoint has 0": {"seed": 5},
+    "data.env.id='MountainCar-v0', the checkpoint has 'CartPole-v1'": {
+        "env": GymEnvs("MountainCar-v0")
+    },
+    "data.env.kwargs={'max_episode_steps': 9}, the checkpoint has {}": {
+        "env": GymEnvs("CartPole-v1", {"max_episode_steps": 9})
+    },
+    "trainer.precision='bf16-mixed', the checkpoint has '32-true'": {
+        "trainer": {"precision": "bf16-mixed"}
+    },
+    "trainer.accumulate_grad_batches=2, the checkpoint has 1": {
+        "trainer": {"accumulate_grad_batches": 2}
+    },
+    "trainer.gradient_clip_val=0.5, the checkpoint has None": {
+        "trainer": {"gradient_clip_val": 0.5}
+    },
+}
+
+
+@pytest.mark.parametrize("message", DIFFERENT)
+def test_a_setting_that_decides_bits_is_refused_with_both_values(message, checkpoint):
+    settings = dict(DIFFERENT[message])
+    learner = settings.pop("learner", A2C)()
+    with pytest.raises(ConfigurationError) as refusal:
+        go_on(checkpoint, learner, **settings)
+    assert str(refusal.value).startswith(message)
+    assert ": bits depend on this; " in str(refusal.value)
+    assert "data.accept_changes=true" in str(refusal.value)
+
+
+def test_all_settings_that_differ_are_told_at_once(checkpoint):
+    both = "model.gamma=0.5, .*; data.delay=0, "
+    with pytest.raises(ConfigurationError, match=both):
+        go_on(checkpoint, A2C(gamma=0.5), delay=0)
+
+
+def test_the_pool_the_end_and_evaluations_are_changed_without_a_word(checkpoint, caplog):
+    pool = {"envs_per_executor": 2, "timeout_s": 9.0, "debug": True, "recover": "replay"}
+    rest = {"inference_batch_size": 4, "evaluation_episodes": 1, "total_frames": 6 * 32}
+    with caplog.at_level(logging.WARNING, "hts_torchrl"):
+        watch = go_on(checkpoint, **pool, **rest)
+    assert watch.updates == [2, 3, 4, 5]
+    assert [each for each in caplog.records if each.name.startswith("hts_torchrl")] == []
+
+
+def test_a_change_that_is_meant_is_told_with_the_update_from_which_on_it_holds(checkpoint, caplog):
+    go_on(checkpoint, A2C(learning_rate=0.5), accept_changes=True, delay=0)
+    assert "from update 2 on: model.learning_rate=0.5, the checkpoint has 0.0007" in caplog.text
+    assert "from update 2 on: data.delay=0, the checkpoint has 1" in caplog.text
+
+
+class TestAcceptedChanges:
+    def test_a_learning_rate_reaches_the_optimiser(self, checkpoint):
+        watch = go_on(checkpoint, A2C(learning_rate=0.5), accept_changes=True)
+        assert watch.learning_rates == [0.5, 0.5]
+
+    def test_a_learning_rate_reaches_the_schedule(self, tmp_path):
+        path = stopped(tmp_path, A2C(learning_rate_decay=True))
+        learner = A2C(learning_rate=0.5, learning_rate_decay=True)
+        watch = go_on(path, learner, accept_changes=True)
+        assert watch.learning_rates == pytest.approx([0.5 * 2 / 4, 0.5 * 1 / 4])
+
+    def test_a_decay_that_is_new_begins_where_the_run_is(self, checkpoint):
+        learner = A2C(learning_rate=0.4, learning_rate_decay=True)
+        watch = go_on(checkpoint, learner, accept_changes=True)
+        assert watch.learning_rates == pytest.approx([0.4 * 2 / 4, 0.4 * 1 / 4])
+
+    def test_a_decay_that_is_gone_leaves_the_whole_rate(self, tmp_path):
+        path = stopped(tmp_path, A2C(learning_rate_decay=True, learning_rate=0.4))
+        watch = go_on(path, A2C(learning_rate=0.4), accept_changes=True)
+        assert watch.learning_rates == [0.4, 0.4]
+
+    def test_without_delay_the_next_round_has_the_newest_weights(self, checkpoint):
+        assert go_on(checkpoint).versions == [1, 2]
+        assert go_on(checkpoint, delay=0, accept_changes=True).versions == [2, 3]
+
+    def test_longer_rounds_go_on_at_the_same_frames(self, checkpoint):
+        watch = go_on(checkpoint, frames_per_batch=64, total_frames=256, accept_changes=True)
+        assert [tuple(batch.shape) for batch in watch.rounds] == [(4, 16)] * 3
+        assert watch.updates == [2, 3, 4]
+
+    def test_fewer_environments_go_on_with_their_games(self, checkpoint):
+        watch = go_on(checkpoint, num_envs=2, accept_changes=True)
+        assert [tuple(batch.shape) for batch in watch.rounds] == [(2, 16)] * 2
+        assert watch.rounds[0]["next", "step_count"][:, 0].min() > 1
+
+    def test_another_seed_begins_new_games(self, checkpoint, caplog):
+        watch = go_on(checkpoint, seed=5, accept_changes=True)
+        assert (watch.rounds[0]["next", "step_count"][:, 0] == 1).all()
+        assert "data.seed=5, the checkpoint has 0 (data.accept_changes); new games" in caplog.text
+
+    def test_a_round_of_other_parts_is_learned_as_often(self, tmp_path):
+        path = stopped(tmp_path, PPO(epochs=2, minibatches=2))
+        watch = go_on(path, PPO(epochs=3, minibatches=2), accept_changes=True)
+        assert watch.updates == [2, 3]
+        assert len(watch.learning_rates) == 2 * 6
+
+    def test_another_optimiser_is_refused(self, checkpoint):
+        with pytest.raises(
+            ConfigurationError, match=r"model.optimizer='adam', .* has 'rmsprop': no"
+        ):
+            go_on(checkpoint, A2C(optimizer="adam"), accept_changes=True)
+
+
+class TestMoreEnvironments:
+    def test_than_there_are_games_are_refused_with_the_cause(self, checkpoint):
+        cause = r"the games of 4 environments, but 8 are wanted \(data.num_envs=8, ranks=1\)"
+        with pytest.raises(ConfigurationError, match=cause):
+            go_on(checkpoint, num_envs=8, inference_batch_size=4, accept_changes=True)
+
+    def test_are_refused_with_the_cause_by_a_checkpoint_without_settings(
+        self, checkpoint, tmp_path
+    ):
+        content = torch.load(checkpoint, weights_only=True)
+        del content["learner"], content["HTSDataModule"]["settings"]
+        torch.save(content, tmp_path / "old.ckpt")
+        with pytest.raises(ConfigurationError, match="the games of 4 environments, but 8 are"):
+            go_on(tmp_path / "old.ckpt", num_envs=8)
+
+    def test_begin_new_games_if_that_is_wanted(self, checkpoint):
+        watch = go_on(checkpoint, num_envs=8, accept_changes=True, resume_envs=False)
+        assert [tuple(batch.shape) for batch in watch.rounds] == [(8, 4)] * 2
+
+
+class TestTheEnd:
+    def test_of_a_finished_run_is_told_and_nothing_is_trained(self, finished, caplog):
+        watch = go_on(finished, total_frames=DONE * 32)
+        assert watch.rounds == []
+        assert "run is finished (64 of 64 frames): nothing is trained" in caplog.text
+
+    def test_before_what_has_been_done_is_refused(self, finished):
+        message = "data.total_frames=32, but the checkpoint's run has done 64"
+        with pytest.raises(ConfigurationError, match=message):
+            go_on(finished, total_frames=32)
+
+    def test_that_has_moved_moves_the_end_of_the_decay(self, tmp_path, caplog):
+        path = stopped(tmp_path, A2C(learning_rate=0.4, learning_rate_decay=True), rounds=DONE)
+        watch = go_on(path, A2C(learning_rate=0.4, learning_rate_decay=True))
+        assert watch.learning_rates == pytest.approx([0.4 * 2 / 4, 0.4 * 1 / 4])
+        assert "the rate falls to 0 at step 4, not 2: from update 2 on" in caplog.text
+
+
+def test_a_run_that_cannot_go_on_still_names_the_cause_where_exceptions_are_saved(
+    checkpoint, tmp_path
+):
+    """The checkpoint that Lightning writes on the way out must not fail by itself."""
+    shutil.copy(checkpoint, tmp_path / "copy.ckpt")
+    saving = ModelCheckpoint(tmp_path / "new", save_on_exception=True)
+    trainer = {"callbacks": [saving], "enable_checkpointing": True}
+    with pytest.raises(ConfigurationError, match=r"data\.delay=0, the checkpoint has 1"):
+        go_on(tmp_path / "copy.ckpt", trainer=trainer, delay=0)

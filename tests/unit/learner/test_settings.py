@@ -1,0 +1,95 @@
+"""Settings that all learners share are declared once, and seen in each of them."""
+
+import inspect
+from typing import Any
+
+import pytest
+
+from hts_torchrl import A2C, PPO, Impala, Learner
+from hts_torchrl.errors import ConfigurationError
+from hts_torchrl.training.run_settings import known_arguments
+
+SHARED = {
+    "policy",
+    "network",
+    "squash",
+    "optimizer",
+    "learning_rate",
+    "learning_rate_decay",
+    "epsilon",
+    "gamma",
+    "value_coef",
+    "entropy_coef",
+    "num_threads",
+}
+OWN = {
+    A2C: {"gae_lambda", "unroll"},
+    PPO: {"gae_lambda", "unroll", "epochs", "minibatches", "clip", "clip_value", "delayed_step"},
+    Impala: {"rho_clip", "c_clip"},
+}
+
+
+class Tempered(PPO):
+    """PPO of a user.
+
+    Args:
+        temperature: of the policy.
+    """
+
+    def __init__(self, policy: Any = None, *, temperature: float = 1.0, **settings: Any) -> None:
+        super().__init__(policy, **settings)
+        self.temperature = temperature
+
+
+class Closed(A2C):
+    """A2C of a user who lets nothing be set."""
+
+    def __init__(self, speed: float = 1.0) -> None:
+        super().__init__(learning_rate=speed)
+
+
+@pytest.mark.parametrize("learner", OWN)
+class TestALearner:
+    def test_has_all_settings_in_its_signature(self, learner):
+        assert set(inspect.signature(learner).parameters) == SHARED | OWN[learner]
+
+    def test_has_a_text_for_each_of_them(self, learner):
+        for name in SHARED | OWN[learner]:
+            assert learner.__doc__.count(f"\n    {name}: ") == 1
+
+    def test_keeps_all_but_the_policy_as_hyperparameters(self, learner):
+        assert set(learner(gamma=0.5).hparams) == (SHARED | OWN[learner]) - {"policy"}
+
+    def test_refuses_another_by_name(self, learner):
+        with pytest.raises(TypeError, match="'learning_rat'"):
+            learner(learning_rat=0.5)
+
+    def test_takes_from_a_file_what_it_has_itself(self, learner):
+        known, unknown = known_arguments(
+            learner, {"gamma": 0.5, "other": 1}, "model", besides=("policy",)
+        )
+        assert (known, unknown) == ({"gamma": 0.5}, ["'other'"])
+        with pytest.raises(ConfigurationError, match=r"model\.gamma='x'"):
+            known_arguments(learner, {"gamma": "x"}, "model")
+
+
+@pytest.mark.parametrize(("learner", "rate"), [(A2C, 7e-4), (PPO, 2.5e-4), (Impala, 6e-4)])
+def test_a_default_of_its_own_counts_more_than_the_shared_one(learner, rate):
+    assert inspect.signature(learner).parameters["learning_rate"].default == rate
+    assert learner().hparams["learning_rate"] == rate
+
+
+def test_a_users_learner_shows_the_settings_of_all_its_bases():
+    assert set(inspect.signature(Tempered).parameters) == SHARED | OWN[PPO] | {"temperature"}
+    assert "\n    temperature: of the policy.\n" in f"{Tempered.__doc__}\n"
+    assert "\n    clip: bound on" in Tempered.__doc__
+    assert dict(Tempered(temperature=0.5, clip=0.2).hparams)["temperature"] == 0.5
+
+
+def test_a_users_learner_that_passes_none_on_shows_its_own_alone():
+    assert list(inspect.signature(Closed).parameters) == ["speed"]
+    assert Closed(0.5).learning_rate == 0.5
+
+
+def test_the_base_class_shows_the_shared_ones():
+    assert set(inspect.signature(Learner).parameters) == SHARED

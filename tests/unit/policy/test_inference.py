@@ -1,0 +1,162 @@
+import numpy as np
+import pytest
+import torch
+from tensordict.nn import (
+    ProbabilisticTensorDictModule,
+    ProbabilisticTensorDictSequential,
+    TensorDictModule,
+)
+from torch import nn
+from torch.distributions import (
+    Categorical,
+)
+
+from hts_torchrl.config import ActionSpec, ArraySpec, EnvSpec
+from hts_torchrl.models import make_actor_critic
+from hts_torchrl.policy.forward import as_policy
+from hts_torchrl.policy.inference import PolicyInference, one_thread
+from hts_torchrl.rng import normal_draws, uniform_draws
+from tests.policies import echo_policy
+
+FLOATS = np.dtype(np.float32)
+WIDTH = 64
+
+
+def discrete(actions: int, width: int = WIDTH) -> EnvSpec:
+    action = ActionSpec("discrete", ArraySpec((), np.dtype(np.int64)), (actions,))
+    return EnvSpec({"observation": ArraySpec((width,), FLOATS)}, action)
+
+
+def continuous(size: int) -> EnvSpec:
+    bounds = np.ones(size, np.float32)
+    action = ActionSpec("continuous", ArraySpec((size,), FLOATS), low=-bounds, high=bounds)
+    return EnvSpec({"observation": ArraySpec((WIDTH,), FLOATS)}, action)
+
+
+def observations(rows: int, width: int = WIDTH) -> dict:
+    values = np.random.default_rng(1).standard_normal((rows, width))
+    return {"observation": values.astype(np.float32)}
+
+
+def same_bits(ours: dict, theirs: dict) -> bool:
+    return ours.keys() == theirs.keys() and all(
+        np.array_equal(ours[key], theirs[key]) for key in ours
+    )
+
+
+class TestAnswers:
+    def test_action_log_probability_and_value_have_one_row_each(self):
+        spec = discrete(3)
+        inference = PolicyInference(make_actor_critic("mlp", spec), spec, batch_size=4)
+        answers = inference.answer(observations(3), uniform_draws(0, 0, 0, 3, 1))
+        shapes = {key: value.shape for key, value in answers.items()}
+        assert shapes == {"action": (3,), "action_log_prob": (3,), "state_value": (3, 1)}
+
+    def test_the_log_probability_is_that_of_the_chosen_action(self):
+        spec = discrete(3)
+        policy = make_actor_critic("mlp", spec)
+        inference = PolicyInference(policy, spec, batch_size=3)
+        rows = observations(3)
+        answers = inference.answer(rows, uniform_draws(0, 0, 0, 3, 1))
+        parameters, _ = policy.heads({"observation": torch.from_numpy(rows["observation"])})
+        expected = policy.distribution(parameters).log_prob(torch.from_numpy(answers["action"]))
+        assert answers["action_log_prob"] == pytest.approx(expected.detach().numpy(), abs=1e-6)
+
+    @pytest.mark.parametrize("actions", [2, 3])
+    @pytest.mark.parametrize("batch_size", [2, 3, 5, 8])
+    def test_an_answer_does_not_depend_on_the_rows_around_it(self, actions, batch_size):
+        spec = discrete(actions)
+        inference = PolicyInference(make_actor_critic("mlp", spec), spec, batch_size=batch_size)
+        rows, draws = observations(11), uniform_draws(0, 0, 0, 11, 1)
+        together = inference.answer(rows, draws)
+        shuffled = np.random.default_rng(2).permutation(11)
+        answers = inference.answer({"observation": rows["observation"][shuffled]}, draws[shuffled])
+        assert same_bits(answers, {key: value[shuffled] for key, value in together.items()})
+
+    def test_an_answer_does_not_depend_on_how_many_were_asked_for(self):
+        spec = continuous(3)
+        inference = PolicyInference(make_actor_critic("mlp", spec), spec, batch_size=8)
+        rows, draws = observations(11), normal_draws(0, 0, 0, 11, 3)
+        together = inference.answer(rows, draws)
+        for row in range(11):
+            one = {"observation": rows["observation"][row : row + 1]}
+            alone = inference.answer(one, draws[row : row + 1])
+            assert same_bits(alone, {key: value[row : row + 1] for key, value in together.items()})
+
+    def test_an_answer_survives_the_passes_after_it(self):
+        """EchoNet's value is computed from the input, a critic may even return a view of it."""
+        spec = discrete(4, width=5)
+        view = TensorDictModule(lambda x: x[:, :1], ["observation"], ["state_value"])
+        policy = ProbabilisticTensorDictSequential(
+            view,
+            TensorDictModule(nn.Linear(5, 4), ["observation"], ["logits"]),
+            ProbabilisticTensorDictModule(["logits"], ["action"], distribution_class=Categorical),
+        )
+        inference = PolicyInference(policy, spec, batch_size=2)
+        rows = observations(6, width=5)
+        answers = inference.answer(rows, uniform_draws(0, 0, 0, 6, 1))
+        assert np.array_equal(answers["state_value"], rows["observation"][:, :1])
+
+    def test_a_greedy_answer_does_not_depend_on_the_draw(self):
+        spec = discrete(3)
+        inference = PolicyInference(make_actor_critic("mlp", spec), spec, batch_size=4)
+        rows = observations(4)
+        answers = [
+            inference.answer(rows, uniform_draws(seed, 0, 0, 4, 1), greedy=True) for seed in (0, 1)
+        ]
+        assert same_bits(*answers)
+
+    def test_a_draw_decides_the_action(self):
+        spec = discrete(4, width=5)
+        inference = PolicyInference(echo_policy(), spec, batch_size=4)
+        draws = np.array([[0.1], [0.3], [0.6], [0.9]])
+        assert inference.answer(observations(4, 5), draws)["action"].tolist() == [0, 1, 2, 3]
+
+    def test_the_policy_is_run_in_evaluation_mode(self):
+        spec = discrete(4)
+        policy = as_policy(nn.Sequential(nn.Linear(WIDTH, 4), nn.Dropout(0.5)), spec)
+        inference = PolicyInference(policy, spec, batch_size=2)
+        answers = [inference.answer(observations(2), np.full((2, 1), 0.5)) for _ in range(2)]
+        assert same_bits(*answers)
+
+    def test_no_answer_carries_a_gradient(self):
+        spec = discrete(4)
+        policy = as_policy(nn.Linear(WIDTH, 4), spec)
+        PolicyInference(policy, spec, batch_size=2).answer(observations(2), np.full((2, 1), 0.5))
+        assert all(parameter.grad is None for parameter in policy.parameters())
+
+    def test_mixed_precision_computes_in_bfloat16(self):
+        spec = discrete(4)
+        policy = make_actor_critic("mlp", spec)
+        values = [
+            PolicyInference(policy, spec, batch_size=4, precision=precision).answer(
+                observations(4), np.full((4, 1), 0.5)
+            )["state_value"]
+            for precision in ("32-true", "bf16-mixed")
+        ]
+        assert not np.array_equal(*values)
+        assert values[0] == pytest.approx(values[1], abs=0.05)
+
+
+def test_one_thread_is_restored_to_what_it_was():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with one_thread():
+            inside = torch.get_num_threads()
+        assert (inside, torch.get_num_threads()) == (1, 2)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_answers_have_the_same_bits_whatever_the_callers_number_of_threads():
+    spec = discrete(4)
+    inference = PolicyInference(make_actor_critic("mlp", spec), spec, batch_size=5)
+    rows, draws = observations(5), uniform_draws(0, 0, 0, 5, 1)
+    single = inference.answer(rows, draws)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        assert same_bits(inference.answer(rows, draws), single)
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,177 @@
+"""Modules that do what costs the bits are found, and the innermost of them is named."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from hts_torchrl.policy.probe import (
+    OTHERS,
+    TORCH,
+    described,
+    differ,
+    drawing_modules,
+    modules_of_two_modes,
+    noting_draws,
+    varying_modules,
+)
+from tests.policies import Noise
+
+ROWS = torch.linspace(-1.0, 1.0, 64).view(16, 4)
+GENERATORS = {"torch": TORCH[0], "numpy": OTHERS[0], "python": OTHERS[1]}
+
+
+class Inner(nn.Module):
+    def __init__(self, layer):
+        super().__init__()
+        self.inner = layer
+
+    def forward(self, rows):
+        return self.inner(rows)
+
+
+def nested(layer):
+    """The layer is ``body.1.inner``."""
+    return nn.ModuleDict({"body": nn.Sequential(nn.Linear(4, 4), Inner(layer))})
+
+
+def run(policy):
+    return policy["body"](ROWS)
+
+
+class Counting(nn.Module):
+    """Remembers how often it was asked, and says so."""
+
+    calls = 0
+
+    def forward(self, rows):
+        self.calls += 1
+        return rows + self.calls
+
+
+class OwnNoise(nn.Module):
+    """Adds noise of a generator of its own, which is no state of the process."""
+
+    def __init__(self):
+        super().__init__()
+        self.generator = torch.Generator().manual_seed(0)
+
+    def forward(self, rows):
+        return rows + torch.rand(rows.shape, generator=self.generator)
+
+
+class InPlace(nn.Module):
+    """Writes into its argument."""
+
+    def forward(self, rows):
+        return rows.mul_(2.0)
+
+
+class FunctionalDropout(nn.Module):
+    def forward(self, rows):
+        return nn.functional.dropout(rows, 0.5, self.training)
+
+
+@pytest.mark.parametrize("name", GENERATORS)
+class TestDraws:
+    def test_name_the_generator_and_no_other(self, name):
+        policy = nested(Noise(name, learning=True))
+        with noting_draws((*TORCH, *OTHERS)) as drawn:
+            run(policy)
+        assert drawn == [GENERATORS[name]]
+
+    def test_name_the_module(self, name):
+        policy = nested(Noise(name, learning=True))
+        assert drawing_modules(policy, run, GENERATORS[name]) == ["body.1.inner"]
+        others = [each for each in GENERATORS.values() if each != GENERATORS[name]]
+        assert [drawing_modules(policy, run, other) for other in others] == [[], []]
+
+    def test_of_the_other_mode_are_none(self, name):
+        assert drawing_modules(nested(Noise(name, learning=False)), run, GENERATORS[name]) == []
+
+
+def test_nothing_is_noted_where_nothing_is_drawn():
+    policy = nested(nn.Dropout(0.5)).eval()
+    with noting_draws((*TORCH, *OTHERS)) as drawn:
+        run(policy)
+        torch.rand(3, generator=torch.Generator())
+    assert drawn == []
+
+
+@pytest.mark.parametrize("layer", [Counting(), OwnNoise()])
+def test_a_module_that_answers_differently_again_is_found(layer):
+    assert varying_modules(nested(layer), run) == ["body.1.inner"]
+
+
+@pytest.mark.parametrize("layer", [nn.Tanh(), InPlace(), nn.ReLU(inplace=True)])
+def test_a_module_that_answers_the_same_again_is_not(layer):
+    assert varying_modules(nested(layer), run) == []
+
+
+TWO_MODES = [
+    nn.Dropout(0.1),
+    nn.AlphaDropout(0.1),
+    nn.RReLU(),
+    nn.BatchNorm1d(4),
+    FunctionalDropout(),
+    Noise("numpy", learning=True),
+]
+ONE_MODE = [
+    nn.Dropout(0.0),
+    nn.Dropout(0.5).eval(),
+    nn.BatchNorm1d(4).eval(),
+    nn.BatchNorm1d(4, track_running_stats=False),
+    nn.LayerNorm(4),
+    InPlace(),
+]
+
+
+@pytest.mark.parametrize("layer", TWO_MODES, ids=repr)
+def test_a_layer_of_two_modes_is_found_and_keeps_its_statistics(layer):
+    policy = nested(layer)
+    before = copy.deepcopy(policy.state_dict())
+    assert modules_of_two_modes(policy, run) == ["body.1.inner"]
+    assert all(torch.equal(value, before[name]) for name, value in policy.state_dict().items())
+    assert policy.training
+
+
+@pytest.mark.parametrize("layer", ONE_MODE, ids=repr)
+def test_a_layer_that_does_the_same_in_both_modes_is_not(layer):
+    assert modules_of_two_modes(nested(layer), run) == []
+
+
+def test_attention_differs_between_its_modes_by_rounding_only():
+    """In eval mode torch takes another kernel for the same layer."""
+    layer = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True)
+    assert modules_of_two_modes(nested(layer), run) == []
+    layer = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.1, batch_first=True)
+    found = modules_of_two_modes(nested(layer), run)
+    assert found
+    assert all(name.startswith("body.1.inner") for name in found)
+
+
+def test_modules_are_described_by_name_and_class():
+    policy = nested(nn.Dropout())
+    assert (
+        described(policy, ["body.1.inner", ""]) == "body.1.inner (Dropout), the policy (ModuleDict)"
+    )
+
+
+INFINITY = float("inf")
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "wanted"),
+    [
+        ([1.0, 100.0], [1.5, 100.0], False),  # half a percent of the largest
+        ([1.0, 100.0], [3.0, 100.0], True),
+        ([1e-6, 2e-6], [1e-6, 3e-6], True),
+        ([-INFINITY, 1.0], [-INFINITY, 1.0], False),
+        ([-INFINITY, 1.0], [0.0, 1.0], True),
+        ([float("nan")], [float("nan")], False),
+        ([0.0], [1e-30], True),
+    ],
+)
+def test_more_than_rounding_is_a_difference(one, other, wanted):
+    assert differ({"a": (torch.tensor(one),)}, {"a": (torch.tensor(other),)}) is wanted

@@ -1,0 +1,198 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import distributions as d
+from torchrl.modules import MaskedCategorical, OneHotCategorical, TanhNormal, TruncatedNormal
+
+from hts_torchrl.models.distributions import DiagonalNormal, MultiCategorical
+from hts_torchrl.policy.sampling import mode, sample
+from hts_torchrl.rng import normal_draws, uniform_draws
+
+ROWS = 20_000
+PROBS = torch.tensor([0.1, 0.0, 0.6, 0.3])
+
+
+def uniform(rows: int = ROWS, width: int = 1) -> torch.Tensor:
+    return torch.from_numpy(uniform_draws(0, 0, 0, rows, width))
+
+
+def normal(rows: int = ROWS, width: int = 1) -> torch.Tensor:
+    return torch.from_numpy(normal_draws(0, 0, 0, rows, width))
+
+
+def frequencies(actions: torch.Tensor, categories: int) -> list[float]:
+    return (torch.bincount(actions, minlength=categories) / len(actions)).tolist()
+
+
+def test_categories_are_chosen_as_often_as_they_are_likely():
+    actions = sample(d.Categorical(PROBS.expand(ROWS, 4)), uniform())
+    assert frequencies(actions, 4) == pytest.approx(PROBS.tolist(), abs=0.015)
+
+
+def test_a_category_is_decided_by_where_the_draw_falls():
+    draws = torch.tensor([[0.05], [0.15], [0.65], [0.75], [0.99]], dtype=torch.float64)
+    actions = sample(d.Categorical(PROBS.expand(5, 4)), draws)
+    assert actions.tolist() == [0, 2, 2, 3, 3]
+
+
+def test_a_draw_on_the_border_of_two_categories_takes_the_second():
+    dist = d.Categorical(torch.tensor([[0.5, 0.0, 0.5]]))
+    assert sample(dist, torch.tensor([[0.5]], dtype=torch.float64)).tolist() == [2]
+
+
+def test_a_rare_category_is_not_lost_in_the_rounding_of_float32():
+    dist = d.Categorical(torch.tensor([[0.5, 1e-9, 0.5]]))
+    assert sample(dist, torch.tensor([[0.5 + 2e-10]], dtype=torch.float64)).tolist() == [1]
+
+
+@pytest.mark.parametrize(
+    "probs", [[0.0, 1.0, 0.0], [0.5, 0.0, 0.5], [1.0, 0.0, 0.0], [0.0, 0.0, 1.0], [0.3, 0.7, 0.0]]
+)
+def test_an_impossible_category_is_never_chosen_even_by_extreme_draws(probs):
+    extremes = torch.tensor([[2.0**-52], [1 - 2.0**-52]], dtype=torch.float64)
+    draws = torch.cat([uniform(2000), extremes])
+    actions = sample(d.Categorical(torch.tensor(probs).expand(len(draws), 3)), draws)
+    assert (torch.tensor(probs)[actions] > 0).all()
+
+
+def test_logits_of_any_size_leave_the_sum_of_probabilities_harmless():
+    logits = 50 * torch.randn(500, 9)
+    draws = torch.full((500, 1), 1 - 2.0**-52, dtype=torch.float64)
+    dist = d.Categorical(logits=logits)
+    chosen = dist.probs.gather(1, sample(dist, draws).unsqueeze(1))
+    assert (chosen > 0).all()
+
+
+@pytest.mark.parametrize("distribution", [d.OneHotCategorical, OneHotCategorical])
+def test_a_one_hot_action_marks_the_category_that_the_draw_decides(distribution):
+    draws = torch.tensor([[0.05], [0.65], [0.75]], dtype=torch.float64)
+    actions = sample(distribution(probs=PROBS.expand(3, 4)), draws)
+    assert actions.tolist() == [[1, 0, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]]
+
+
+def test_a_masked_category_is_never_chosen():
+    mask = torch.tensor([True, False, True, False]).expand(2000, 4)
+    actions = sample(MaskedCategorical(logits=torch.zeros(2000, 4), mask=mask), uniform(2000))
+    assert set(actions.tolist()) == {0, 2}
+
+
+def test_each_choice_of_several_has_its_own_probabilities():
+    logits = torch.cat([PROBS.log(), torch.tensor([0.8, 0.2]).log()]).expand(ROWS, 6)
+    actions = sample(MultiCategorical(logits, (4, 2)), uniform(width=2))
+    assert frequencies(actions[:, 0], 4) == pytest.approx(PROBS.tolist(), abs=0.015)
+    assert frequencies(actions[:, 1], 2) == pytest.approx([0.8, 0.2], abs=0.015)
+
+
+def test_choices_of_one_action_are_independent():
+    actions = sample(MultiCategorical(torch.zeros(ROWS, 4), (2, 2)), uniform(width=2))
+    assert abs(np.corrcoef(actions.T.numpy())[0, 1]) < 0.03
+
+
+def test_a_smaller_choice_never_takes_a_category_of_the_larger():
+    draws = torch.full((1, 2), 1 - 2.0**-52, dtype=torch.float64)
+    assert sample(MultiCategorical(torch.zeros(1, 7), (2, 5)), draws).tolist() == [[1, 4]]
+
+
+def test_a_gaussian_action_is_the_draw_scaled_and_shifted():
+    loc, scale = torch.tensor([[1.0, -2.0]]), torch.tensor([[0.5, 3.0]])
+    draws = torch.tensor([[2.0, -1.0]], dtype=torch.float64)
+    assert sample(DiagonalNormal(loc, scale), draws).tolist() == [[2.0, -5.0]]
+
+
+def test_a_gaussian_action_keeps_the_precision_of_its_mean():
+    dist = DiagonalNormal(torch.zeros(3, 2), torch.ones(3, 2))
+    assert sample(dist, normal(3, 2)).dtype is torch.float32
+
+
+def test_a_squashed_gaussian_is_the_squashed_draw():
+    low, high = torch.tensor([-1.0, 0.0]), torch.tensor([3.0, 0.5])
+    dist = TanhNormal(torch.zeros(1, 2), torch.ones(1, 2), low=low, high=high)
+    draws = torch.tensor([[0.5, -1.0]], dtype=torch.float64)
+    expected = [-1 + 4 * (math.tanh(0.5) + 1) / 2, 0.5 * (math.tanh(-1.0) + 1) / 2]
+    assert sample(dist, draws)[0].tolist() == pytest.approx(expected, abs=1e-5)
+
+
+def test_squashed_actions_stay_within_their_bounds():
+    low, high = torch.tensor([-1.0]), torch.tensor([3.0])
+    dist = TanhNormal(torch.zeros(ROWS, 1), 10 * torch.ones(ROWS, 1), low=low, high=high)
+    actions = sample(dist, normal())
+    assert actions.min() >= -1.0
+    assert actions.max() <= 3.0
+
+
+def test_squashed_actions_have_the_distribution_that_torchrl_samples():
+    dist = TanhNormal(0.3 * torch.ones(ROWS, 1), 0.8 * torch.ones(ROWS, 1), low=-2.0, high=2.0)
+    ours, theirs = sample(dist, normal()), dist.sample()
+    levels = torch.tensor([0.1, 0.25, 0.5, 0.75, 0.9])
+    assert torch.allclose(ours.quantile(levels), theirs.quantile(levels), atol=0.06)
+
+
+def beta(rows: int):
+    return d.Independent(d.Beta(torch.full((rows, 1), 2.0), torch.full((rows, 1), 5.0)), 1)
+
+
+def scaled_beta(rows: int):
+    return d.TransformedDistribution(beta(rows), [d.AffineTransform(-1.0, 2.0, event_dim=1)])
+
+
+def truncated(rows: int):
+    return TruncatedNormal(torch.zeros(rows, 1), torch.ones(rows, 1), low=-0.5, high=1.0)
+
+
+@pytest.mark.parametrize("make", [beta, scaled_beta, truncated])
+def test_other_distributions_are_sampled_as_torch_samples_them(make):
+    rows = 1500
+    ours = sample(make(rows), uniform(rows), lambda _: make(1))
+    theirs = make(10_000).sample()
+    levels = torch.tensor([0.1, 0.25, 0.5, 0.75, 0.9])
+    assert torch.allclose(ours.quantile(levels), theirs.quantile(levels), atol=0.08)
+
+
+@pytest.mark.parametrize("make", [beta, scaled_beta, truncated])
+def test_other_distributions_answer_the_same_draw_alike_in_any_row(make):
+    draws = uniform(6)
+    actions = sample(make(6), draws, lambda _: make(1))
+    assert torch.equal(sample(make(6), draws.flip(0), lambda _: make(1)), actions.flip(0))
+
+
+def test_other_distributions_need_the_distribution_of_one_row():
+    with pytest.raises(NotImplementedError, match="Independent"):
+        sample(beta(2), uniform(2))
+
+
+@pytest.mark.parametrize(
+    ("dist", "draws", "of_row"),
+    [
+        (d.Categorical(PROBS.expand(3, 4)), uniform(3), None),
+        (DiagonalNormal(torch.zeros(3, 2), torch.ones(3, 2)), normal(3, 2), None),
+        (beta(3), uniform(3), lambda _: beta(1)),
+    ],
+    ids=["categorical", "gaussian", "other"],
+)
+def test_the_global_generator_is_neither_read_nor_moved(dist, draws, of_row):
+    first = sample(dist, draws, of_row)
+    torch.manual_seed(99)
+    before = torch.get_rng_state()
+    assert torch.equal(sample(dist, draws, of_row), first)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize(
+    ("dist", "greedy"),
+    [
+        (d.Categorical(PROBS.unsqueeze(0)), [2]),
+        (OneHotCategorical(probs=PROBS.unsqueeze(0)), [[0, 0, 1, 0]]),
+        (MultiCategorical(torch.tensor([[0.0, 1.0, 5.0, 2.0, 7.0]]), (2, 3)), [[1, 2]]),
+        (DiagonalNormal(torch.tensor([[0.5, -1.0]]), torch.ones(1, 2)), [[0.5, -1.0]]),
+    ],
+    ids=["categorical", "one-hot", "multi", "gaussian"],
+)
+def test_the_greedy_action_is_the_likeliest(dist, greedy):
+    assert mode(dist).tolist() == greedy
+
+
+def test_the_greedy_squashed_action_is_the_squashed_mean():
+    dist = TanhNormal(torch.tensor([[0.7]]), torch.ones(1, 1), low=-1.0, high=1.0)
+    assert mode(dist).item() == pytest.approx(math.tanh(0.7), abs=1e-5)

@@ -1,0 +1,246 @@
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from hts_torchrl.errors import ConfigurationError
+from hts_torchrl.policy.shared_weights import PolicyWeights
+from hts_torchrl.shared.arrays import SharedArrays
+
+
+class Mixed(nn.Module):
+    """Parameters and buffers of several types, shapes and memory orders."""
+
+    def __init__(self, fill: float = 0.0) -> None:
+        super().__init__()
+        self.picture = nn.Conv2d(3, 8, 3).to(memory_format=torch.channels_last)
+        self.brain = nn.Parameter(torch.zeros(7, dtype=torch.bfloat16))
+        self.scalar = nn.Parameter(torch.zeros(()))
+        self.register_buffer("count", torch.tensor(0))
+        self.register_buffer("mask", torch.zeros(3, dtype=torch.bool))
+        self.register_buffer("transposed", torch.zeros(4, 5).t())
+        with torch.no_grad():
+            for tensor in self.state_dict().values():
+                tensor.fill_(fill)
+
+
+def same_bits(one: nn.Module, other: nn.Module) -> bool:
+    return all(map(torch.equal, one.state_dict().values(), other.state_dict().values()))
+
+
+@pytest.fixture
+def weights():
+    """Weights of :class:`Mixed`; version 0, all zeros, acts."""
+    arrays = SharedArrays(PolicyWeights.layout(Mixed()))
+    weights = PolicyWeights(arrays, Mixed())
+    weights.publish(Mixed().state_dict(), 0)
+    weights.exchange()
+    yield weights
+    arrays.close()
+
+
+def test_published_weights_are_invisible_until_the_exchange(weights):
+    weights.publish(Mixed(1.0).state_dict())
+    replica = Mixed(5.0)
+    assert weights.load(replica, -1) == 0
+    assert same_bits(replica, Mixed(0.0))
+
+
+def test_published_weights_act_after_the_exchange(weights):
+    weights.publish(Mixed(1.0).state_dict())
+    weights.exchange()
+    replica = Mixed(5.0)
+    assert weights.load(replica, 0) == 1
+    assert same_bits(replica, Mixed(1.0))
+
+
+def test_an_exchange_without_new_weights_changes_nothing(weights):
+    weights.publish(Mixed(1.0).state_dict())
+    for _ in range(2):
+        weights.exchange()
+    replica = Mixed(5.0)
+    assert weights.load(replica, -1) == 1
+    assert same_bits(replica, Mixed(1.0))
+
+
+def test_a_replica_that_has_the_version_is_left_alone(weights):
+    replica = Mixed(5.0)
+    weights.load(replica, 0)
+    assert same_bits(replica, Mixed(5.0))
+
+
+def test_versions_count_publications(weights):
+    for _ in range(3):
+        weights.publish(Mixed().state_dict())
+    assert (weights.acting_version, weights.newest_version) == (0, 3)
+
+
+def test_a_version_may_be_named(weights):
+    weights.publish(Mixed().state_dict(), 40)
+    weights.exchange()
+    assert weights.acting_version == 40
+
+
+def test_the_last_of_several_publications_acts(weights):
+    weights.publish(Mixed(1.0).state_dict())
+    weights.publish(Mixed(2.0).state_dict())
+    weights.exchange()
+    replica = Mixed()
+    weights.load(replica, -1)
+    assert same_bits(replica, Mixed(2.0))
+
+
+def test_a_copy_is_of_the_weights_that_act_also_where_others_have_their_number(weights):
+    weights.publish(Mixed(1.0).state_dict(), 0)
+    assert not any(tensor.any() for tensor in weights.copy_of(0).values())
+
+
+def test_a_publication_does_not_touch_the_weights_that_act(weights):
+    for version in range(1, 5):
+        weights.publish(Mixed(float(version)).state_dict())
+        weights.exchange()
+        weights.publish(Mixed(-1.0).state_dict())
+        replica = Mixed()
+        weights.load(replica, -1)
+        assert same_bits(replica, Mixed(float(version)))
+        weights.exchange()
+
+
+def test_none_of_many_publications_is_missed(weights):
+    """A replica loads after each exchange, as an actor does in a long run."""
+    replica, version = Mixed(), 0
+    for update in range(1, 70):
+        weights.publish(Mixed(float(update)).state_dict())
+        weights.exchange()
+        version = weights.load(replica, version)
+        assert version == update
+        assert same_bits(replica, Mixed(float(update)))
+
+
+def test_random_weights_arrive_bit_for_bit_in_any_memory_order(weights):
+    source = Mixed()
+    with torch.no_grad():
+        for tensor in source.state_dict().values():
+            tensor.copy_(torch.randn(tensor.shape) * 3)
+    weights.publish(source.state_dict())
+    weights.exchange()
+    replica = Mixed()
+    weights.load(replica, -1)
+    assert same_bits(replica, source)
+
+
+def test_loading_keeps_the_memory_order_of_the_replica(weights):
+    replica = Mixed()
+    weights.load(replica, -1)
+    assert replica.picture.weight.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_weights_published_in_another_memory_order_arrive_too(weights):
+    source = Mixed(2.0)
+    with torch.no_grad():
+        source.picture.weight.copy_(torch.randn(8, 3, 3, 3))
+    state = {name: tensor.contiguous() for name, tensor in source.state_dict().items()}
+    weights.publish(state)
+    weights.exchange()
+    replica = Mixed()
+    weights.load(replica, -1)
+    assert same_bits(replica, source)
+
+
+def test_a_second_mapping_of_the_same_memory_sees_the_exchange():
+    arrays = SharedArrays(PolicyWeights.layout(Mixed()))
+    learner, actor = PolicyWeights(arrays, Mixed()), PolicyWeights(arrays, Mixed(3.0))
+    learner.publish(Mixed(1.0).state_dict(), 7)
+    learner.exchange()
+    replica = Mixed()
+    assert actor.load(replica, -1) == 7
+    assert same_bits(replica, Mixed(1.0))
+    arrays.close()
+
+
+def test_loading_reaches_parameters_that_an_optimizer_holds(weights):
+    replica = Mixed(5.0)
+    held = replica.scalar
+    weights.load(replica, -1)
+    assert held.item() == 0.0
+
+
+def test_a_missing_name_is_named(weights):
+    state = Mixed().state_dict()
+    del state["brain"], state["mask"]
+    with pytest.raises(ConfigurationError, match=r"'brain' \(and 1 more"):
+        weights.publish(state)
+
+
+def test_weights_that_require_a_gradient_can_be_published(weights):
+    source = Mixed(1.0)
+    weights.publish(dict(source.named_parameters()) | dict(source.named_buffers()))
+    weights.exchange()
+    replica = copy.deepcopy(source)
+    weights.load(replica, -1)
+    assert same_bits(replica, source)
+
+
+def test_a_policy_without_weights_is_allowed():
+    arrays = SharedArrays(PolicyWeights.layout(nn.Identity()))
+    weights = PolicyWeights(arrays, nn.Identity())
+    weights.publish({})
+    weights.exchange()
+    assert weights.load(nn.Identity(), -1) == 1
+    arrays.close()
+
+
+def changed(name: str, value: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Weights that are all ones, but for one entry."""
+    state = Mixed(1.0).state_dict()
+    assert name in state
+    return state | {name: value}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("scalar", torch.ones(1), r"'scalar' has shape \(1,\); \(\) is needed"),
+        ("brain", torch.ones(1), r"'brain' has shape \(1,\); \(7,\) is needed"),
+        ("picture.bias", [0.0] * 8, "'picture.bias' has shape list"),
+        ("count", torch.tensor(1.0), "'count' is torch.float32, which torch.int64 cannot hold"),
+        ("scalar", torch.tensor(1j), "'scalar' is torch.complex64"),
+        ("scalar", torch.tensor(torch.inf), "'scalar' is not finite: 1 of its 1 elements"),
+        ("brain", torch.tensor([1.0] * 5 + [torch.nan, -torch.inf]), "'brain' .* 2 of its 7"),
+        ("transposed", torch.full((5, 4), torch.nan), "'transposed' .* 20 of its 20"),
+    ],
+    ids=["one", "broadcast", "list", "fraction", "complex", "infinity", "parameter", "buffer"],
+)
+def test_weights_that_do_not_fit_are_refused_by_name_and_change_nothing(
+    weights, name, value, message
+):
+    weights.publish(Mixed(2.0).state_dict())
+    with pytest.raises(ConfigurationError, match=message):
+        weights.publish(changed(name, value))
+    weights.exchange()
+    replica = Mixed(5.0)
+    assert weights.load(replica, 0) == 1
+    assert same_bits(replica, Mixed(2.0))
+
+
+def test_an_unknown_name_is_refused(weights):
+    with pytest.raises(ConfigurationError, match=r"the weights have 'head\.weight'"):
+        weights.publish(Mixed().state_dict() | {"head.weight": torch.zeros(1)})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("transposed", torch.full((5, 4), -torch.inf)),
+        ("picture.bias", torch.full((8,), 1e30)),
+        ("picture.bias", torch.full((8,), 1e200, dtype=torch.float64) * 1e-200),
+    ],
+    ids=["a mask of -inf", "a large norm", "double precision"],
+)
+def test_weights_that_a_policy_can_act_with_are_taken(weights, name, value):
+    weights.publish(changed(name, value))
+    weights.exchange()
+    replica = Mixed(5.0)
+    weights.load(replica, 0)
+    assert torch.equal(replica.state_dict()[name], value.float())

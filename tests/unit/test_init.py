@@ -1,0 +1,77 @@
+"""The package's public names: the two lists in ``__init__`` agree, and each name can be had."""
+
+import ast
+import importlib
+import inspect
+import subprocess
+import sys
+from typing import get_args, get_type_hints
+
+import pytest
+
+import hts_torchrl
+
+
+def imports_for_type_checkers():
+    (block,) = [
+        node
+        for node in ast.parse(inspect.getsource(hts_torchrl)).body
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+    ]
+    return {name.asname: f"{node.module}.{name.name}" for node in block.body for name in node.names}
+
+
+def test_type_checkers_are_told_the_names_that_there_are():
+    homes = {
+        name: f"hts_torchrl.{module}.{name}"
+        for module, names in hts_torchrl._NAMES.items()
+        for name in names
+    }
+    assert imports_for_type_checkers() == homes
+    assert set(hts_torchrl.__all__) == set(homes) <= set(dir(hts_torchrl))
+
+
+@pytest.mark.parametrize("name", hts_torchrl.__all__)
+def test_a_public_name_is_the_object_of_its_module(name):
+    home = importlib.import_module(f"hts_torchrl.{hts_torchrl._HOMES[name]}")
+    assert getattr(hts_torchrl, name) is getattr(home, name)
+
+
+def test_an_unknown_name_is_refused():
+    with pytest.raises(AttributeError, match="has no attribute 'HTSColector'"):
+        _ = hts_torchrl.HTSColector
+
+
+# What a user never makes: properties and methods return them, and their docstrings say what it is.
+RETURNED = {"EpisodeScores", "EvaluationLoader", "RoundLoader", "RoundSource"}
+
+
+def types_in(hint):
+    if isinstance(hint, list):
+        return {each for inner in hint for each in types_in(inner)}
+    own = {hint} if getattr(hint, "__module__", "").startswith("hts_torchrl") else set()
+    return own.union(*map(types_in, get_args(hint)))
+
+
+def public_functions(thing):
+    if not inspect.isclass(thing):
+        return [thing]
+    members = [vars(thing)[name] for name in vars(thing) if name == "__init__" or name[0] != "_"]
+    return [getattr(m, "fget", None) or getattr(m, "__func__", m) for m in members]
+
+
+@pytest.mark.parametrize("name", hts_torchrl.__all__)
+def test_types_that_a_public_signature_names_are_public(name):
+    functions = [f for f in public_functions(getattr(hts_torchrl, name)) if inspect.isfunction(f)]
+    for function in functions:
+        try:
+            hints = get_type_hints(function)
+        except NameError:  # a name that only type checkers import
+            continue
+        named = {each.__name__ for hint in hints.values() for each in types_in(hint)}
+        assert named <= {*hts_torchrl.__all__, *RETURNED}, function.__qualname__
+
+
+def test_importing_the_package_imports_neither_torch_nor_lightning():
+    code = "import sys, hts_torchrl; sys.exit(bool({'torch', 'lightning'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,88 @@
+"""Classes that take the settings of a record."""
+
+import inspect
+from dataclasses import dataclass
+
+import pytest
+
+from hts_torchrl import HTSCollector, HTSDataModule
+from hts_torchrl.config import CollectorSettings
+from hts_torchrl.settings import field_docs, takes_settings
+
+
+@dataclass(frozen=True, kw_only=True)
+class Base:
+    size: int
+    """how large."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record(Base):
+    speed: float = 1.5
+    """how fast,
+    in m/s."""
+    place: int = 0
+    """where."""
+
+
+@takes_settings(Record, besides=["place"])
+class Box:
+    """A box.
+
+    Args:
+        name: what it is called.
+
+    Raises:
+        ValueError: never.
+    """
+
+    def __init__(self, name: str, *, open: bool = False, **settings) -> None:
+        self.name, self.open = name, open
+        self.record = Record(place=7, **settings)
+
+
+def test_the_signature_has_own_arguments_and_those_of_the_record():
+    parameters = inspect.signature(Box).parameters
+    assert list(parameters) == ["name", "open", "size", "speed"]
+    assert parameters["size"].default is inspect.Parameter.empty
+    assert (parameters["speed"].default, parameters["speed"].annotation) == (1.5, float)
+
+
+def test_the_class_is_documented_with_the_docstrings_of_fields():
+    assert inspect.getdoc(Box).split("\n\n")[1].splitlines() == [
+        "Args:",
+        "    name: what it is called.",
+        "    size: how large.",
+        "    speed: how fast, in m/s.",
+    ]
+    assert "Raises" in inspect.getdoc(Box)
+
+
+def test_settings_reach_the_record():
+    assert Box("it", size=3).record == Record(size=3, speed=1.5, place=7)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"sped": 1.0}, r"Box\(\) has no setting 'sped'; did you mean 'speed'\?"),
+        ({"opn": True}, "did you mean 'open'"),
+        ({"place": 1}, "Box.. has no setting 'place'"),
+        ({"xyzzy": 1}, "'xyzzy'$"),
+    ],
+)
+def test_an_unknown_setting_is_refused_with_the_nearest(given, message):
+    with pytest.raises(TypeError, match=message):
+        Box("it", size=3, **given)
+
+
+@pytest.mark.parametrize(
+    ("taking", "hidden"), [(HTSCollector, set()), (HTSDataModule, {"first_env"})]
+)
+def test_every_setting_of_a_collector_is_shown_and_explained(taking, hidden):
+    docs = field_docs(CollectorSettings)
+    shown = inspect.signature(taking).parameters
+    assert docs.keys() == set(CollectorSettings.__dataclass_fields__)
+    assert docs.keys() - shown.keys() == hidden
+    for name in docs.keys() - hidden:
+        assert f"\n    {name}: " in inspect.getdoc(taking)

@@ -1,0 +1,97 @@
+"""What the advisor says of a prediction, and that it measures what it says."""
+
+import multiprocessing
+import re
+from contextlib import closing
+from dataclasses import replace
+
+import gymnasium
+import numpy as np
+import pytest
+from benchmarks.timed_envs import TimedEnv, step_times
+
+from hts_torchrl import A2C, GymEnvs
+from hts_torchrl.tools.advise import Advisor, _staleness, _suggestion
+from tests.command_line import A2C as A2C_FLAGS
+from tests.command_line import CARTPOLE, refused, run
+from tests.costs import COSTS, SETTINGS
+from tests.fits import cartpole, quiet_trainer
+
+
+@pytest.mark.parametrize(
+    ("group", "update_s", "lag"), [(1, 0.001, "5.3"), (4, 0.001, "10.7"), (4, 0.002, "more and")]
+)
+def test_asynchronous_data_is_as_old_as_the_learner_is_busy(group, update_s, lag):
+    costs = replace(COSTS, update_s=update_s)
+    line = _staleness(costs, replace(SETTINGS, envs_per_executor=group))
+    assert line.startswith(f"age of the data   1 update; {lag} ")
+
+
+class TestSuggestion:
+    @pytest.mark.parametrize(
+        ("changes", "precision", "flags", "learnt"),
+        [
+            ({}, "32-true", [], False),
+            ({"envs_per_executor": 4}, "32-true", ["--data.envs_per_executor=4"], False),
+            ({"num_actors": 2}, "32-true", ["--data.num_actors=2"], False),
+            ({"inference_batch_size": 16}, "32-true", ["--data.inference_batch_size=16"], True),
+            ({"steps_per_round": 10}, "32-true", ["--data.frames_per_batch=160"], True),
+            ({}, "bf16-mixed", ["--trainer.precision=bf16-mixed"], True),
+        ],
+    )
+    def test_names_the_flags_that_differ_and_no_others(self, changes, precision, flags, learnt):
+        line = _suggestion(SETTINGS, "32-true", replace(SETTINGS, **changes), precision)
+        assert re.findall(r"--\S+", line) == flags
+        assert ("what is learnt" in line) == learnt
+        assert (line == "keep the settings") == (not flags)
+
+
+@pytest.mark.processes
+def test_the_report_measures_predicts_and_checks(monkeypatch):
+    other = {"envs_per_executor": 4}
+    monkeypatch.setattr(
+        "hts_torchrl.tools.speed.advice", lambda _, settings: replace(settings, **other)
+    )
+    # Counted, since how many steps half a second holds depends on the machine's load.
+    steps_s = np.random.default_rng(0).gamma(9.0, 1e-5, 2000)
+    monkeypatch.setattr("hts_torchrl.tools.advise.measured_step_times", lambda *_: steps_s)
+    data = cartpole(3, env=GymEnvs("CartPole-v1"), num_actors=1)
+    lines = list(Advisor(A2C(), data, quiet_trainer()).report(seconds=0.4))
+    labels = [re.split("  +", line)[0] for line in lines]
+    assert labels[:8] == [
+        "environment step", "sums of 100 steps", "in 32-true", "in bf16-mixed", "expected",
+        "age of the data", "measured", "advice",
+    ]  # fmt: skip
+    assert lines[0].endswith("2000 steps)")
+    assert lines[1].endswith("20 sums)")
+    assert "--data.envs_per_executor=4" in lines[7]
+    assert labels[8:] == ["measured with it"]
+    rows = {label: line.split() for label, line in zip(labels, lines, strict=True)}
+    for figure in (rows["expected"][1], rows["measured"][1], rows["measured with it"][3]):
+        assert float(figure) > 0
+    assert multiprocessing.active_children() == []
+
+
+def slow_cartpole(index):  # noqa: ARG001
+    return TimedEnv(gymnasium.make("CartPole-v1"), step_times("constant", 0.01))
+
+
+@pytest.mark.processes
+def test_a_step_takes_what_it_is_known_to_take():
+    data = cartpole(3, env=slow_cartpole, num_actors=1)
+    with closing(Advisor(A2C(), data, quiet_trainer()).report(seconds=2.0)) as report:
+        line = next(report)
+    assert float(line.split()[2]) >= 10
+
+
+@pytest.mark.processes
+def test_the_command_line_advises(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    run("advise", *CARTPOLE, *A2C_FLAGS, "--seconds=1")
+    assert re.search(r"^measured +[0-9]+ steps/s in 0.5 s", capsys.readouterr().out, re.M)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_time_is_refused(capsys):
+    message = refused(capsys, "advise", *CARTPOLE, *A2C_FLAGS, "--seconds=0")
+    assert message == "--seconds=0; more than 0 is needed"

@@ -1,0 +1,43 @@
+"""A trial leaves nothing behind, and says nothing."""
+
+import logging
+
+import pytest
+
+from hts_torchrl import A2C
+from hts_torchrl.tools.short_fit import short_fit
+from tests.fits import cartpole, flat, quiet_trainer
+
+
+@pytest.fixture
+def said(monkeypatch):
+    """What Lightning says; a command that ran in this process has left filters."""
+    monkeypatch.setattr(logging.getLogger("lightning.pytorch.utilities.rank_zero"), "filters", [])
+    log, said, handler = logging.getLogger("lightning.pytorch"), [], logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())
+    log.addHandler(handler)
+    before = log.level
+    log.setLevel(logging.INFO)
+    yield said
+    log.setLevel(before)
+    log.removeHandler(handler)
+
+
+def test_lightning_says_of_a_trial_but_warnings_nothing(said):
+    trainer = quiet_trainer()
+    assert any("GPU available" in line for line in said)
+    said.clear()
+    short_fit(A2C(), cartpole(2), trainer)
+    assert said == []
+    quiet_trainer()
+    assert said != []
+
+
+def test_the_learner_stays_as_it_is():
+    data = cartpole(2)
+    learner = A2C()
+    learner.build_policy(data.env_spec)
+    before = flat(learner.policy)
+    trained = short_fit(learner, data, quiet_trainer())
+    assert flat(learner.policy).equal(before)
+    assert not flat(trained.policy).equal(before)

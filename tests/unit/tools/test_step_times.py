@@ -1,0 +1,49 @@
+"""Steps are measured with actions that the environment accepts, on a busy machine."""
+
+import multiprocessing
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from hts_torchrl.envs.spaces import env_spec
+from hts_torchrl.tools.step_times import _random_action, busy_cores
+
+
+@dataclass(frozen=True)
+class Witnessed:
+    """Leaves a file of its process where it makes an environment."""
+
+    folder: str
+
+    def __call__(self, index):  # noqa: ARG002
+        (Path(self.folder) / str(os.getpid())).touch()
+        return gymnasium.make("CartPole-v1")
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        spaces.Discrete(3),
+        spaces.MultiDiscrete([2, 5]),
+        spaces.Box(-np.inf, np.inf, (2, 3), np.float32),
+    ],
+    ids=["discrete", "multi-discrete", "continuous"],
+)
+def test_random_actions_are_actions(space):
+    spec = env_spec(spaces.Box(0, 1, (1,)), space).action
+    random = np.random.default_rng(0)
+    actions = [_random_action(spec, random)[0] for _ in range(50)]
+    assert all(space.contains(action) for action in actions)
+    assert len({action.tobytes() for action in actions}) > 2
+
+
+@pytest.mark.processes
+def test_the_other_cores_are_busy_before_anything_is_measured(tmp_path):
+    with busy_cores(Witnessed(str(tmp_path)), 2):
+        assert len(list(tmp_path.iterdir())) == 2
+    assert multiprocessing.active_children() == []

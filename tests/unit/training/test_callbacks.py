@@ -1,0 +1,340 @@
+"""What a run tells about itself."""
+
+import csv
+import signal
+from types import SimpleNamespace
+
+import matplotlib.image
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.utilities.exceptions import SIGTERMException
+
+from hts_torchrl import A2C, PPO, AtariEnvs, HTSDataModule
+from hts_torchrl.errors import ConfigurationError, NotFiniteError, WorkerError
+from hts_torchrl.training.callbacks import (
+    LearningCurve,
+    StopTogether,
+    TrainingStatistics,
+    statistics,
+)
+from hts_torchrl.training.callbacks.stop_together import Stopped
+from hts_torchrl.training.round_slice import RoundSlice
+from tests.fakes import CoordinateEnvs
+from tests.fits import cartpole, quiet_trainer, watched_fit
+from tests.policies import echo_policy
+
+
+def run(directory, data, learner=None, **settings):
+    """Train with both callbacks; returns them and the rows of ``metrics.csv``."""
+    numbers, curve = TrainingStatistics(), LearningCurve()
+    settings = {
+        "logger": CSVLogger(directory, name="", version=""),
+        "callbacks": [numbers, curve],
+        "log_every_n_steps": 1,
+        "limit_val_batches": 1,
+        **settings,
+    }
+    quiet_trainer(**settings).fit(learner or A2C(), datamodule=data)
+    with (directory / "metrics.csv").open() as file:
+        return numbers, curve, list(csv.DictReader(file))
+
+
+def column(rows, name):
+    return [float(row[name]) for row in rows if row.get(name)]
+
+
+def known_games(rounds=10, **settings):
+    """Two environments with games of 3 steps whose scores are known but for the actions' 64ths."""
+    return cartpole(
+        rounds, env=CoordinateEnvs(lengths=(3,)), num_envs=2, frames_per_batch=6, **settings
+    )
+
+
+class TestTrainingStatistics:
+    def test_frames_are_environment_steps(self, tmp_path):
+        _, _, rows = run(tmp_path, cartpole(3, evaluation_episodes=1))
+        assert column(rows, "train/frames") == [32, 64, 96]
+
+    def test_a_round_in_many_parts_is_counted_once(self, tmp_path):
+        learner, data = PPO(epochs=2, minibatches=2), cartpole(3, evaluation_episodes=1)
+        numbers, _, _ = run(tmp_path, data, learner)
+        assert numbers.frames == 96
+
+    def test_games_are_counted_when_they_end(self, tmp_path):
+        numbers, _, rows = run(tmp_path, known_games(10, evaluation_episodes=2), A2C(echo_policy()))
+        assert numbers.episodes == 20
+        assert set(column(rows, "episode/length")) == {3.0}
+
+    def test_the_return_is_the_mean_over_games(self, tmp_path):
+        data = known_games(10, evaluation_episodes=2)
+        numbers, _, rows = run(tmp_path, data, A2C(echo_policy()))
+        # Environment n gives n + step / 8, and action / 64 with actions from 0 to 3.
+        lowest = np.mean([6 / 8, 3 + 6 / 8])
+        assert lowest <= numbers.mean_return <= lowest + 9 / 64
+        assert column(rows, "episode/return")[-1] == pytest.approx(numbers.mean_return, rel=1e-5)
+
+    def test_only_the_last_100_games_count(self):
+        numbers = TrainingStatistics()
+        numbers._returns.extend(float(score) for score in range(250))
+        assert numbers.mean_return == np.mean(range(150, 250))
+
+    def test_before_the_first_game_ends_there_is_no_return(self):
+        assert TrainingStatistics().mean_return is None
+
+    def test_scores_are_the_games_own_where_rewards_are_clipped(self, tmp_path):
+        """Each pellet of Ms. Pac-Man brings 10 points, of which the learner sees 1."""
+        data = HTSDataModule(
+            AtariEnvs("ms_pacman", max_frames=600),
+            num_envs=2,
+            num_actors=0,
+            frames_per_batch=320,
+            total_frames=320,
+            evaluation_episodes=2,
+        )
+        watch = watched_fit(A2C(network="nips"), data)
+        after = watch.rounds[0]["next"]
+        assert after["reward"].max() == 1
+        numbers, _, _ = run(tmp_path, data, A2C(network="nips"))
+        assert numbers.episodes >= 2
+        assert numbers.mean_return >= 10
+
+    @pytest.mark.processes
+    def test_the_rendezvous_is_measured_where_there_are_processes(self, tmp_path):
+        _, _, rows = run(tmp_path / "two", cartpole(3, num_actors=1, envs_per_executor=2))
+        assert len(column(rows, "rendezvous/skew_ms")) == 3
+        assert min(column(rows, "rendezvous/skew_ms")) > 0
+        assert set(column(rows, "rendezvous/slowest_env")) <= {0.0, 2.0}
+        _, _, rows = run(tmp_path / "none", cartpole(3))
+        assert column(rows, "rendezvous/skew_ms") == []
+
+    def test_evaluations_say_where_they_stand(self, tmp_path):
+        _, _, rows = run(tmp_path, cartpole(4, evaluation_frames=64, evaluation_episodes=1))
+        assert column(rows, "eval/frames") == [64, 128]
+        assert len(column(rows, "eval/minutes")) == 2
+
+    def test_minutes_leave_evaluation_out(self, monkeypatch):
+        clock = iter([0.0, 60.0, 100.0, 160.0])
+        monkeypatch.setattr(statistics.time, "monotonic", lambda: next(clock))
+        numbers = TrainingStatistics()
+        numbers.on_train_start(None, None)
+        numbers.on_validation_start(None, None)
+        numbers.on_validation_end(None, None)
+        numbers.on_train_end(None, None)
+        assert numbers.minutes == 2.0
+
+    def test_evaluation_alone_takes_no_minutes(self):
+        numbers = TrainingStatistics()
+        numbers.on_validation_start(None, None)
+        numbers.on_validation_end(None, None)
+        assert numbers.minutes == 0.0
+
+    @pytest.mark.processes
+    def test_each_role_waits_a_share_of_its_time(self, tmp_path):
+        data = cartpole(6, num_actors=1, envs_per_executor=2, evaluation_episodes=1)
+        _, _, rows = run(tmp_path, data)
+        for role in ("learner", "actors", "executors"):
+            shares = column(rows, f"wait/{role}")
+            assert len(shares) >= 5
+            assert all(0 <= share <= 1 for share in shares)
+
+    def test_the_serial_twin_waits_for_nobody_but_itself(self, tmp_path):
+        _, _, rows = run(tmp_path, cartpole(4, evaluation_episodes=1))
+        assert all(0 <= share <= 1 for share in column(rows, "wait/learner"))
+        assert column(rows, "wait/actors") == []
+
+    def test_the_speed_is_positive(self, tmp_path):
+        _, _, rows = run(tmp_path, cartpole(4, evaluation_episodes=1))
+        assert min(column(rows, "steps_per_second")) > 0
+
+    def test_figures_come_every_log_every_n_steps(self, tmp_path):
+        learner, data = PPO(epochs=2, minibatches=2), cartpole(6, evaluation_episodes=1)
+        _, _, rows = run(tmp_path, data, learner, log_every_n_steps=8)
+        assert column(rows, "train/frames") == [64, 128, 192]
+
+    def test_the_state_goes_on_counting(self):
+        numbers, other = TrainingStatistics(), TrainingStatistics()
+        numbers.frames, numbers.episodes, numbers._earlier_s = 7, 3, 90.0
+        numbers._returns.extend([1.0, 4.0])
+        other.load_state_dict(numbers.state_dict())
+        assert (other.frames, other.episodes, other.minutes) == (7, 3, 1.5)
+        assert other.mean_return == 2.5
+
+
+class TestLearningCurve:
+    def test_a_picture_is_drawn_where_the_logs_are(self, tmp_path):
+        data = known_games(10, evaluation_frames=12, evaluation_episodes=2)
+        _, curve, _ = run(tmp_path, data, A2C(echo_policy()))
+        assert curve.path == tmp_path / "learning_curve.png"
+        pixels = matplotlib.image.imread(curve.path)
+        assert pixels.shape == (480, 1200, 4)
+        # White paper, and both curves: blue and orange of matplotlib's default cycle.
+        colours = {
+            tuple(np.round(colour[:3] * 255).astype(int)) for colour in pixels.reshape(-1, 4)
+        }
+        assert {(255, 255, 255), (31, 119, 180), (255, 127, 14)} <= colours
+
+    def test_it_holds_the_scores_of_training_and_of_each_evaluation(self, tmp_path):
+        data = known_games(10, evaluation_frames=12, evaluation_episodes=2)
+        numbers, curve, rows = run(tmp_path, data, A2C(echo_policy()))
+        state = curve.state_dict()
+        assert state["evaluation"]["frames"] == [12, 24, 36, 48, 60]
+        assert state["evaluation"]["scores"] == pytest.approx(column(rows, "eval/score"))
+        assert state["training"]["frames"] == list(range(6, 61, 6))
+        assert state["training"]["scores"][-1] == numbers.mean_return
+
+    def test_it_keeps_at_most_500_points_of_training(self, tmp_path, monkeypatch):
+        monkeypatch.setattr("hts_torchrl.training.callbacks.learning_curve._TRAINING_POINTS", 4)
+        _, curve, _ = run(tmp_path, known_games(10, evaluation_episodes=2), A2C(echo_policy()))
+        training = curve.state_dict()["training"]
+        assert len(training["frames"]) == len(training["scores"]) == len(training["minutes"]) <= 4
+        assert training["frames"][-1] == 60
+
+    def test_it_needs_the_statistics(self, tmp_path):
+        with pytest.raises(ConfigurationError, match="TrainingStatistics"):
+            run(tmp_path, cartpole(1), callbacks=[LearningCurve()])
+
+    def test_the_state_draws_on(self):
+        one, other = LearningCurve(), LearningCurve()
+        one._training.add(TrainingStatistics(), 3.0)
+        one._evaluation.add(TrainingStatistics(), 5.0)
+        other.load_state_dict(one.state_dict())
+        assert other.state_dict() == one.state_dict()
+        assert other.state_dict()["evaluation"]["scores"] == [5.0]
+
+
+class Ranks:
+    """Stands for the Trainer of one of several ranks; the others have noted ``others``."""
+
+    def __init__(self, others=0, rank=0, world_size=2):
+        self.world_size, self.is_global_zero = world_size, rank == 0
+        self.root_device, self.others = torch.device("cpu"), others
+        self.strategy = self
+        self._signal_connector = SimpleNamespace()
+
+    def reduce(self, tensor, reduce_op):
+        assert reduce_op == "max"
+        return torch.maximum(tensor, torch.tensor(self.others))
+
+
+PARTS = [RoundSlice(None, index, 2) for index in range(2)]
+
+
+@pytest.fixture
+def stop(request):
+    """The callback, set up for a rank, and its Trainer."""
+    callback, trainer = StopTogether(ModelCheckpoint()), Ranks(**getattr(request, "param", {}))
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    callback.setup(trainer, None, "fit")
+    yield callback, trainer
+    callback.teardown(trainer, None, "fit")
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+class TestStopTogether:
+    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+    def test_a_signal_is_answered_at_the_start_of_the_next_round(self, stop, number):
+        callback, trainer = stop
+        callback.on_train_batch_start(trainer, None, PARTS[0], 0)
+        signal.raise_signal(number)
+        callback.on_train_batch_start(trainer, None, PARTS[1], 1)
+        with pytest.raises(SIGTERMException) as stopped:
+            callback.on_train_batch_start(trainer, None, PARTS[0], 2)
+        assert stopped.value.code == 128 + number
+
+    @pytest.mark.parametrize("stop", [{"others": signal.SIGINT, "rank": 1}], indirect=True)
+    def test_a_signal_to_another_rank_ends_this_one_too_and_without_an_error(self, stop):
+        callback, trainer = stop
+        with pytest.raises(SIGTERMException) as stopped:
+            callback.on_train_batch_start(trainer, None, PARTS[0], 0)
+        assert stopped.value.code == 0
+
+    def test_lightning_is_kept_from_broadcasting_within_a_signal(self, stop):
+        callback, trainer = stop
+        assert trainer._signal_connector._sigterm_notifier_fn == callback._note
+
+    @pytest.mark.parametrize(
+        ("error", "saves"),
+        [(Stopped(143), True), (NotFiniteError(), True), (WorkerError(None, ""), False)],
+    )
+    def test_ranks_save_only_what_ends_all_of_them(self, stop, error, saves):
+        callback, trainer = stop
+        callback.on_exception(trainer, None, error)
+        assert callback._last.save_on_exception == saves
+
+    @pytest.mark.parametrize("stop", [{"world_size": 1}], indirect=True)
+    def test_a_single_rank_is_left_to_lightning(self, stop):
+        callback, trainer = stop
+        assert signal.getsignal(signal.SIGTERM) != callback._note
+        assert vars(trainer._signal_connector) == {}
+
+
+def resumable(directory):
+    """The callbacks of a run that saves a checkpoint every third update."""
+    saving = ModelCheckpoint(
+        directory, filename="{step}", every_n_train_steps=3, save_top_k=-1, monitor=None
+    )
+    return [saving, TrainingStatistics(), LearningCurve()]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    """The checkpoint after 3 of 6 updates, and the weights that the fourth began with."""
+    directory = tmp_path_factory.mktemp("checkpoint")
+    torch.manual_seed(0)
+    watch = watched_fit(
+        A2C(learning_rate=0.01),
+        cartpole(6),
+        callbacks=resumable(directory),
+        enable_checkpointing=True,
+        default_root_dir=directory,
+    )
+    return directory / "step=3.ckpt", watch.round_weights[3]
+
+
+class TestCheckpoint:
+    def test_holds_tensors_and_plain_values_only(self, checkpoint):
+        content = torch.load(checkpoint[0], weights_only=True)
+        assert content["updates"] == 3
+        assert content["HTSDataModule"]["frames"] == 96
+        states = content["callbacks"]
+        assert states["TrainingStatistics"]["frames"] == 96
+        assert states["LearningCurve"].keys() == {"training", "evaluation"}
+
+    def test_holds_the_weights_after_the_update(self, checkpoint):
+        content = torch.load(checkpoint[0], weights_only=True)
+        assert torch.equal(
+            torch.cat([value.flatten() for value in content["state_dict"].values()]), checkpoint[1]
+        )
+
+    @pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
+    def test_training_goes_on_from_it(self, checkpoint):
+        callbacks = resumable(checkpoint[0].parent)
+        watch = watched_fit(
+            A2C(learning_rate=0.01),
+            cartpole(6),
+            ckpt_path=checkpoint[0],
+            callbacks=callbacks,
+            enable_checkpointing=True,
+            default_root_dir=checkpoint[0].parent,
+        )
+        assert watch.updates == [3, 4, 5]
+        assert watch.versions == [2, 3, 4]
+        assert torch.equal(watch.round_weights[0], checkpoint[1])
+        assert callbacks[1].frames == 192
+
+
+def test_a_checkpoint_holds_the_displaced_weights(tmp_path):
+    watch = watched_fit(
+        PPO(epochs=2, minibatches=1, learning_rate=0.01, delayed_step="displacement"),
+        cartpole(4),
+        callbacks=[ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=6)],
+        enable_checkpointing=True,
+        default_root_dir=tmp_path,
+    )
+    content = torch.load(tmp_path / "step=6.ckpt", weights_only=True)
+    saved = torch.cat([value.flatten() for value in content["state_dict"].values()])
+    assert content["updates"] == 3
+    assert torch.equal(saved, watch.round_weights[3])

@@ -1,0 +1,271 @@
+"""The data module under the real Trainer, with processes only where they are the point."""
+
+import multiprocessing
+
+import pytest
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.callbacks import Callback
+
+from hts_torchrl import A2C, PPO, make_actor_critic
+from hts_torchrl.errors import ConfigurationError, WorkerError
+from tests.fakes import FailingEnv
+from tests.fits import cartpole, quiet_trainer, watched_fit
+from tests.policies import echo_policy
+
+
+class TestEpochs:
+    def test_two_epochs_are_refused_before_training(self):
+        data = cartpole(3)
+        with pytest.raises(ConfigurationError, match="max_epochs=2: an epoch is the whole run"):
+            watched_fit(A2C(), data, max_epochs=2)
+
+    def test_endless_epochs_end_with_the_frames(self):
+        with pytest.raises(ConfigurationError, match="the run's frames are used up"):
+            watched_fit(A2C(), cartpole(3), max_epochs=-1)
+
+    def test_limit_train_batches_leaves_rounds_out(self):
+        assert len(watched_fit(A2C(), cartpole(6), limit_train_batches=4).rounds) == 4
+
+    def test_a_share_of_the_batches_leaves_rounds_out(self):
+        assert len(watched_fit(A2C(), cartpole(6), limit_train_batches=0.5).rounds) == 3
+
+    def test_limited_epochs_go_on_where_the_last_one_ended(self):
+        watch = watched_fit(A2C(), cartpole(6), limit_train_batches=3, max_epochs=2)
+        assert watch.versions == [0, 0, 1, 2, 3, 4]
+        last, first = (watch.rounds[index]["next", "step_count"] for index in (2, 3))
+        ended = watch.rounds[2]["next", "done"][:, -1]
+        expected = torch.where(ended, 1, last[:, -1] + 1)
+        assert torch.equal(first[:, 0], expected)
+
+    def test_max_steps_ends_training(self):
+        assert len(watched_fit(A2C(), cartpole(6), max_epochs=-1, max_steps=4).rounds) == 4
+
+
+class Evaluations(Callback):
+    """Keeps after how many updates the policy was evaluated."""
+
+    def __init__(self) -> None:
+        self.updates: list[int] = []
+
+    def on_validation_start(self, trainer, pl_module):  # noqa: ARG002
+        self.updates.append(pl_module.updates)
+
+
+def evaluated_after(learner, data, **settings):
+    evaluations = Evaluations()
+    settings = {"limit_val_batches": 1, "callbacks": [evaluations], **settings}
+    watched_fit(learner, data, **settings)
+    return evaluations.updates
+
+
+class TestEvaluationInterval:
+    def test_none_evaluates_at_the_end_only(self):
+        assert evaluated_after(A2C(), cartpole(5, evaluation_episodes=1)) == [5]
+
+    def test_frames_become_rounds(self):
+        data = cartpole(5, evaluation_episodes=1, evaluation_frames=64)
+        assert evaluated_after(A2C(), data) == [2, 4]
+
+    def test_frames_are_rounded_to_rounds(self):
+        data = cartpole(4, evaluation_episodes=1, evaluation_frames=40)
+        assert evaluated_after(A2C(), data) == [1, 2, 3, 4]
+
+    def test_a_round_of_ppo_counts_all_its_parts(self):
+        data = cartpole(4, evaluation_episodes=1, evaluation_frames=64)
+        assert evaluated_after(PPO(epochs=2, minibatches=4), data) == [2, 4]
+
+    def test_a_round_of_a2c_counts_all_its_chunks(self):
+        data = cartpole(4, evaluation_episodes=1, evaluation_frames=64)
+        assert evaluated_after(A2C(), data, accumulate_grad_batches=2) == [2, 4]
+
+    def test_more_frames_than_the_run_has_evaluate_at_the_end(self):
+        data = cartpole(3, evaluation_episodes=1, evaluation_frames=10_000)
+        assert evaluated_after(A2C(), data) == [3]
+
+    def test_fewer_batches_than_an_interval_evaluate_at_the_end(self):
+        data = cartpole(6, evaluation_episodes=1, evaluation_frames=160)
+        assert evaluated_after(A2C(), data, limit_train_batches=3) == [3]
+
+
+class Breaking(Callback):
+    """Raises in the second round."""
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):  # noqa: ARG002
+        if batch_idx == 1:
+            raise ArithmeticError("as asked")
+
+
+def worker_names():
+    return [p.name for p in multiprocessing.active_children() if p.name.startswith("hts-")]
+
+
+@pytest.mark.processes
+class TestProcesses:
+    """Nothing is left of the collector's processes, whatever ends the training."""
+
+    settings = {"num_actors": 1, "num_envs": 2, "envs_per_executor": 2, "frames_per_batch": 8}  # noqa: RUF012
+
+    def test_run_during_training_and_end_with_it(self):
+        class Names(Callback):
+            seen = None
+
+            def on_train_batch_end(self, *_):
+                self.seen = sorted(worker_names())
+
+        names = Names()
+        watched_fit(A2C(), cartpole(3, **self.settings), callbacks=[names])
+        assert names.seen == ["hts-actor-0", "hts-executor-0"]
+        assert worker_names() == []
+
+    def test_end_when_training_raises(self):
+        with pytest.raises(ArithmeticError):
+            watched_fit(A2C(), cartpole(3, **self.settings), callbacks=[Breaking()])
+        assert worker_names() == []
+
+    def test_end_when_an_environment_raises(self):
+        data = cartpole(9, env=FailingEnv("step", index=1, at=9), **self.settings)
+        with pytest.raises(WorkerError, match=r"executor 0 \(environments \[0, 1\]\), round 2"):
+            watched_fit(A2C(echo_policy()), data)
+        assert worker_names() == []
+
+    def test_end_when_the_learner_refuses_the_round(self):
+        with pytest.raises(ConfigurationError, match="unroll"):
+            watched_fit(A2C(unroll=3), cartpole(3, **self.settings))
+        assert worker_names() == []
+
+
+class TestSettings:
+    @pytest.mark.parametrize(
+        ("settings", "message"),
+        [
+            ({"total_frames": 0}, "total_frames=0; the Trainer needs an end"),
+            ({"total_frames": -1}, "total_frames=-1; the Trainer needs an end"),
+            ({"frames_per_batch": 30}, "frames_per_batch=30 is not a positive multiple"),
+            ({"num_envs": 0}, "num_envs is 0"),
+            ({"delay": 2}, "delay=2; 1 learns during the next round"),
+            ({"num_actors": -1}, "num_actors=-1; 0 or more"),
+            ({"envs_per_executor": 8}, "envs_per_executor=8 is more than num_envs=4"),
+            ({"envs_per_executor": 3}, "num_envs=4 is no multiple of envs_per_executor=3"),
+            ({"inference_batch_size": 0}, "inference_batch_size=0; at least 1"),
+            ({"start_method": "fork"}, "start_method='fork'"),
+            ({"timeout_s": 0.0}, "timeout_s=0.0; a positive time"),
+            ({"evaluation_episodes": 0}, "evaluation_episodes=0; 1 or more"),
+            ({"evaluation_frames": 0}, "evaluation_frames=0; 1 or more"),
+        ],
+    )
+    def test_a_wrong_one_is_refused_when_the_data_module_is_made(self, settings, message):
+        with pytest.raises(ConfigurationError) as raised:
+            cartpole(**settings)
+        assert str(raised.value).startswith(message)
+
+    @pytest.mark.parametrize("precision", ["64-true", "bf16-true"])
+    def test_a_precision_that_actors_lack_is_refused(self, precision):
+        with pytest.raises(ConfigurationError, match=f"precision={precision}; 32-true or bf16"):
+            watched_fit(A2C(), cartpole(), precision=precision)
+
+    @pytest.mark.parametrize(
+        ("settings", "message"),
+        [
+            ({"log_every_n_steps": 0}, "log_every_n_steps=0; 1 or more"),
+            (
+                {"gradient_clip_val": float("nan")},
+                "gradient_clip_val=nan; a finite number of 0 or more",
+            ),
+            ({"gradient_clip_val": -1.0}, "gradient_clip_val=-1.0; a finite number of 0 or more"),
+            ({"accumulate_grad_batches": 0}, "accumulate_grad_batches=0; 1 or more"),
+            ({"check_val_every_n_epoch": 0}, "check_val_every_n_epoch=0; 1 or more"),
+            ({"val_check_interval": 4}, "val_check_interval=4; 1 to 3 "),
+        ],
+    )
+    def test_a_trainer_that_would_fail_or_spoil_the_weights_is_refused(self, settings, message):
+        with pytest.raises(ConfigurationError, match=message):
+            watched_fit(A2C(), cartpole(3), **settings)
+
+    def test_environments_are_described_without_training(self):
+        spec = cartpole().env_spec
+        assert spec.observations["observation"].shape == (4,)
+        assert spec.action.sizes == (2,)
+
+
+def test_there_is_no_collector_before_training():
+    with pytest.raises(ConfigurationError, match="during training only"):
+        _ = cartpole().collector
+
+
+def test_there_is_no_collector_after_training():
+    data = cartpole()
+    watched_fit(A2C(), data)
+    with pytest.raises(ConfigurationError, match="during training only"):
+        _ = data.collector
+
+
+def test_a_learner_trains_a_second_time():
+    learner = A2C()
+    watched_fit(learner, cartpole(3))
+    watch = watched_fit(learner, cartpole(3))
+    assert watch.updates == [3, 4, 5]
+    assert watch.versions == [3, 3, 4]
+
+
+def test_a_data_module_serves_a_second_learner():
+    data = cartpole(3)
+    first, second = watched_fit(A2C(), data), watched_fit(A2C(), data)
+    assert first.versions == second.versions == [0, 0, 1]
+    one, other = (watch.rounds[0]["observation"][:, 0] for watch in (first, second))
+    assert torch.equal(one, other)
+
+
+@pytest.mark.filterwarnings("ignore:You passed in a `val_dataloader`")
+def test_rounds_reach_a_lightning_module_of_the_users_own():
+    class Module(LightningModule):
+        def __init__(self, policy) -> None:
+            super().__init__()
+            self.policy, self.shapes = policy, []
+
+        def training_step(self, part, _):
+            self.shapes.append(tuple(part.round.shape))
+            value = self.policy.get_value_operator()(part.round.select("observation"))
+            return value["state_value"].mean()
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), 0.1)
+
+    module = Module(make_actor_critic("mlp", cartpole().env_spec))
+    quiet_trainer().fit(module, datamodule=cartpole(2))
+    assert module.shapes == [(4, 8), (4, 8)]
+
+
+def test_a_learner_of_this_package_is_handed_what_it_reads_and_any_other_all_outputs():
+    class Reading(A2C):
+        reads_all_outputs = True
+
+    for learner, others in ((A2C(), set()), (Reading(), {"hidden", "logits"})):
+        written = set(watched_fit(learner, cartpole(2)).rounds[0].keys())
+        assert written & {"action", "state_value", "hidden", "logits"} == (
+            {"action", "state_value"} | others
+        )
+
+
+def test_a_learner_is_handed_views_of_two_storages_in_turn():
+    class Places(Callback):
+        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):  # noqa: ARG002
+            places.append(batch.round["next", "reward"].data_ptr())
+
+    places = []
+    watched_fit(A2C(), cartpole(4), callbacks=[Places()])
+    assert len(set(places)) == 2
+    assert places[:2] == places[2:]
+
+
+class TestCollection:
+    def test_another_name_is_refused(self):
+        with pytest.raises(ConfigurationError, match="collection='queue'; one of rounds, actors"):
+            cartpole(collection="queue")
+
+    @pytest.mark.parametrize("form", ["actors", "server"])
+    def test_a_learner_that_corrects_no_lag_is_refused_before_anything_starts(self, form):
+        data = cartpole(collection=form)
+        with pytest.raises(ConfigurationError, match=f"collection={form} needs .* model=Impala"):
+            watched_fit(A2C(), data)
+        assert multiprocessing.active_children() == []

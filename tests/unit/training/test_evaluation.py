@@ -1,0 +1,186 @@
+import math
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from torch import nn
+
+from hts_torchrl import A2C, AtariEnvs, GymEnvs, make_actor_critic
+from hts_torchrl.training.evaluation import Evaluation
+from tests import philox
+from tests.fits import cartpole, quiet_trainer
+from tests.policies import echo_policy
+
+CARTPOLE = GymEnvs("CartPole-v1")
+
+
+def cartpole_policy():
+    return make_actor_critic("mlp", CARTPOLE.group([0]).spec)
+
+
+class CountdownEnv(gymnasium.Env):
+    """Environment ``n`` gives 10 a step for ``n + 1`` steps, then truncates; games grow longer."""
+
+    observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float32)
+    action_space = spaces.Discrete(4)
+
+    def __init__(self, index: int) -> None:
+        self.index, self.games, self.steps = index, 0, 0
+
+    def reset(self, *, seed=None, options=None):  # noqa: ARG002
+        self.games += 1
+        self.steps = 0
+        return np.zeros(3, np.float32), {}
+
+    def step(self, action):  # noqa: ARG002
+        self.steps += 1
+        ends = self.steps == (self.index + 1) * self.games
+        return np.zeros(3, np.float32), 10.0, False, ends, {}
+
+
+def test_the_score_of_a_game_is_the_sum_of_its_rewards():
+    result = Evaluation(CountdownEnv, 3, seed=0).run(echo_policy())
+    assert result.scores.tolist() == [10.0, 20.0, 30.0]
+
+
+def test_only_the_first_game_of_each_environment_counts():
+    result = Evaluation(CountdownEnv, 3, seed=0).run(echo_policy())
+    assert result.lengths.tolist() == [1, 2, 3]
+
+
+def test_the_same_evaluation_gives_the_same_scores():
+    policy, evaluation = cartpole_policy(), Evaluation(CARTPOLE, 6, seed=3)
+    first, second = evaluation.run(policy), evaluation.run(policy)
+    assert first.scores.tolist() == second.scores.tolist()
+
+
+def test_another_seed_gives_other_games():
+    policy = cartpole_policy()
+    first = Evaluation(CARTPOLE, 6, seed=3).run(policy)
+    second = Evaluation(CARTPOLE, 6, seed=4).run(policy)
+    assert first.scores.tolist() != second.scores.tolist()
+
+
+def test_the_number_of_games_does_not_change_a_game():
+    policy = cartpole_policy()
+    few, many = (Evaluation(CARTPOLE, games, seed=3).run(policy) for games in (8, 12))
+    assert few.scores.tolist() == many.scores[:8].tolist()
+
+
+def test_environments_are_seeded_apart_from_those_of_training():
+    seeds = {}
+
+    class Seeded(CountdownEnv):
+        def reset(self, *, seed=None, options=None):
+            seeds.setdefault(self.index, seed)
+            return super().reset(seed=seed, options=options)
+
+    Evaluation(Seeded, 3, seed=7).run(echo_policy())
+    expected = [philox.env_seed(7, index, stream=b"evaluation") for index in range(3)]
+    assert list(seeds.values()) == expected
+    assert not set(expected) & {philox.env_seed(7, index) for index in range(3)}
+
+
+class TiltedNet(nn.Module):
+    """Likes the third action best, and the others nearly as much."""
+
+    def forward(self, observation):
+        return torch.tensor([0.0, 0.0, 0.1, 0.0]).expand(len(observation), 4), observation[:, :1]
+
+
+@pytest.mark.parametrize(("greedy", "actions"), [(True, {2}), (False, {0, 1, 2, 3})])
+def test_greedy_plays_the_likeliest_action_only(greedy, actions):
+    taken = []
+
+    class Recording(CountdownEnv):
+        def step(self, action):
+            taken.append(int(action))
+            return super().step(action)
+
+    Evaluation(Recording, 10, seed=0, greedy=greedy).run(echo_policy(TiltedNet()))
+    assert set(taken) == actions
+
+
+def test_scores_are_those_of_the_game_and_not_of_the_learner():
+    """Breakout clips rewards and ends episodes with a life; its score does neither."""
+    policy = make_actor_critic("nips", AtariEnvs("breakout").group([0]).spec)
+    clipped = Evaluation(AtariEnvs("breakout", max_frames=2000), 2, seed=0).run(policy)
+    whole = AtariEnvs("breakout", life_loss=False, clip_reward=False, max_frames=2000)
+    unclipped = Evaluation(whole, 2, seed=0).run(policy)
+    assert clipped.scores.tolist() == unclipped.scores.tolist()
+    assert clipped.lengths.tolist() == unclipped.lengths.tolist()
+    assert clipped.lengths.min() > 60  # more than a life
+
+
+def test_environments_are_closed_also_after_an_error():
+    closed = []
+
+    class Failing(CountdownEnv):
+        def step(self, action):  # noqa: ARG002
+            raise ArithmeticError("as asked")
+
+        def close(self):
+            closed.append(self.index)
+
+    with pytest.raises(ArithmeticError):
+        Evaluation(Failing, 2, seed=0).run(echo_policy())
+    assert closed == [0, 1]
+
+
+def test_the_pictures_of_a_game_are_one_a_step():
+    policy = cartpole_policy()
+    frames = list(Evaluation(CARTPOLE, 3, seed=5).frames(policy))
+    assert [len(frames)] == Evaluation(CARTPOLE, 1, seed=5).run(policy).lengths.tolist()
+    assert all(frame.shape == (400, 600, 3) and frame.dtype == np.uint8 for frame in frames)
+
+
+def test_pictures_change():
+    frames = list(Evaluation(CARTPOLE, 3, seed=5).frames(cartpole_policy()))
+    assert not np.array_equal(frames[0], frames[-2])
+
+
+def test_evaluating_leaves_weights_and_generator_alone():
+    policy = cartpole_policy()
+    before = {name: value.clone() for name, value in policy.state_dict().items()}
+    state = torch.get_rng_state()
+    Evaluation(CARTPOLE, 2, seed=0).run(policy)
+    assert all(torch.equal(before[name], value) for name, value in policy.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_validation_of_the_trainer_logs_the_scores_of_the_evaluation():
+    data, learner = cartpole(env=CountdownEnv, evaluation_episodes=5), A2C()
+    (metrics,) = quiet_trainer(limit_val_batches=1).validate(learner, data, verbose=False)
+    # Scores 10 to 50 in games of 1 to 5 steps.
+    assert metrics["eval/score"] == pytest.approx(30.0)
+    assert metrics["eval/score_std"] == pytest.approx(math.sqrt(200))
+    assert metrics["eval/episode_length"] == pytest.approx(3.0)
+
+
+def test_each_step_of_an_evaluation_has_a_draw_of_its_own():
+    """The actions of the first environment, of a policy to which all are equally likely."""
+    taken = []
+
+    class Recording(CountdownEnv):
+        def step(self, action):
+            taken.append(int(action))
+            observation, reward, _, _, info = super().step(action)
+            return observation, reward, False, len(taken) == 1100, info
+
+    Evaluation(Recording, 1, seed=7).run(echo_policy())
+    seed = philox.env_seed(7, 0, stream=b"evaluation")
+    assert taken == [int(4 * philox.uniform(seed, 0, step, 1)[0]) for step in range(1100)]
+
+
+def test_evaluation_during_training_does_not_change_training():
+    finals = []
+    for evaluation_frames in (None, 32):
+        torch.manual_seed(0)
+        learner = A2C(cartpole_policy())
+        data = cartpole(4, evaluation_episodes=2, evaluation_frames=evaluation_frames)
+        trainer = quiet_trainer(limit_val_batches=1)
+        trainer.fit(learner, datamodule=data)
+        finals.append(torch.cat([p.detach().flatten() for p in learner.policy.parameters()]))
+    assert torch.equal(*finals)

@@ -1,0 +1,132 @@
+import multiprocessing
+from multiprocessing.process import BaseProcess
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from hts_torchrl.config import PoolConfig
+from hts_torchrl.errors import ConfigurationError, WorkerError
+from hts_torchrl.workers.pool import ProcessPool
+
+WAITS = "Stack (most recent call first):\n  File x, line 1 in sleep_until_readable\n"
+HANGS = (
+    "Stack (most recent call first):\n  File x, line 1 in step\n  File x, line 9 in run_worker\n"
+)
+
+
+def test_more_executors_than_a_fork_server_can_start_are_refused():
+    config = PoolConfig(num_envs=500, envs_per_executor=2)
+    with pytest.raises(ConfigurationError, match="250 executors; a fork server can start 240"):
+        ProcessPool(SimpleNamespace(config=config), [], [])
+
+
+class Undying(BaseProcess):
+    """Outlives every patience, as a process may on an overloaded machine."""
+
+    def __init__(self, asked: list) -> None:
+        self._closed, self.asked = False, asked
+        self._popen = SimpleNamespace(kill=lambda: asked.append("kill"), poll=lambda: None)
+
+    def __del__(self) -> None:
+        pass
+
+    def __repr__(self) -> str:
+        return "Undying"
+
+    def is_alive(self):
+        return True
+
+    def join(self, timeout=None):
+        assert timeout is not None
+
+    def close(self):
+        raise ValueError("Cannot close a process while it is still running")
+
+
+def test_a_worker_that_does_not_die_in_time_does_not_keep_the_rest_from_being_closed(monkeypatch):
+    monkeypatch.setattr("hts_torchrl.workers.pool._STOP_S", 0.0)
+    asked = []
+    pool = bare_pool([Undying(asked)])
+    pool.shutdown()
+    assert asked == ["kill"]
+    assert pool._lifeline.closed
+
+
+def test_a_shutdown_that_was_interrupted_is_finished_by_the_next(monkeypatch):
+    monkeypatch.setattr("hts_torchrl.workers.pool._STOP_S", 0.0)
+    asked = []
+    pool = bare_pool([Undying(asked)])
+    with monkeypatch.context() as patch:
+        patch.setattr(Undying, "join", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            pool.shutdown()
+    assert asked == []
+    pool.shutdown()
+    assert asked == ["kill"]
+
+
+def interrupt(*_):
+    raise KeyboardInterrupt
+
+
+def bare_pool(processes, stacks=()) -> ProcessPool:
+    """A pool of such processes, the last of which is the actor, that answer with such stacks."""
+    pool = ProcessPool.__new__(ProcessPool)
+    pool._processes, pool._started, pool._failed = list(processes), 5, False
+    pool._lifeline, parent_end = multiprocessing.Pipe(duplex=False)
+    pool._close_lifeline = parent_end.close
+    answers = dict(zip(pool._processes, stacks, strict=False))
+    pool._stacks = SimpleNamespace(ask=answers.get, close=lambda: None)
+    status = SimpleNamespace(
+        rounds=[5, 5], steps=[3, 4], groups=np.zeros(3, np.int64), read_error=lambda _: ""
+    )
+    config = PoolConfig(num_envs=2, timeout_s=7.0)
+    pool._shared = SimpleNamespace(status=status, config=config)
+    return pool
+
+
+@pytest.mark.parametrize(
+    ("stacks", "told"),
+    [
+        (
+            [WAITS, HANGS, WAITS],
+            "executor 1 (environments [1]), round 5, step 4: hangs: no sign of life "
+            "for 7 s\n" + HANGS.rstrip(),
+        ),
+        (
+            [WAITS, WAITS, ""],
+            "actor 0, round 5: hangs: no sign of life for 7 s\n"
+            "It gives no stack: it is stopped, or blocked in the kernel.",
+        ),
+        (
+            [HANGS, WAITS, HANGS],
+            "executor 0 (environments [0]), round 5, step 3: hangs: no sign of life "
+            f"for 7 s\n{HANGS}and actor 0, round 5",
+        ),
+        (
+            [WAITS, WAITS, WAITS],
+            "executor 0 (environments [0]), round 5, step 3: waits, as others do: no "
+            "sign of life for 7 s\n"
+            + WAITS
+            + "and executor 1 (environments [1]), round 5, step 4\nand actor 0, round 5",
+        ),
+    ],
+    ids=["one", "no stack", "two", "all wait"],
+)
+def test_of_a_silent_pool_those_are_named_that_do_not_wait(stacks, told):
+    pool = bare_pool(["executor 0", "executor 1", "actor"], stacks)
+    with pytest.raises(WorkerError) as raised:
+        pool._raise_silent_worker(5, silent=[0, 1, 2])
+    assert str(raised.value) == told
+
+
+def test_whoever_works_or_has_finished_the_round_does_not_hold_it_up():
+    pool = bare_pool(["executor 0", "executor 1", "actor"])
+    assert pool._silent({1}, np.array([9.0, 9.0, 9.0])) == [1, 2]
+    assert pool._silent({0, 1}, np.array([1.0, 9.0, 1.0])) == [1]
+
+
+def test_an_actor_that_fell_silent_after_the_executor_it_made_wait_is_suspected():
+    pool = bare_pool(["executor 0", "executor 1", "actor"])
+    assert pool._silent({0}, np.array([7.1, 0.0, 6.9])) == [0, 2]

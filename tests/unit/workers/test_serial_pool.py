@@ -1,0 +1,76 @@
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from hts_torchrl.schedule import Schedule
+from hts_torchrl.workers.serial_pool import SerialPool
+
+
+class Recorder:
+    """Stands for an executor or the actor, and writes down who is called when."""
+
+    def __init__(self, name: str, calls: list) -> None:
+        self.name, self.calls = name, calls
+
+    def begin_round(self, number):
+        self.calls.append((self.name, "begin", number))
+
+    def put_state(self, step):
+        self.calls.append((self.name, "put", step))
+
+    def step(self, step):
+        self.calls.append((self.name, "step", step))
+
+    def answer(self, envs):
+        self.calls.append((self.name, "answer", np.asarray(envs).tolist()))
+
+    def close(self):
+        self.calls.append((self.name, "close", None))
+
+
+@pytest.fixture
+def calls():
+    return []
+
+
+@pytest.fixture
+def pool(calls):
+    schedule = Schedule.from_frames(4, total_frames=-1, num_envs=2, delay=1)
+    shared = SimpleNamespace(schedule=schedule, config=SimpleNamespace(num_envs=2))
+    executors = [Recorder("a", calls), Recorder("b", calls)]
+    return SerialPool(shared, executors, Recorder("actor", calls))
+
+
+def test_in_each_step_all_observe_then_one_answers_then_all_step(pool, calls):
+    pool.start_round(7)
+    expected = [("a", "begin", 7), ("b", "begin", 7)]
+    for step in range(2):
+        expected += [("a", "put", step), ("b", "put", step), ("actor", "answer", [0, 1])]
+        expected += [("a", "step", step), ("b", "step", step)]
+    assert calls == expected
+
+
+def test_a_serial_round_is_over_when_it_has_started(pool, calls):
+    pool.start_round(0)
+    before = list(calls)
+    pool.wait_round(0)
+    assert calls == before
+
+
+def test_shutting_down_twice_closes_environments_once(pool, calls):
+    pool.shutdown()
+    pool.shutdown()
+    assert calls == [("a", "close", None), ("b", "close", None)]
+
+
+def test_an_exception_when_it_is_closed_keeps_no_executor_from_being_closed(pool, calls, caplog):
+    def fail():
+        raise ArithmeticError("as asked")
+
+    first, _ = pool._executors
+    first.index, first.close = 0, fail
+    pool.shutdown()
+    assert calls == [("b", "close", None)]
+    assert "executor 0: raised when it was stopped" in caplog.text
+    assert "ArithmeticError: as asked" in caplog.text

@@ -1,0 +1,53 @@
+import os
+import signal
+import subprocess
+from types import SimpleNamespace
+
+import pytest
+
+from hts_torchrl.errors import ConfigurationError
+from hts_torchrl.workers.starting import deaf_children, single_threaded_children, start_process
+
+
+def test_children_start_with_one_thread(monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    with single_threaded_children():
+        inside = os.environ["OMP_NUM_THREADS"]
+    assert (inside, os.environ.get("OMP_NUM_THREADS")) == ("1", None)
+
+
+def test_a_number_of_threads_that_the_user_chose_is_kept(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    with single_threaded_children():
+        assert os.environ["OMP_NUM_THREADS"] == "3"
+    assert os.environ["OMP_NUM_THREADS"] == "3"
+
+
+@pytest.mark.parametrize("name", ["INT", "TERM"])
+def test_children_do_not_die_of_a_signal_to_the_whole_group_while_they_start(name):
+    """Theirs is to wait for what the parent makes of it."""
+    with deaf_children():
+        child = subprocess.run(["sh", "-c", f"kill -{name} $$; echo alive"], stdout=subprocess.PIPE)
+    assert child.stdout == b"alive\n"
+
+
+def test_ctrl_c_comes_through_when_the_children_have_started():
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    started = False
+    try:
+        with pytest.raises(KeyboardInterrupt), deaf_children():  # noqa: PT012
+            signal.raise_signal(signal.SIGINT)
+            started = True
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert started
+
+
+def test_a_socket_whose_path_is_too_long_is_told_as_the_setting_that_it_is(monkeypatch):
+    def start(_):
+        raise OSError("AF_UNIX path too long")
+
+    process = SimpleNamespace(start=lambda: start(None))
+    monkeypatch.setattr("tempfile.tempdir", "/long")
+    with pytest.raises(ConfigurationError, match="TMPDIR=/long: it is too long for the socket"):
+        start_process(process)
