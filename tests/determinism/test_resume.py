@@ -208,7 +208,7 @@ def test_a_run_that_shall_not_resume_them_leaves_environments_out_of_its_checkpo
     assert "games" not in content["HTSDataModule"]
 
 
-@pytest.mark.parametrize("learner", ["A2C", "PPO"])
+@pytest.mark.parametrize("learner", ["A2C", pytest.param("PPO", marks=THOROUGH)])
 def test_resuming_without_delay_gives_the_same_bits(learner, tmp_path):
     callbacks = [saving(tmp_path, every_n_train_steps=3)]
     whole = train(learner, tmp_path, callbacks=callbacks, delay=0)
@@ -216,7 +216,7 @@ def test_resuming_without_delay_gives_the_same_bits(learner, tmp_path):
         assert train(learner, tmp_path, path, delay=0).ends_like(whole), path
 
 
-@pytest.mark.parametrize("learner", ["A2C", "PPO"])
+@pytest.mark.parametrize("learner", [pytest.param("A2C", marks=THOROUGH), "PPO"])
 def test_resuming_after_an_evaluation_gives_the_same_bits_and_scores(learner, tmp_path):
     settings = {"evaluation_frames": 64, "trainer": {"limit_val_batches": 1}}
     callbacks = [saving(tmp_path, save_on_train_epoch_end=False)]
@@ -400,6 +400,7 @@ def test_training_that_was_ended_early_goes_on_from_last_ckpt_with_the_same_bits
 
 
 @pytest.mark.filterwarnings("ignore:You're using the WeightAveraging callback with a model")
+@pytest.mark.thorough
 def test_averaged_weights_are_those_of_all_steps_and_resume_within_a_round(tmp_path):
     averages = [EMAWeightAveraging(decay=0.5) for _ in range(3)]
     whole = train("PPO", tmp_path, callbacks=[averages[0]])
@@ -476,7 +477,9 @@ def cartpole_policy() -> nn.Module:
     return make_actor_critic("mlp", CARTPOLE.group([0]).spec)
 
 
-@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=THOROUGH if "football" in name else ()) for name in MAKERS]
+)
 @pytest.mark.parametrize("delay", [pytest.param(0, marks=THOROUGH), 1])
 @pytest.mark.parametrize("stop", [pytest.param(1, marks=THOROUGH), 6])
 def test_a_collector_goes_on_with_the_same_batches(name, delay, stop, monkeypatch):

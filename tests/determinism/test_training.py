@@ -39,10 +39,12 @@ UPDATES = {
 needs_gfootball = pytest.mark.skipif(
     find_spec("gfootball_engine") is None, reason="scripts/install_gfootball.sh"
 )
-RUNS = [
-    pytest.param(*run, id=" ".join(run), marks=needs_gfootball if "gfootball" in run[0] else ())
-    for run in UPDATES
-]
+MARKS = {
+    "Football": pytest.mark.thorough,
+    "gfootball": needs_gfootball,
+    "gfootball team": needs_gfootball,
+}
+RUNS = [pytest.param(*run, id=" ".join(run), marks=MARKS.get(run[0], ())) for run in UPDATES]
 
 
 @pytest.fixture(autouse=True)

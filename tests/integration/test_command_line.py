@@ -415,7 +415,7 @@ def ends_with_all_it_started(process):
     [  # a terminal sends to the whole group, an init system, or a scheduler, to one or to all
         (os.killpg, signal.SIGINT, 130),
         pytest.param(os.kill, signal.SIGTERM, 143, marks=pytest.mark.thorough),
-        (os.killpg, signal.SIGTERM, 143),
+        pytest.param(os.killpg, signal.SIGTERM, 143, marks=pytest.mark.thorough),
     ],
     ids=["Ctrl-C", "SIGTERM", "SIGTERM to all"],
 )

@@ -165,6 +165,7 @@ def test_an_atari_config_trains(tmp_path, monkeypatch, capsys):
     assert torch.load(path, weights_only=True)["updates"] == 2
 
 
+@pytest.mark.thorough
 def test_a_football_config_trains(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     run(

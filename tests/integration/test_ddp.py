@@ -142,6 +142,7 @@ def runs(request, directory):
 
 
 @pytest.mark.processes
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:the policy learns in train mode and acts in eval mode")
 class TestTwoRanks:
     def test_have_environments_of_their_own(self, runs):

@@ -70,7 +70,9 @@ def test_the_commands_of_the_readme_work_one_after_another(clone, capsys):
         assert f"runs/{run_name}/version_0/learning_curve.png" in files(clone)
 
 
-@pytest.mark.parametrize("page", ["start", "troubleshooting"])
+@pytest.mark.parametrize(
+    "page", [pytest.param("start", marks=pytest.mark.thorough), "troubleshooting"]
+)
 def test_the_commands_of_a_page_work_one_after_another(page, clone, capsys):  # noqa: ARG001
     typed = commands(f"docs/{page}.md")
     assert typed

@@ -60,7 +60,9 @@ def test_the_traceback_of_an_environment_whose_child_died_arrives_and_nothing_st
     assert wait_until_gone(envs.noted("children")) == []
 
 
-@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+@pytest.mark.parametrize(
+    "method", ["forkserver", pytest.param("spawn", marks=pytest.mark.thorough)]
+)
 def test_a_killed_executor_leaves_no_child_and_is_replaced_with_the_same_bits(tmp_path, method):
     envs, acts = ParentalEnvs(str(tmp_path)), policy()
     collector = collect(envs, acts, recover="replay", start_method=method)
@@ -105,7 +107,10 @@ def run(folder, then: str, envs: str, pool: str) -> tuple[int, str, list[int]]:
 
 @pytest.mark.parametrize(
     ("victims", "method"),
-    [("(os.getpid(),)", "forkserver"), ("(workers[1], os.getpid())", "spawn")],
+    [
+        ("(os.getpid(),)", "forkserver"),
+        pytest.param("(workers[1], os.getpid())", "spawn", marks=pytest.mark.thorough),
+    ],
 )
 def test_no_child_of_an_environment_outlives_a_killed_parent(tmp_path, victims, method):
     """Nor where an executor was killed before, and nobody has noticed."""
@@ -114,6 +119,7 @@ def test_no_child_of_an_environment_outlives_a_killed_parent(tmp_path, victims, 
     assert (status, errors, left) == (-signal.SIGKILL, "", [])
 
 
+@pytest.mark.thorough
 def test_ctrl_c_ends_a_program_whose_environments_have_children(tmp_path):
     status, errors, left = run(tmp_path, "pass", "", "")
     assert (status, errors.count("Traceback"), left) == (-signal.SIGINT, 1, [])

@@ -101,9 +101,9 @@ def silence(collector, stop: str = "") -> WorkerError:
 @pytest.mark.parametrize(
     ("create", "step", "innermost"),
     [
-        (HangingEnv("step", at=STEPS + 2), 2, "_hang"),
+        pytest.param(HangingEnv("step", at=STEPS + 2), 2, "_hang", marks=pytest.mark.thorough),
         (HangingEnv("C code", at=STEPS + 2), 2, "_hang_in_c"),
-        (HangingEnv("reset"), 0, "_hang"),
+        pytest.param(HangingEnv("reset"), 0, "_hang", marks=pytest.mark.thorough),
     ],
     ids=["step", "C code", "reset"],
 )
@@ -125,6 +125,7 @@ def test_a_hanging_actor_is_named_and_not_those_who_wait_for_it():
     assert "executor" not in error.cause.replace("executor.py", "")
 
 
+@pytest.mark.thorough
 def test_a_stopped_worker_is_named_without_a_stack():
     error = silence(collect(), stop="actor")
     assert (error.place.role, error.place.index) == ("actor", 0)

@@ -131,6 +131,7 @@ time.sleep(3600)
 """
 
 
+@pytest.mark.thorough
 def test_workers_that_still_start_end_with_their_parent(tmp_path):
     """The actor has not begun to wait, so it does not look at its lifeline."""
     process = start(tmp_path, STARTING)
@@ -162,7 +163,9 @@ collector.shutdown()
 """
 
 
-@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+@pytest.mark.parametrize(
+    "method", ["forkserver", pytest.param("spawn", marks=pytest.mark.thorough)]
+)
 def test_a_sigterm_to_the_whole_group_is_left_to_the_program(tmp_path, method):
     text = LASTING.replace("frames_per_batch=8", f"frames_per_batch=8, start_method={method!r}")
     process = start(tmp_path, text)
@@ -182,6 +185,7 @@ child.join()
 """
 
 
+@pytest.mark.thorough
 def test_workers_do_not_keep_a_child_process_from_ending(tmp_path):
     process = start(tmp_path, IN_A_CHILD)
     pids = worker_pids(process)

@@ -47,7 +47,7 @@ def weights(version: float):
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("form", ["actors", "server"])
+@pytest.mark.parametrize("form", ["actors", pytest.param("server", marks=pytest.mark.thorough)])
 class TestTrajectories:
     def test_rows_are_consecutive_steps_acted_on_by_the_published_weights(self, form):
         collector = make(form)
@@ -67,6 +67,7 @@ class TestTrajectories:
         goes_on = torch.where(ends, 0.0, step + 1)
         assert torch.equal(step[:, 1:], goes_on[:, :-1])
 
+    @pytest.mark.thorough
     def test_nothing_is_lost_while_the_learner_takes_its_time(self, form):
         collector = make(form, rounds=6)
         places = defaultdict(list)
@@ -78,6 +79,7 @@ class TestTrajectories:
         for (episode, step), (after, first) in chain(*map(pairwise, places.values())):
             assert (after, first) in ((episode, step + 1), (episode + 1, 0))
 
+    @pytest.mark.thorough
     def test_it_has_the_entries_of_a_round(self, form):
         collector = make(form)
         batch = next(iter(collector))

@@ -3,43 +3,32 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Any, TypeGuard
+from typing import Any
 
 import torch
-from tensordict import TensorDict, TensorDictBase
-from tensordict.nn import TensorDictModuleBase, composite_lp_aggregate
+from tensordict import TensorDictBase
 from torch import nn
-from torchrl.collectors import BaseCollector
 
+from hts_torchrl.collectors.one_policy import OnePolicyCollector
 from hts_torchrl.collectors.progress import Progress
-from hts_torchrl.collectors.round_runner import MakePool, RoundRunner
+from hts_torchrl.collectors.round_runner import RoundRunner
 from hts_torchrl.collectors.run_times import RunTimes, Trace
 from hts_torchrl.config import CollectorSettings, Precision
 from hts_torchrl.envs.group import CreateEnv, EnvFactory, SeededGroup
 from hts_torchrl.envs.layers import warn_of_statistics
 from hts_torchrl.envs.make_group import make_group, number_of_envs
 from hts_torchrl.errors import ConfigurationError, ProtocolError
-from hts_torchrl.policy.examination import depends_on_row_alone, find_outputs
 from hts_torchrl.policy.forward import as_policy
-from hts_torchrl.policy.inference import PolicyInference
 from hts_torchrl.settings import takes_settings
-from hts_torchrl.workers.actor import ActorSettings
+from hts_torchrl.workers.actor import find_settings
 from hts_torchrl.workers.make_pool import make_pool
-
-_PUBLISH = "publish weights with update_policy_weights_()"
-
-
-def _is_nested(weights: object) -> TypeGuard[dict[Any, Any]]:
-    nested = Mapping, TensorDictBase
-    return type(weights) is dict and any(isinstance(w, nested) for w in weights.values())
 
 
 @takes_settings(CollectorSettings)
-class HTSCollector(BaseCollector):
+class HTSCollector(OnePolicyCollector):
     """Collects rounds of ``frames_per_batch`` environment steps, each while the one before is used.
 
     ``next`` on its iterator *is* the rendezvous: it waits for the running round, takes the weights
@@ -125,50 +114,19 @@ class HTSCollector(BaseCollector):
         self._steps_per_seed = group.steps_per_seed if isinstance(group, SeededGroup) else None
         warn_of_statistics(group)
         group.close()
-        source = policy if policy is not None else policy_factory()  # type: ignore[misc]
-        self.policy: TensorDictModuleBase = as_policy(source, self.env_spec)
-        self._source = source
+        self._source = policy if policy is not None else policy_factory()  # type: ignore[misc]
+        self.policy = as_policy(self._source, self.env_spec)
         self._policy_factory = policy_factory
-        self._actor, self._outputs = self._probe(precision, policy_device, all_outputs)
-        self._progress = Progress.blank(self.config, self.env_spec.action, self._steps_per_seed)
-        self._times = RunTimes(self.config)
-
-    def _probe(
-        self, precision: Precision, device: str, all_outputs: bool
-    ) -> tuple[ActorSettings, dict[Any, Any]]:
-        """Find what the policy answers, and whether its answers depend on each row alone."""
-        inference = PolicyInference(
-            copy.deepcopy(self.policy),
+        self._actor, self._outputs = find_settings(
+            self.policy,
             self.env_spec,
             batch_size=self.config.batch_size,
-            device=device,
+            device=policy_device,
             precision=precision,
+            all_outputs=all_outputs,
         )
-        outputs = find_outputs(inference)
-        extras = tuple(inference.extras)
-        if not all_outputs:
-            outputs = {key: array for key, array in outputs.items() if key not in extras}
-            extras = ()
-        batch_size = self.config.batch_size
-        if batch_size > 1 and not depends_on_row_alone(inference):
-            warnings.warn(
-                "the policy's answer to an observation depends on the other rows of the batch (or "
-                "on its place among them): actors answer one row at a time, exact but slower",
-                stacklevel=4,
-            )
-            batch_size = 1
-        return (
-            ActorSettings(
-                batch_size=batch_size,
-                device=device,
-                precision=precision,
-                matmul_precision=torch.get_float32_matmul_precision(),
-                deterministic=torch.are_deterministic_algorithms_enabled(),
-                aggregate=composite_lp_aggregate(nowarn=True),
-                extras=extras,
-            ),
-            outputs,
-        )
+        self._progress = Progress.blank(self.config, self.env_spec.action, self._steps_per_seed)
+        self._times = RunTimes(self.config)
 
     def start(self) -> None:
         """Start the worker pool, if it is not yet running; the first ``next`` does so by itself."""
@@ -185,22 +143,19 @@ class HTSCollector(BaseCollector):
                 self.policy,
                 progress=self._progress,
                 times=self._times,
-                make_pool=self._pool_maker(),
+                make_pool=partial(
+                    make_pool,
+                    create_env_fn=self._create_env_fn,
+                    make_policy=self._policy_maker(),
+                    settings=self._actor,
+                    seed=self.seed,
+                ),
             )
         return self._runner
 
     def _refuse_if_closed(self) -> None:
         if self._closed:
             raise ProtocolError("the collector was shut down: make a new one")
-
-    def _pool_maker(self) -> MakePool:
-        return partial(
-            make_pool,
-            create_env_fn=self._create_env_fn,
-            make_policy=self._policy_maker(),
-            settings=self._actor,
-            seed=self.seed,
-        )
 
     def _policy_maker(self) -> Callable[[], nn.Module]:
         if self._policy_factory is not None:
@@ -246,68 +201,8 @@ class HTSCollector(BaseCollector):
             return self._progress.first_version
         return self._runner.weights.newest_version
 
-    def update_policy_weights_(
-        self,
-        policy_or_weights: TensorDictBase | nn.Module | dict[str, Any] | None = None,
-        *,
-        weights: TensorDictBase | dict[str, Any] | None = None,
-        policy: nn.Module | None = None,
-        **kwargs: Any,  # noqa: ANN401
-    ) -> None:
-        """Publish weights; the round that starts at the next rendezvous acts with them.
-
-        Args:
-            policy_or_weights: a module, its ``state_dict``, or its weights as a TensorDict; None
-                takes the policy that the collector was given.
-            weights: the same by keyword.
-            policy: the same by keyword.
-            kwargs: TorchRL's ``model_id`` and ``weights_dict``, which can name ``policy`` only.
-
-        Raises:
-            ConfigurationError: if the weights are not those of a policy like the collector's, by
-                name, shape and type, or not finite; or an argument for many policies is given. What
-                was published before is kept then.
-        """
-        if kwargs.pop("model_id", None) not in (None, "policy"):
-            raise ConfigurationError("model_id: one policy acts, whose name is 'policy'")
-        named = kwargs.pop("weights_dict", None) or {}
-        if unknown := [name for name in named if name != "policy"]:
-            raise ConfigurationError(f"weights_dict: no {unknown[0]!r} acts, only 'policy' does")
-        if any(value is not None for value in kwargs.values()):
-            raise ConfigurationError(
-                f"arguments {sorted(kwargs)} are not supported: one policy acts"
-            )
-        sources = (policy_or_weights, weights, policy, named.get("policy"))
-        given = [source for source in sources if source is not None]
-        if len(given) > 1:
-            raise ConfigurationError("give the weights once")
-        state = self._state_of(given[0] if given else self.policy)
-        self._running().weights.publish(state)
-
-    def receive_weights(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
-        """Publish weights as :meth:`update_policy_weights_` does: what acts are copies."""
-        self.update_policy_weights_(*args, **kwargs)
-
-    def register_scheme_receiver(self, *_: object, **__: object) -> None:
-        """Refuse: no parent collector sends weights.
-
-        Raises:
-            ConfigurationError: always.
-        """
-        raise ConfigurationError(f"weight sync schemes are not supported: {_PUBLISH}")
-
-    @property
-    def weight_updater(self) -> None:
-        """None: :meth:`update_policy_weights_` alone publishes weights.
-
-        Raises:
-            ConfigurationError: when another is set.
-        """
-
-    @weight_updater.setter
-    def weight_updater(self, value: object) -> None:
-        if value is not None:
-            raise ConfigurationError(f"a weight_updater is not supported: {_PUBLISH}")
+    def _publish(self, weights: Mapping[str, torch.Tensor]) -> None:
+        self._running().weights.publish(weights)
 
     def enable_profile(self, **settings: Any) -> None:  # noqa: ANN401
         """Profile rounds as TorchRL does, with everything in this process only.
@@ -321,25 +216,6 @@ class HTSCollector(BaseCollector):
                 "trace_round(n) who works when"
             )
         super().enable_profile(**settings)
-
-    def _state_of(self, source: object) -> Mapping[str, torch.Tensor]:
-        """Return weights by ``state_dict`` name, in whatever form TorchRL hands them over."""
-        if source is self._source:
-            source = self.policy
-        if isinstance(source, nn.Module):
-            return source.state_dict()
-        if _is_nested(source):
-            if workers := [name for name in source if not isinstance(name, str)]:
-                raise ConfigurationError(f"weights for worker {workers[0]!r}: one policy acts")
-            source = TensorDict(source)
-        if isinstance(source, TensorDictBase):
-            source = source.flatten_keys(".").to_dict()
-        if not isinstance(source, Mapping):
-            raise ConfigurationError(
-                f"weights of type {type(source).__name__}; a module, its state_dict or a "
-                "TensorDict of its weights is needed"
-            )
-        return source
 
     def trace_round(self, round_index: int) -> None:
         """Keep who works when in a round that has not yet started; :attr:`trace` has it then.
@@ -410,8 +286,8 @@ class HTSCollector(BaseCollector):
         Raises:
             ProtocolError: for another round.
         """
-        progress = self._progress
-        state = progress.state_at(round_index, self.schedule.frames_per_round, envs=envs)
+        progress, frames = self._progress, self.schedule.frames_per_round
+        state = progress.state_at(round_index, frames, envs=envs)
         state["policy_version"] = self.policy_version
         if self.schedule.starts_before_update() and round_index in progress.versions:
             state["acting_version"] = version = progress.versions[round_index]

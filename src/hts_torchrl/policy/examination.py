@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -26,6 +28,43 @@ from hts_torchrl.policy.probe import (
 
 _CHANCE = "chance must come from the policy's distribution"
 _TAKEN = {"next", "collector", "done", "terminated", "truncated"}
+
+
+class Examined(NamedTuple):
+    """What is known of a policy before it acts."""
+
+    outputs: dict[Key, ArraySpec]
+    """What actors answer, without the row dimension."""
+    extras: tuple[Key, ...]
+    """Those of them that are neither action, log-probability nor value."""
+    batch_size: int
+    """Rows of a pass in which each answer depends on its own row alone."""
+
+
+def examine(inference: PolicyInference, *, all_outputs: bool) -> Examined:
+    """Find what a policy answers, and in passes of how many rows it can.
+
+    Args:
+        inference: of the policy.
+        all_outputs: False leaves out what is neither action, log-probability nor value.
+
+    Raises:
+        ConfigurationError: as :func:`find_outputs`.
+    """
+    outputs = find_outputs(inference)
+    extras = tuple(inference.extras)
+    if not all_outputs:
+        outputs = {key: array for key, array in outputs.items() if key not in extras}
+        extras = ()
+    batch_size = inference.batch_size
+    if batch_size > 1 and not depends_on_row_alone(inference):
+        warnings.warn(
+            "the policy's answer to an observation depends on the other rows of the batch (or on "
+            "its place among them): actors answer one row at a time, exact but slower",
+            stacklevel=5,
+        )
+        batch_size = 1
+    return Examined(outputs, extras, batch_size)
 
 
 def find_outputs(inference: PolicyInference) -> dict[Key, ArraySpec]:

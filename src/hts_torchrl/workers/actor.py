@@ -2,34 +2,40 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 
 import torch
-from tensordict.nn import set_composite_lp_aggregate
+from tensordict.nn import TensorDictModuleBase, composite_lp_aggregate, set_composite_lp_aggregate
 from torch import nn
 
 from hts_torchrl.allocator import keep_freed_memory
-from hts_torchrl.config import Key, Precision
+from hts_torchrl.config import ArraySpec, EnvSpec, Key, Precision
+from hts_torchrl.policy.examination import examine
 from hts_torchrl.policy.inference import PolicyInference
 from hts_torchrl.policy.shared_weights import PolicyWeights
 from hts_torchrl.shared.arrays import Array
 from hts_torchrl.shared.buffers import SharedBuffers
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ActorSettings:
-    """How every actor computes; the same in all of them, or bits would differ."""
+    """How every actor computes; the same in all of them, or bits would differ.
+
+    What is global to a process has the value of the one that makes this.
+    """
 
     batch_size: int
     device: str
     precision: Precision
-    matmul_precision: str
-    deterministic: bool
-    aggregate: bool = False
-    """tensordict's ``composite_lp_aggregate``, which decides the log-probability's key."""
     extras: tuple[Key, ...] = ()
     """What is answered in addition to action, log-probability and value."""
+    matmul_precision: str = field(default_factory=torch.get_float32_matmul_precision)
+    deterministic: bool = field(default_factory=torch.are_deterministic_algorithms_enabled)
+    aggregate: bool = field(default_factory=partial(composite_lp_aggregate, nowarn=True))
+    """tensordict's ``composite_lp_aggregate``, which decides the log-probability's key."""
 
     def apply(self) -> None:
         """Set what is global to a process."""
@@ -37,6 +43,38 @@ class ActorSettings:
         torch.set_float32_matmul_precision(self.matmul_precision)
         torch.use_deterministic_algorithms(self.deterministic)
         set_composite_lp_aggregate(self.aggregate).set()
+
+
+def find_settings(
+    policy: TensorDictModuleBase,
+    env_spec: EnvSpec,
+    *,
+    batch_size: int,
+    device: str,
+    precision: Precision,
+    all_outputs: bool,
+) -> tuple[ActorSettings, dict[Key, ArraySpec]]:
+    """Find how actors compute, and the arrays they answer with (without the row dimension).
+
+    Args:
+        policy: which is not changed.
+        env_spec: what it observes, and how it acts.
+        batch_size: rows of a pass, if each row's answer depends on that row alone.
+        device: where actors compute.
+        precision: in which they compute.
+        all_outputs: False leaves out what is neither action, log-probability nor value.
+
+    Raises:
+        ConfigurationError: if the policy does not fit the environment.
+    """
+    inference = PolicyInference(
+        copy.deepcopy(policy), env_spec, batch_size=batch_size, device=device, precision=precision
+    )
+    found = examine(inference, all_outputs=all_outputs)
+    settings = ActorSettings(
+        batch_size=found.batch_size, device=device, precision=precision, extras=found.extras
+    )
+    return settings, found.outputs
 
 
 class Actor:

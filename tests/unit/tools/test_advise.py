@@ -77,6 +77,7 @@ def slow_cartpole(index):  # noqa: ARG001
 
 
 @pytest.mark.processes
+@pytest.mark.thorough
 def test_a_step_takes_what_it_is_known_to_take():
     data = cartpole(3, env=slow_cartpole, num_actors=1)
     with closing(Advisor(A2C(), data, quiet_trainer()).report(seconds=2.0)) as report:

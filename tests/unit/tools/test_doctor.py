@@ -17,6 +17,7 @@ def findings():
     return {finding.what: finding for finding in examine()}
 
 
+@pytest.mark.thorough
 def test_every_part_of_the_machine_is_looked_at(findings):
     assert list(findings) == [
         "cores", "memory", "file descriptors", "torch", "bfloat16", "Atari", "football",

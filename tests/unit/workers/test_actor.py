@@ -75,7 +75,8 @@ def test_a_waiting_actor_uses_new_weights_from_the_exchange_on(shared, weights):
 def test_settings_are_applied_to_the_process():
     before = torch.get_num_threads(), torch.get_float32_matmul_precision()
     try:
-        ActorSettings(2, "cpu", "32-true", "high", True).apply()
+        settings = {"matmul_precision": "high", "deterministic": True}
+        ActorSettings(batch_size=2, device="cpu", precision="32-true", **settings).apply()
         applied = (
             torch.get_num_threads(),
             torch.get_float32_matmul_precision(),
