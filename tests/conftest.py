@@ -1,10 +1,11 @@
-"""Seeds, one thread, and a check after each test that nothing is left behind."""
+"""Seeds, signals, one thread, and a check after each test that nothing is left behind."""
 
 from __future__ import annotations
 
 import gc
 import multiprocessing
 import random
+import signal
 from multiprocessing import forkserver
 from pathlib import Path
 
@@ -39,6 +40,16 @@ def _seeds():
     random.seed(0)
     np.random.seed(0)  # noqa: NPY002 - some tests show that the global generator is not read
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _signals():
+    """Put back what answers signals: Lightning and TorchRL's Trainer leave answers of their own."""
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.getsignal(number) for number in numbers]
+    yield
+    for number, handler in zip(numbers, before, strict=True):
+        signal.signal(number, handler)
 
 
 def shared_memories() -> set[str]:
