@@ -37,6 +37,7 @@ def test_groups_and_the_order_in_them_do_not_change_the_bits(delay):
     assert digests == {serial(task, delay=delay)}
 
 
+@pytest.mark.thorough
 def test_atari_frames_are_the_same_in_any_order():
     task = TASKS["breakout"]
     digests = {scrambled(task, group, envs_per_executor=group) for group in (1, 2)}

@@ -40,6 +40,7 @@ def test_a_barrier_at_every_step_gives_the_bits_of_the_serial_twin(delay):
     )
 
 
+@pytest.mark.thorough
 def test_spawned_workers_give_the_bits_of_the_serial_twin():
     assert run("cartpole", num_actors=1, start_method="spawn", envs_per_executor=4) == run(
         "cartpole"

@@ -84,6 +84,7 @@ def test_workers_that_are_killed_between_batches_change_no_bit(delay):
     assert digest(batches) == digest(play(alone, weights_of))
 
 
+@pytest.mark.thorough
 def test_a_fork_server_that_is_killed_changes_no_bit(undisturbed, caplog):
     """Alone, then together with an executor; the workers that it has started live on."""
     collector, weights_of, batches = collect(DeadlyEnvs("")), perturbed(policy()), []

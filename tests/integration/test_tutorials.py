@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torchrl.envs.libs.utils  # noqa: F401 - it keeps the frames of whoever imports it first
 from torchrl.collectors import Collector
 
 from hts_torchrl import HTSCollector, HTSDataModule

@@ -163,9 +163,8 @@ collector.shutdown()
 """
 
 
-@pytest.mark.parametrize(
-    "method", ["forkserver", pytest.param("spawn", marks=pytest.mark.thorough)]
-)
+@pytest.mark.thorough
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
 def test_a_sigterm_to_the_whole_group_is_left_to_the_program(tmp_path, method):
     text = LASTING.replace("frames_per_batch=8", f"frames_per_batch=8, start_method={method!r}")
     process = start(tmp_path, text)

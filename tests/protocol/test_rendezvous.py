@@ -89,6 +89,7 @@ def _fork_server_of_a_user(monkeypatch):
 
 
 @pytest.mark.usefixtures("_fork_server_of_a_user")
+@pytest.mark.thorough
 def test_executors_import_no_torch():
     policy = torch.nn.Linear(len(ModulesEnv.modules), 4)
     (batch,) = play(collect(ModulesEnv, policy, rounds=1, envs_per_executor=2))

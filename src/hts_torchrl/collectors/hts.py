@@ -14,7 +14,7 @@ from torch import nn
 
 from hts_torchrl.collectors.one_policy import OnePolicyCollector
 from hts_torchrl.collectors.progress import Progress
-from hts_torchrl.collectors.round_runner import RoundRunner
+from hts_torchrl.collectors.round_runner import MakePool, RoundRunner
 from hts_torchrl.collectors.run_times import RunTimes, Trace
 from hts_torchrl.config import CollectorSettings, Precision
 from hts_torchrl.envs.group import CreateEnv, EnvFactory, SeededGroup
@@ -104,11 +104,10 @@ class HTSCollector(OnePolicyCollector):
         self.schedule = self.config.schedule
         if (policy is None) == (policy_factory is None):
             raise ConfigurationError("give a policy or a policy_factory, one of the two")
-        self.total_frames = self.config.total_frames
+        self.total_frames, self.seed = self.config.total_frames, self.config.seed
         self.frames_per_batch = self.requested_frames_per_batch = self.config.frames_per_batch
-        self.seed = self.config.seed
-        self._clone = clone
-        self._create_env_fn = create_env_fn
+        self._clone, self._create_env_fn = clone, create_env_fn
+        self._policy_factory = policy_factory
         group = make_group(create_env_fn, self.config.global_envs_of(0))
         self.env_spec = group.spec
         self._steps_per_seed = group.steps_per_seed if isinstance(group, SeededGroup) else None
@@ -116,7 +115,6 @@ class HTSCollector(OnePolicyCollector):
         group.close()
         self._source = policy if policy is not None else policy_factory()  # type: ignore[misc]
         self.policy = as_policy(self._source, self.env_spec)
-        self._policy_factory = policy_factory
         self._actor, self._outputs = find_settings(
             self.policy,
             self.env_spec,
@@ -143,19 +141,22 @@ class HTSCollector(OnePolicyCollector):
                 self.policy,
                 progress=self._progress,
                 times=self._times,
-                make_pool=partial(
-                    make_pool,
-                    create_env_fn=self._create_env_fn,
-                    make_policy=self._policy_maker(),
-                    settings=self._actor,
-                    seed=self.seed,
-                ),
+                make_pool=self._pool_maker(),
             )
         return self._runner
 
     def _refuse_if_closed(self) -> None:
         if self._closed:
             raise ProtocolError("the collector was shut down: make a new one")
+
+    def _pool_maker(self) -> MakePool:
+        return partial(
+            make_pool,
+            create_env_fn=self._create_env_fn,
+            make_policy=self._policy_maker(),
+            settings=self._actor,
+            seed=self.seed,
+        )
 
     def _policy_maker(self) -> Callable[[], nn.Module]:
         if self._policy_factory is not None:

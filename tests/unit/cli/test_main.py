@@ -16,6 +16,8 @@ from hts_torchrl.errors import ConfigurationError, WorkerKilled, WorkerPlace
 from hts_torchrl.training.callbacks.stop_together import Stopped
 from tests.command_line import A2C, CARTPOLE, refused, run
 
+ALL_SUBCOMMANDS = {"fit", "validate", "test", "predict", "play", "export", "advise", "verify"}
+
 
 def write(path, **content):
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -483,3 +485,16 @@ class TestProcessGroup:
         with pytest.raises(SystemExit, match="143"):
             end(Stopped(143))
         assert not torch.distributed.is_initialized()
+
+
+@pytest.mark.parametrize("arguments", [["fit", "--help"], ["--help"]])
+def test_help_knows_the_chosen_subcommand_or_all(arguments, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["hts-torchrl", *arguments])
+    built = set(HTSCommandLine.subcommands())
+    assert built == ({"fit"} if arguments[0] == "fit" else ALL_SUBCOMMANDS)
+    with pytest.raises(SystemExit) as left:
+        run(*arguments)
+    assert left.value.code == 0
+    out = capsys.readouterr().out
+    assert ("--data.num_envs" in out) == (arguments[0] == "fit")
+    assert all(f"\n    {name} " in out for name in built - {"fit"})

@@ -137,6 +137,7 @@ class TestCrash:
         with pytest.warns(UserWarning, match="is damaged"):
             assert saved(place) == number
 
+    @pytest.mark.thorough
     def test_by_sigkill_leaves_a_whole_checkpoint(self, place):
         program = f"""
 import torch
