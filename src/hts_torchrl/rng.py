@@ -48,6 +48,13 @@ def normal_draws(
 
     By the Box-Muller transform, which takes a fixed number of uniform draws. It runs where the
     environment lives and not on a batch: there its last bits would depend on the row's place.
+
+    Args:
+        seed: the run's seed, 64 bits.
+        env: global index of the environment.
+        first_step: the environment's step, counted from the start of the run.
+        num_steps: how many consecutive steps.
+        width: draws of each step.
     """
     pairs = -(-width // 2)
     uniform = uniform_draws(seed, env, first_step, num_steps, 2 * pairs)
@@ -65,6 +72,12 @@ def env_seed(seed: int, env: int, stream: str = "train", *, number: int = 0) -> 
     """Return the 31-bit seed with which environment ``env`` is reset for the ``number``-th time.
 
     ``stream`` keeps environments of training and evaluation apart.
+
+    Args:
+        seed: the run's seed, 64 bits.
+        env: global index of the environment.
+        stream: keeps environments of training and evaluation apart.
+        number: how many seeds the environment has had.
     """
     entropy = (seed % 2**64, env, *stream.encode())
     sequence = np.random.SeedSequence(entropy, spawn_key=(number,) if number else ())

@@ -43,6 +43,12 @@ class Schedule:
     ) -> Schedule:
         """Derive the schedule from TorchRL's frame counts (``total_frames=-1`` is endless).
 
+        Args:
+            frames_per_batch: environment steps of a round.
+            total_frames: of the run, rounded up to whole rounds; -1 is endless.
+            num_envs: N.
+            delay: 0 or 1, in updates.
+
         Raises:
             ConfigurationError: if a count is not positive, ``frames_per_batch`` is no multiple of
                 ``num_envs``, or ``delay`` is neither 0 nor 1.

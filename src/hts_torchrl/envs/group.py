@@ -100,7 +100,12 @@ class EnvFactory(ABC):
 
     @abstractmethod
     def group(self, indices: Sequence[int], *, render: bool = False) -> EnvGroup:
-        """Make the environments of the given global indices."""
+        """Make the environments of the given global indices.
+
+        Args:
+            indices: of the environments, in order.
+            render: whether they can be filmed.
+        """
 
 
 def require_alike(specs: Mapping[int, EnvSpec]) -> EnvSpec:

@@ -235,6 +235,11 @@ def env_action(spec: ActionSpec, action: Array, space: gymnasium.Space[Any]) -> 
 
     Choices begin where the space begins. Continuous actions are clipped to the bounds, as in
     Stable-Baselines3; the storage keeps the action that was drawn.
+
+    Args:
+        spec: of the action.
+        action: the answer for one environment.
+        space: the environment's own.
     """
     if spec.kind == "continuous":
         return np.clip(action, spec.low, spec.high)

@@ -20,6 +20,11 @@ def as_declared(key: Key, value: Any, spec: ArraySpec) -> Array:  # noqa: ANN401
     float32 where float64 is declared, and not the other way round; other integers where their
     values fit. Numbers that carry no type (a list of floats) take the declared one.
 
+    Args:
+        key: of the entry, for messages.
+        value: what the environment returned.
+        spec: shape and type that it declares.
+
     Raises:
         ConfigurationError: if the entry is another than was declared.
     """

@@ -14,6 +14,10 @@ def env_spec(observation_space: spaces.Space, action_space: spaces.Space) -> Env
 
     A dictionary space gives one key for each entry; every other space has the key ``observation``.
 
+    Args:
+        observation_space: of a single environment.
+        action_space: of the same.
+
     Raises:
         ConfigurationError: if a space is neither box, discrete, multi-discrete, multi-binary nor
             (for observations) a dictionary of those.

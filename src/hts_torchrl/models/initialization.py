@@ -11,7 +11,12 @@ Layer = TypeVar("Layer", nn.Linear, nn.Conv2d)
 
 
 def orthogonal(layer: Layer, gain: float = math.sqrt(2)) -> Layer:
-    """Initialise a layer's weight orthogonally and its bias with zeros; returns the layer."""
+    """Initialise a layer's weight orthogonally and its bias with zeros; returns the layer.
+
+    Args:
+        layer: changed in place.
+        gain: factor of the orthogonal matrix.
+    """
     nn.init.orthogonal_(layer.weight, gain)
     if layer.bias is not None:
         nn.init.zeros_(layer.bias)

@@ -7,12 +7,22 @@ from torch import distributions as d
 
 
 def policy_gradient_loss(log_prob: Tensor, advantage: Tensor) -> Tensor:
-    """Return ``-mean(log_prob * advantage)``; both ``[B]``, the advantage without gradient."""
+    """Return ``-mean(log_prob * advantage)``; both ``[B]``, the advantage without gradient.
+
+    Args:
+        log_prob: of the actions taken, ``[B]``.
+        advantage: ``[B]``, taken as a constant.
+    """
     return -(log_prob * advantage.detach()).mean()
 
 
 def value_loss(value: Tensor, returns: Tensor) -> Tensor:
-    """Return ``mean((value - returns)^2)``; both ``[B]``."""
+    """Return ``mean((value - returns)^2)``; both ``[B]``.
+
+    Args:
+        value: of the observations, ``[B]``.
+        returns: ``[B]``, taken as constants.
+    """
     return (value - returns.detach()).square().mean()
 
 

@@ -26,6 +26,12 @@ def clipped_ratio_loss(
 
     The ratio is taken against the policy that collected the data, as always in PPO; under a delay
     of one update it starts near 1 and not at it.
+
+    Args:
+        log_prob: of the actions taken, at the weights that learn.
+        behaviour_log_prob: of the same actions, at the weights that acted.
+        advantage: taken as a constant.
+        clip: how far from 1 a ratio still counts.
     """
     log_ratio = log_prob - behaviour_log_prob.detach()
     ratio = log_ratio.exp()
@@ -40,7 +46,14 @@ def clipped_ratio_loss(
 def clipped_value_loss(
     value: Tensor, behaviour_value: Tensor, returns: Tensor, clip: float
 ) -> Tensor:
-    """Return the mean of the larger squared error, plain or with the value's change clipped."""
+    """Return the mean of the larger squared error, plain or with the value's change clipped.
+
+    Args:
+        value: of the observations ``[B]``, at the weights that learn.
+        behaviour_value: of the same, at the weights that acted, ``[B]``.
+        returns: ``[B]``, taken as constants.
+        clip: how far a value may move.
+    """
     near = behaviour_value + (value - behaviour_value).clamp(-clip, clip)
     errors = (value - returns.detach()).square(), (near - returns.detach()).square()
     return torch.max(*errors).mean()

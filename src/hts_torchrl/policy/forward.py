@@ -40,6 +40,11 @@ def evaluate(policy: nn.Module, observations: dict[Key, Tensor], batch_size: int
 
     TorchRL's own ``forward`` of a policy would sample, and its losses run actor and critic apart;
     here the modules of a sequence run in order with the sampling left out.
+
+    Args:
+        policy: an actor-critic, or any TensorDict policy with one probabilistic module.
+        observations: by key, ``[B, ...]`` each.
+        batch_size: B.
     """
     if isinstance(policy, ActorCritic):
         features, parameters, value = policy.fused(observations)

@@ -134,7 +134,12 @@ class PolicyWeights:
         return {name: view.clone() for name, view in self._slots[slot].items()}
 
     def load(self, module: nn.Module, version: int) -> int:
-        """Copy the acting weights into ``module`` unless it has them; returns their version."""
+        """Copy the acting weights into ``module`` unless it has them; returns their version.
+
+        Args:
+            module: of a policy like the published one.
+            version: of the weights that it has.
+        """
         if version != self.acting_version:
             state = module.state_dict()
             with torch.no_grad():

@@ -141,7 +141,15 @@ class ActionLog:
         round_index: int = 0,
         first: int = 0,
     ) -> Self:
-        """Return one in which each environment is about to get its ``first``-th seed."""
+        """Return one in which each environment is about to get its ``first``-th seed.
+
+        Args:
+            action: its shape and type.
+            num_envs: N.
+            steps_per_seed: after which the end of a game brings another seed; None is never.
+            round_index: that begins.
+            first: number of the seed.
+        """
         dtype = np.min_scalar_type(max(action.sizes) - 1) if action.sizes else action.array.dtype
         numbers = np.full(num_envs, first, np.int64)
         none = np.zeros(num_envs, np.int64)
@@ -150,7 +158,12 @@ class ActionLog:
         return cls(round_index, steps_per_seed, numbers, numbers, none, none, actions, checks)
 
     def after(self, spec: EnvSpec, arrays: Mapping[Key, Array]) -> Self:
-        """Return the action log after its round, which ``arrays`` ``[N, T, ...]`` hold."""
+        """Return the action log after its round, which ``arrays`` ``[N, T, ...]`` hold.
+
+        Args:
+            spec: of one environment.
+            arrays: of the finished round's storage.
+        """
         actions = arrays[spec.action.key]
         num_envs, steps = actions.shape[:2]
         seeds, trajectories = self._seeds.copy(), self._trajectories.copy()

@@ -39,6 +39,10 @@ def storage_specs(spec: EnvSpec, outputs: Mapping[Key, ArraySpec]) -> dict[Key, 
     """List every array of a storage by its TensorDict key, without ``[N, T]``.
 
     Numbers of a step have a last dimension of 1, as in TorchRL.
+
+    Args:
+        spec: of one environment.
+        outputs: what the policy answers, by key.
     """
     specs: dict[Key, ArraySpec] = {}
     for key, array in spec.observations.items():
@@ -169,7 +173,15 @@ class DoubleStorage:
         *,
         debug: bool = False,
     ) -> Layout:
-        """Shapes ``[2, N, T, ...]``; in debug mode also of the counts of writes, ``[2, N, T]``."""
+        """Shapes ``[2, N, T, ...]``; in debug mode also of the counts of writes, ``[2, N, T]``.
+
+        Args:
+            spec: of one environment.
+            outputs: what the policy answers, by key.
+            num_envs: N.
+            steps: T, of a round.
+            debug: whether writes are counted.
+        """
         cells = (NUM_STORAGES, num_envs, steps)
         specs = storage_specs(spec, outputs)
         layout: Layout = {

@@ -24,7 +24,12 @@ class StateBuffer:
 
     @staticmethod
     def layout(spec: EnvSpec, num_envs: int) -> Layout:
-        """Shapes ``[N, ...]`` of the observations, and float64 draws ``[N, K]``."""
+        """Shapes ``[N, ...]`` of the observations, and float64 draws ``[N, K]``.
+
+        Args:
+            spec: of one environment.
+            num_envs: N.
+        """
         arrays: Layout = {
             f"state/{array_name(key)}": ((num_envs, *array.shape), array.dtype.str)
             for key, array in spec.observations.items()
@@ -60,7 +65,12 @@ class ActionBuffer:
 
     @staticmethod
     def layout(outputs: Mapping[Key, ArraySpec], num_envs: int) -> Layout:
-        """Shapes ``[N, ...]`` of all that the policy answers."""
+        """Shapes ``[N, ...]`` of all that the policy answers.
+
+        Args:
+            outputs: what the policy answers, by key.
+            num_envs: N.
+        """
         return {
             f"action/{array_name(key)}": ((num_envs, *array.shape), array.dtype.str)
             for key, array in outputs.items()

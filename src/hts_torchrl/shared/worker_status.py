@@ -40,6 +40,10 @@ class WorkerStatus:
         group; whether it refused what the user gave; UTF-8 text; and, of a round that is traced,
         the spans ``(begin, end)`` of its work, whose memory is committed only where a round is. All
         clocks are ``time.perf_counter``, which on Linux is the same in all processes.
+
+        Args:
+            num_workers: executors and actors.
+            most_spans: of a worker in a traced round.
         """
         return {
             "log_round": ((num_workers,), "int64"),
@@ -95,7 +99,13 @@ class WorkerStatus:
         self.tracing[0] = on
 
     def add_span(self, worker: int, begin_s: float, end_s: float) -> None:
-        """Keep one span of a worker's work; those beyond the layout's number are lost."""
+        """Keep one span of a worker's work; those beyond the layout's number are lost.
+
+        Args:
+            worker: row of it.
+            begin_s: when it began to work.
+            end_s: when it ended.
+        """
         count = self.num_spans[worker]
         if count < self.spans_s.shape[1]:
             self.spans_s[worker, count] = begin_s, end_s

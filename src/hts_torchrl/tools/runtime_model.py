@@ -41,6 +41,12 @@ def claimed_round_s(num_envs: int, steps: int, mean_s: float, *, shape: float = 
     ``b + g * a`` with ``b = F^-1(1 - 1/n)``, ``a = F^-1(1 - 1/(n e)) - b`` and ``g`` the
     Euler-Mascheroni constant: the extreme-value limit for large N.
 
+    Args:
+        num_envs: N, 2 or more.
+        steps: alpha, steps of each environment between two rendezvous.
+        mean_s: mean seconds of a step.
+        shape: of a step's Gamma distribution.
+
     Raises:
         ConfigurationError: for one environment, of which the estimate says nothing.
     """
@@ -121,6 +127,11 @@ def kolmogorov_smirnov(
     """Compare samples with a Gamma distribution, as the paper does for sums of 100 step times.
 
     Where the distribution was fitted to these very samples, ``p`` is too large (Lilliefors, 1967).
+
+    Args:
+        samples: two or more.
+        mean: of the distribution.
+        shape: of the distribution.
 
     Returns:
         D, the largest distance between the two distribution functions, and p, the probability of

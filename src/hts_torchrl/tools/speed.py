@@ -48,6 +48,10 @@ def limits(costs: Costs, settings: Settings) -> dict[str, float]:
     ``rendezvous`` is the exact expectation of :func:`expected_round_s` for executors with a core
     each; the passes that answer an executor add to every step, and with ``delay=0`` the update to
     every round. Passes are taken to be as full as the environments can make them.
+
+    Args:
+        costs: measured, or assumed.
+        settings: of the run.
     """
     group, steps = settings.envs_per_executor, settings.steps_per_round
     rows = settings.inference_batch_size
@@ -68,7 +72,12 @@ def limits(costs: Costs, settings: Settings) -> dict[str, float]:
 
 
 def collect_s(costs: Costs, settings: Settings) -> float:
-    """Return the seconds of CPU in which a step is collected."""
+    """Return the seconds of CPU in which a step is collected.
+
+    Args:
+        costs: measured, or assumed.
+        settings: of the run.
+    """
     visit_s = costs.visit_s / settings.envs_per_executor
     return float(costs.step_s.mean()) + visit_s + _row_s(costs, settings)
 
@@ -80,7 +89,12 @@ def _row_s(costs: Costs, settings: Settings) -> float:
 
 
 def speed(costs: Costs, settings: Settings) -> float:
-    """Return the steps a second to expect: the least of the :func:`limits`."""
+    """Return the steps a second to expect: the least of the :func:`limits`.
+
+    Args:
+        costs: measured, or assumed.
+        settings: of the run.
+    """
     return min(limits(costs, settings).values())
 
 
@@ -91,6 +105,10 @@ def advice(costs: Costs, settings: Settings) -> Settings:
     learner; so many actors that they are no limit; twice the environments while that is a quarter
     faster, because cores wait for them; and where a very long round would be faster, the shortest
     one with 95 % of its speed.
+
+    Args:
+        costs: measured, with a pass for each number of rows to choose from.
+        settings: of the run as it is.
     """
     better = _suited_pool(costs, settings)
     while True:

@@ -19,7 +19,12 @@ _MOST_START_S = 60.0
 
 
 def measured_step_times(group: EnvGroup, seconds: float) -> Iterator[float]:
-    """Yield the seconds of each step, by random actions, after a tenth of the time."""
+    """Yield the seconds of each step, by random actions, after a tenth of the time.
+
+    Args:
+        group: of one environment.
+        seconds: how long it is stepped.
+    """
     random = np.random.default_rng(0)
     group.reset([0])
     began_s = time.perf_counter()
@@ -48,7 +53,12 @@ def _random_action(spec: ActionSpec, random: np.random.Generator) -> Array:
 
 @contextlib.contextmanager
 def busy_cores(env: EnvFactory, count: int) -> Iterator[None]:
-    """Let other processes step environments meanwhile: a busy machine's cores are slower."""
+    """Let other processes step environments meanwhile: a busy machine's cores are slower.
+
+    Args:
+        env: whose environments are stepped.
+        count: of processes.
+    """
     context = multiprocessing.get_context("spawn")
     make, stepping = cloudpickle.dumps(env), context.Semaphore(0)
     others = [

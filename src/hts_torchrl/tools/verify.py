@@ -34,7 +34,12 @@ class RoundRecord:
 
     @classmethod
     def of(cls, batch: TensorDictBase, learner: LightningModule) -> Self:
-        """Record a round that is about to be learned."""
+        """Record a round that is about to be learned.
+
+        Args:
+            batch: the round ``[N, T]``.
+            learner: whose weights are about to learn from it.
+        """
         leaves = {
             array_name(key): _bytes(tensor)
             for key, tensor in batch.items(include_nested=True, leaves_only=True)
@@ -77,7 +82,13 @@ class Manifest:
 
 
 def record(learner: Learner, data: HTSDataModule, trainer: Trainer) -> Manifest:
-    """Train a copy of a learner to the end of the data, and return what is left of it."""
+    """Train a copy of a learner to the end of the data, and return what is left of it.
+
+    Args:
+        learner: which is not changed.
+        data: of the run.
+        trainer: gives device, precision, gradient clipping and accumulation.
+    """
     recorder = _Recorder()
     trained = short_fit(learner, data, trainer, recorder)
     return Manifest(data.seed, recorder.rounds, _digest(trained))
@@ -85,6 +96,10 @@ def record(learner: Learner, data: HTSDataModule, trainer: Trainer) -> Manifest:
 
 def first_difference(one: Manifest, other: Manifest) -> str | None:
     """Say where two trainings of one task part, or None.
+
+    Args:
+        one: what one training left.
+        other: what the other left.
 
     Raises:
         ConfigurationError: if they are not of one task.

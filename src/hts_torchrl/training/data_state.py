@@ -49,7 +49,12 @@ class DataState:
         self._updates_before = updates - int(state.get("round", 0))
 
     def of(self, collector: RoundSource, trainer: Trainer) -> dict[str, Any]:
-        """Return the state at the start of the next round to be learned; all ranks must call it."""
+        """Return the state at the start of the next round to be learned; all ranks must call it.
+
+        Args:
+            collector: of the running training.
+            trainer: with the learner that counts updates.
+        """
         updates = getattr(trainer.lightning_module, "updates", None)
         round_index = collector.rounds if updates is None else updates - self._updates_before
         state = dict(collector.state_at(round_index, envs=self._settings["resume_envs"]))
@@ -74,7 +79,12 @@ class DataState:
         return {"data": self._settings, "trainer": of_trainer}
 
     def changes_from(self, state: dict[str, Any], trainer: Trainer) -> Changes:
-        """Return what decides bits and is not as in a state that was saved."""
+        """Return what decides bits and is not as in a state that was saved.
+
+        Args:
+            state: as :meth:`of` returned it.
+            trainer: of the training that would go on.
+        """
         own = self._run_settings(trainer)
         own["data"] = {name: own["data"][name] for name in _DECIDE_BITS}
         saved = state.get("settings") or {"data": {}, "trainer": {}}

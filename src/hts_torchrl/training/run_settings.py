@@ -44,7 +44,12 @@ def plain(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def changes(saved: Mapping[str, Any], own: Mapping[str, Any]) -> Changes:
-    """Return the settings that both have with different values."""
+    """Return the settings that both have with different values.
+
+    Args:
+        saved: of a checkpoint, by name.
+        own: as they are now, by name.
+    """
     before, now = _flat(saved), _flat(own)
     return {
         name: (before[name], value)

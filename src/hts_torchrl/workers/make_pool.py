@@ -80,7 +80,13 @@ def _executors(
 
 
 def segments(shared: SharedBuffers, action_log: ActionLog, executor: int) -> list[Segment]:
-    """Return what the environments of one executor have played."""
+    """Return what the environments of one executor have played.
+
+    Args:
+        shared: of the pool.
+        action_log: of the round that is to begin.
+        executor: its index.
+    """
     return [action_log.segment(env) for env in shared.config.envs_of(executor)]
 
 

@@ -75,11 +75,21 @@ class Engine(Protocol):
         ...
 
     def reset(self, *, episode: int, seed: int) -> None:
-        """Set the scenario up; where both teams may kick off, they do by turns of ``episode``."""
+        """Set the scenario up; where both teams may kick off, they do by turns of ``episode``.
+
+        Args:
+            episode: number of the game.
+            seed: decides all that is random in it.
+        """
         ...
 
     def act(self, action: int, player: int) -> None:
-        """Press a button of a controlled player, one of ``ENGINE_ACTIONS``."""
+        """Press a button of a controlled player, one of ``ENGINE_ACTIONS``.
+
+        Args:
+            action: index of the button.
+            player: row among the controlled players.
+        """
         ...
 
     def step(self) -> None:
