@@ -92,6 +92,21 @@ class TestFit:
             assert (fitted / told[name]).is_file()
         assert (fitted / told["log"]).samefile(run_directory)
 
+    @pytest.mark.parametrize(
+        ("in_hardware", "device"),
+        [
+            (True, "cpu, precision bf16-mixed"),
+            (False, "cpu, precision bf16-mixed (emulated by this processor: 32-true is faster)"),
+        ],
+    )
+    def test_tells_where_bfloat16_is_emulated(
+        self, in_hardware, device, tmp_path, monkeypatch, capsys
+    ):
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr("hts_torchrl.cli.terminal.bfloat16_in_hardware", lambda: in_hardware)
+        run("fit", *CARTPOLE, *A2C, "--trainer.precision=bf16-mixed")
+        assert told_by(capsys.readouterr().out)["device"] == device
+
     def test_leaves_out_what_lightning_tells_in_every_run(self, fitted):
         assert (fitted / "log").read_text() == ""
 

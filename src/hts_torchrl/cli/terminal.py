@@ -16,6 +16,7 @@ from lightning.fabric.utilities.cloud_io import get_filesystem
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from hts_torchrl.cli.checkpoint_settings import CheckpointSettings
+from hts_torchrl.compat.torch import bfloat16_in_hardware
 from hts_torchrl.training.callbacks import LearningCurve, RoundTrace, TrainingStatistics
 from hts_torchrl.training.run_settings import class_name
 
@@ -101,7 +102,10 @@ def _first_lines(trainer: Trainer, learner: Any, folder: str | None) -> _Lines: 
     yield "environments", f"{pool.num_envs}{each} ({workers})"
     rounds, frames = schedule.num_rounds, schedule.frames_per_round * ranks
     yield "frames", f"{rounds * frames:,} in {rounds:,} rounds of {frames:,}"
-    yield "device", f"{trainer.strategy.root_device}, precision {trainer.precision}"
+    device = trainer.strategy.root_device
+    slow = trainer.precision == "bf16-mixed" and device.type == "cpu" and not bfloat16_in_hardware()
+    remark = " (emulated by this processor: 32-true is faster)" if slow else ""
+    yield "device", f"{device}, precision {trainer.precision}{remark}"
     yield "seed", str(data.seed)
     if folder is not None:
         yield "writes to", folder
