@@ -48,13 +48,7 @@ def normal_draws(
 
     By the Box-Muller transform, which takes a fixed number of uniform draws. It runs where the
     environment lives and not on a batch: there its last bits would depend on the row's place.
-
-    Args:
-        seed: the run's seed, 64 bits.
-        env: global index of the environment.
-        first_step: the environment's step, counted from the start of the run.
-        num_steps: how many consecutive steps.
-        width: draws of each step.
+    The arguments are those of :func:`uniform_draws`.
     """
     pairs = -(-width // 2)
     uniform = uniform_draws(seed, env, first_step, num_steps, 2 * pairs)
