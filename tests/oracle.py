@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,7 @@ class _Place:
     score: Any = np.float32(0)  # noqa: RUF009
     steps: int = 0
     episode: int = 0
+    memory: Cells = field(default_factory=dict)
 
 
 @dataclass
@@ -56,7 +57,8 @@ class Oracle:
         places = []
         for index in range(self.num_envs):
             env = self.make_env(index)
-            places.append(_Place(env, index, env.reset(seed=philox.env_seed(self.seed, index))[0]))
+            first = env.reset(seed=philox.env_seed(self.seed, index))[0]
+            places.append(_Place(env, index, first, memory=self._nothing()))
         for number in range(count):
             version = max(0, number - self.delay)
             if version:
@@ -64,6 +66,11 @@ class Oracle:
             first = number * self.steps
             columns = [self._step(places, first + step, version) for step in range(self.steps)]
             yield {key: np.stack([column[key] for column in columns], 1) for key in columns[0]}
+
+    def _nothing(self) -> Cells:
+        """What is remembered where a trajectory begins."""
+        memory: Cells = {key: value.copy() for key, value in self.spec.memory.initial.items()}
+        return memory | ({"is_init": np.array([True])} if self.spec.memory.reads_is_init else {})
 
     def _step(self, places: list[_Place], step: int, version: int) -> Cells:
         """All environments once: the cells ``[N, ...]`` of one column."""
@@ -73,7 +80,8 @@ class Oracle:
         for place in places:
             draws = np.array([draw(self.seed, place.index, step, action.num_draws)])
             observation = np.array(place.observation)[None]
-            answer = self._inference.answer({"observation": observation}, draws)
+            inputs = {key: value[None] for key, value in place.memory.items()}
+            answer = self._inference.answer({"observation": observation, **inputs}, draws)
             cells = {key: value[0] for key, value in answer.items()}
             rows.append(self._transition(place, cells, version))
         return {key: np.stack([row[key] for row in rows]) for key in rows[0]}
@@ -91,12 +99,19 @@ class Oracle:
         numbers |= {"episode_reward": place.score, "step_count": place.steps}
         cells = {("next", key): np.array([value]) for key, value in numbers.items()}
         cells |= {key: np.array([False]) for key in ("done", "terminated", "truncated")}
+        cells |= place.memory
+        place.memory = dict(place.memory)
+        if "is_init" in place.memory:
+            cells["next", "is_init"] = np.array([False])
+        for key in place.memory:
+            place.memory[key] = np.array([False]) if key == "is_init" else answer["next", key]
         cells |= {**answer, "observation": place.observation, ("next", "observation"): after}
         cells["collector", "traj_ids"] = np.array(place.index + place.episode * self.num_envs)
         cells["collector", "policy_version"] = np.array(version)
         place.observation = after
         if ends:
             place.score, place.steps, place.episode = np.float32(0), 0, place.episode + 1
+            place.memory = self._nothing()
             seed = philox.env_seed(self.seed, place.index, place.episode)
             place.observation = place.env.reset(seed=seed)[0]
         return cells

@@ -16,7 +16,8 @@ from tensordict.nn import (
 )
 from torch import nn
 from torch.distributions import Categorical
-from torchrl.envs import EnvBase, GymEnv, RenameTransform, TransformedEnv
+from torchrl.data import Unbounded
+from torchrl.envs import EnvBase, GymEnv, RenameTransform, TensorDictPrimer, TransformedEnv
 
 from hts_torchrl import ActorCritic
 from hts_torchrl.envs.group import EnvFactory
@@ -94,6 +95,38 @@ class RaisingNet(EchoNet):
         if os.getpid() != self.maker:
             raise ArithmeticError("as asked")
         return super().forward(observation)
+
+
+class CountNet(nn.Module):
+    """Remembers how many steps its trajectory has; the value tells that."""
+
+    def forward(self, observation, count):
+        logits = self.weights * count / 8 + observation.sum(-1, keepdim=True)
+        return logits, count, count + 1
+
+    def __init__(self, actions: int = 2) -> None:
+        super().__init__()
+        self.weights = nn.Parameter(torch.linspace(-1, 1, actions))
+
+
+class CountModule(TensorDictModule):
+    """:class:`CountNet` with a primer, as TorchRL's recurrent modules have one."""
+
+    def __init__(self, first: float = 0.0) -> None:
+        keys = ["logits", "state_value", ("next", "count")]
+        super().__init__(CountNet(), ["observation", "count"], keys)
+        self.first = first
+
+    def make_tensordict_primer(self):
+        return TensorDictPrimer({"count": Unbounded((1,))}, default_value={"count": self.first})
+
+
+def counting_policy(first: float = 0.0) -> ProbabilisticTensorDictSequential:
+    """A policy whose memory is no recurrent module of TorchRL's; its first value is ``first``."""
+    head = ProbabilisticTensorDictModule(
+        ["logits"], ["action"], distribution_class=Categorical, return_log_prob=True
+    )
+    return ProbabilisticTensorDictSequential(CountModule(first), head)
 
 
 def echo_policy(net: nn.Module | None = None) -> ProbabilisticTensorDictSequential:

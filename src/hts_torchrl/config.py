@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -58,6 +58,36 @@ class ActionSpec:
         return len(self.sizes) if self.sizes else math.prod(self.array.shape)
 
 
+def next_key(key: Key) -> Key:
+    """Return the key of the following step's entry."""
+    return ("next", key) if isinstance(key, str) else ("next", *key)
+
+
+IS_INIT = "is_init"
+"""Key of whether a step is the first of its trajectory, as TorchRL's ``InitTracker`` writes it."""
+
+
+@dataclass(frozen=True)
+class MemorySpec:
+    """What a policy writes under ``next`` and reads in the environment's next step.
+
+    Recurrent states are such, and whatever else TorchRL's ``TensorDictPrimer`` fills.
+    """
+
+    initial: dict[Key, Array] = field(default_factory=dict)
+    """What it reads in the first step of a trajectory, by key."""
+    reads_is_init: bool = False
+    """Whether it reads :data:`IS_INIT`, which no environment observes."""
+
+    @property
+    def arrays(self) -> dict[Key, ArraySpec]:
+        """All that a policy reads beside observations, by key."""
+        specs = {key: ArraySpec(value.shape, value.dtype) for key, value in self.initial.items()}
+        if self.reads_is_init:
+            specs[IS_INIT] = ArraySpec((1,), np.dtype(np.bool_))
+        return specs
+
+
 _TAKEN: frozenset[Key] = frozenset(
     {"action", "next", "reward", "done", "terminated", "truncated", "collector"}
 )
@@ -65,10 +95,17 @@ _TAKEN: frozenset[Key] = frozenset(
 
 @dataclass(frozen=True)
 class EnvSpec:
-    """Observations by key, and actions, of one environment."""
+    """Observations by key, and actions, of one environment; and what a policy remembers of it."""
 
     observations: dict[Key, ArraySpec]
     action: ActionSpec
+    memory: MemorySpec = field(default_factory=MemorySpec)
+    """What a policy remembers of it."""
+
+    @property
+    def inputs(self) -> dict[Key, ArraySpec]:
+        """All that a policy reads of it: observations, and what it remembers."""
+        return self.observations | self.memory.arrays
 
     def __post_init__(self) -> None:
         """Refuse an environment without observations, or with names that a batch uses."""
@@ -92,7 +129,7 @@ class EnvSpec:
         return f"observations {seen} and actions {accepted}"
 
     def __eq__(self, other: object) -> bool:
-        """Compare shapes, kinds and bounds."""
+        """Compare shapes, kinds and bounds; what is remembered is the policy's."""
         if not isinstance(other, EnvSpec):
             return NotImplemented
         ours, theirs = self.action, other.action

@@ -15,7 +15,7 @@ from hts_torchrl.envs.make_group import make_group
 from hts_torchrl.learner import Learner
 from hts_torchrl.models import make_actor_critic
 from tests.fakes import CoordinateEnvs, MultiDiscreteEnv
-from tests.policies import echo_policy, policy_with
+from tests.policies import counting_policy, echo_policy, policy_with
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,8 @@ class Task:
         """The same weights at each call."""
         if self.network == "echo":
             return echo_policy()
+        if self.network == "counting":
+            return counting_policy(first=3.0)
         group = make_group(self.create_env_fn, [0])
         group.close()
         with torch.random.fork_rng(devices=[]):
@@ -97,9 +99,12 @@ SPECIAL_LEARNINGS = {
     "PPO normalised": Learning(SHORT_PPO, make_layer=partial(nn.BatchNorm1d, 16)),
     "Impala normalised": Learning(Impala, make_layer=partial(nn.BatchNorm1d, 16)),
     "A2C bfloat16": Learning(DECAYING_A2C, trainer=BF16),
+    "A2C lstm": Learning(partial(DECAYING_A2C, network="lstm"), trainer=CHUNKS),
+    "PPO gru": Learning(partial(SHORT_PPO, network="gru")),
+    "PPO lstm displacement": Learning(partial(DISPLACING_PPO, network="lstm")),
     "PPO bfloat16": Learning(partial(SHORT_PPO, squash=True), PENDULUM, BF16 | CHUNKS),
 }
-"""What draws while it learns, has statistics, or computes in two precisions."""
+"""What draws while it learns, has statistics or a memory, or computes in two precisions."""
 
 TASKS = {
     "coordinates": Task(CoordinateEnvs(), "echo"),
@@ -108,6 +113,9 @@ TASKS = {
     "squashed": Task(
         GymEnvs("Pendulum-v1", {"max_episode_steps": 30}), "mlp", settings={"squash": True}
     ),
+    "lstm": Task(CARTPOLE, "lstm", num_envs=8, steps=16),
+    "gru": Task(PENDULUM, "mlp+gru"),
+    "counting": Task(CARTPOLE, "counting"),
     "choices": Task(MultiDiscreteEnv, "mlp"),
     "breakout": Task(AtariEnvs("breakout", max_frames=120), "nature", num_envs=2, rounds=6),
 }

@@ -8,7 +8,7 @@ from tests.oracle import Oracle
 from tests.policies import echo_weights
 from tests.runs import perturbed, play
 
-FLAT = ["coordinates", "cartpole", "pendulum", "squashed", "choices"]
+FLAT = ["coordinates", "cartpole", "pendulum", "squashed", "choices", "lstm", "gru", "counting"]
 
 
 def weights_of(task):

@@ -14,7 +14,7 @@ from hts_torchrl.envs.football.envs import FootballEnvs
 from hts_torchrl.envs.gym import GymEnvs
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.learner import A2C, PPO, Impala
-from hts_torchrl.models.actor_critic import BUILT_IN_TRUNKS
+from hts_torchrl.models.actor_critic import is_built_in
 from hts_torchrl.training.datamodule import HTSDataModule
 from hts_torchrl.training.run_settings import known_arguments
 
@@ -77,7 +77,7 @@ class CheckpointSettings:
         if policy is not None:
             self.withheld["model.policy"] = str(policy)
             known.pop("network", None)
-        elif known.get("network", "mlp") not in BUILT_IN_TRUNKS:
+        elif not is_built_in(known.get("network", "mlp")):
             self.withheld["model.network"] = known.pop("network")
         self.config["model"] = {"class_path": name, "init_args": known}
 

@@ -32,6 +32,7 @@ from hts_torchrl.envs.group import EnvFactory
 from hts_torchrl.envs.group_env import GroupEnv
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.policy.forward import evaluate, probabilistic_module
+from hts_torchrl.policy.memory import memory_keys
 from hts_torchrl.rng import env_seed
 
 Asynchronous: TypeAlias = Literal["actors", "server"]
@@ -103,6 +104,9 @@ class AsynchronousCollector:
         settings: N, T and the number of batches; ``envs_per_executor`` environments step in lock
             step in each worker; ``seed`` decides their first games, and nothing else for certain.
         precision: of the actors.
+
+    Raises:
+        ConfigurationError: if the policy has a memory.
     """
 
     acting_weights: dict[str, torch.Tensor] | None = None
@@ -117,6 +121,11 @@ class AsynchronousCollector:
         settings: CollectorSettings,
         precision: Precision,
     ) -> None:
+        if keys := memory_keys(policy):
+            raise ConfigurationError(
+                f"collection={form}: the policy remembers {keys[0]!r}; give collection=rounds, or "
+                "a policy without a memory"
+            )
         self._env, self._form = env, form
         self._settings, self._schedule = settings, settings.schedule
         self._acting = ActingPolicy(policy, precision)

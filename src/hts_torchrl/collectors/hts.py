@@ -22,6 +22,7 @@ from hts_torchrl.envs.layers import warn_of_statistics
 from hts_torchrl.envs.make_group import make_group, number_of_envs
 from hts_torchrl.errors import ConfigurationError, ProtocolError
 from hts_torchrl.policy.forward import as_policy
+from hts_torchrl.policy.memory import with_memory
 from hts_torchrl.settings import takes_settings
 from hts_torchrl.workers.actor import find_settings
 from hts_torchrl.workers.make_pool import make_pool
@@ -115,6 +116,7 @@ class HTSCollector(OnePolicyCollector):
         group.close()
         self._source = policy if policy is not None else policy_factory()  # type: ignore[misc]
         self.policy = as_policy(self._source, self.env_spec)
+        self.env_spec = with_memory(self.policy, group.spec)
         self._actor, self._outputs = find_settings(
             self.policy,
             self.env_spec,
@@ -123,7 +125,7 @@ class HTSCollector(OnePolicyCollector):
             precision=precision,
             all_outputs=all_outputs,
         )
-        self._progress = Progress.blank(self.config, self.env_spec.action, self._steps_per_seed)
+        self._progress = Progress.blank(self.config, self.env_spec, self._steps_per_seed)
         self._times = RunTimes(self.config)
 
     def start(self) -> None:
@@ -308,7 +310,7 @@ class HTSCollector(OnePolicyCollector):
         if self._runner is not None:
             raise ProtocolError("load_state_dict after the worker pool was started")
         self._progress = Progress.from_state(
-            state_dict, self.config, self.env_spec.action, self._steps_per_seed
+            state_dict, self.config, self.env_spec, self._steps_per_seed
         )
 
     def shutdown(

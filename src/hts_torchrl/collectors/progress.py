@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from hts_torchrl.config import ActionSpec, CollectorSettings
+from hts_torchrl.config import CollectorSettings, EnvSpec
 from hts_torchrl.errors import ConfigurationError, ProtocolError
 from hts_torchrl.shared.action_log import ActionLog
 
@@ -35,23 +35,23 @@ class Progress:
 
     @classmethod
     def blank(
-        cls, settings: CollectorSettings, action: ActionSpec, steps_per_seed: int | None
+        cls, settings: CollectorSettings, spec: EnvSpec, steps_per_seed: int | None
     ) -> Progress:
         """Return the beginning of a run.
 
         Args:
             settings: of the collector.
-            action: what the environments accept.
+            spec: of one environment.
             steps_per_seed: of :class:`SeededGroup`; None for a group without it.
         """
-        return cls({0: ActionLog.blank(action, settings.num_envs, steps_per_seed=steps_per_seed)})
+        return cls({0: ActionLog.blank(spec, settings.num_envs, steps_per_seed=steps_per_seed)})
 
     @classmethod
     def from_state(
         cls,
         state: Mapping[str, Any],
         settings: CollectorSettings,
-        action: ActionSpec,
+        spec: EnvSpec,
         steps_per_seed: int | None,
     ) -> Progress:
         """Return where a state was taken; one without games begins new ones.
@@ -59,20 +59,21 @@ class Progress:
         Args:
             state: what :meth:`state_at` returned, with ``policy_version``.
             settings: of the collector that goes on.
-            action: what the environments accept.
+            spec: of one environment.
             steps_per_seed: of :class:`SeededGroup`; None for a group without it.
 
         Raises:
-            ConfigurationError: if it is no collector's state, or of fewer environments.
+            ConfigurationError: if it is no collector's state, of fewer environments, or lacks what
+                the policy remembers.
         """
         if missing := {"policy_version", "frames"} - state.keys():
             raise ConfigurationError(f"the state lacks {min(missing)!r}: it is no collector's")
         round_index = int(state.get("round", 0))
         if "games" in state:
-            log = _restored(state["games"], settings, steps_per_seed, round_index)
+            log = _restored(state["games"], settings, spec, steps_per_seed, round_index)
         else:  # no environment was seeded more often than it has made steps
             log = ActionLog.blank(
-                action,
+                spec,
                 settings.num_envs,
                 steps_per_seed=steps_per_seed,
                 round_index=round_index,
@@ -117,6 +118,7 @@ class Progress:
 def _restored(
     games: Mapping[str, torch.Tensor],
     settings: CollectorSettings,
+    spec: EnvSpec,
     steps_per_seed: int | None,
     round_index: int,
 ) -> ActionLog:
@@ -131,6 +133,7 @@ def _restored(
     return ActionLog.from_arrays(
         arrays,
         slice(settings.first_env, end),
+        spec.memory,
         steps_per_seed=steps_per_seed,
         round_index=round_index,
     )

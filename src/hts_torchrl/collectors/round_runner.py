@@ -12,7 +12,7 @@ from torch import nn
 
 from hts_torchrl.collectors.progress import Progress
 from hts_torchrl.collectors.run_times import RunTimes
-from hts_torchrl.config import ArraySpec, CollectorSettings, EnvSpec, Key
+from hts_torchrl.config import IS_INIT, ArraySpec, CollectorSettings, EnvSpec, Key
 from hts_torchrl.errors import WorkerKilled
 from hts_torchrl.policy.shared_weights import PolicyWeights
 from hts_torchrl.schedule import NUM_STORAGES
@@ -93,6 +93,8 @@ class RoundRunner:
         )
         for key in ("done", "terminated", "truncated"):
             batch[key] = torch.zeros(*shape, 1, dtype=torch.bool)
+        if self._env_spec.memory.reads_is_init:  # as TorchRL's InitTracker: no step goes on anew
+            batch["next", IS_INIT] = torch.zeros(*shape, 1, dtype=torch.bool)
         return batch
 
     def next_batch(self, before_round: Callable[[], None] | None = None) -> TensorDictBase:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
+from tensordict import TensorDictBase
 from torchrl.data import (
     Binary,
     Bounded,
@@ -23,7 +24,7 @@ from torchrl.data import (
 )
 from torchrl.envs import EnvBase
 
-from hts_torchrl.config import ActionSpec, ArraySpec, EnvSpec
+from hts_torchrl.config import ActionSpec, ArraySpec, EnvSpec, Key, MemorySpec
 from hts_torchrl.envs.group import (
     Array,
     Observation,
@@ -131,19 +132,21 @@ def _env_spec(env: EnvBase) -> EnvSpec:
             "environments: the collector does the batching"
         )
     _require_one_game(env)
+    primers = [layer for layer in layers_of(env) if is_a(layer, "torchrl.TensorDictPrimer")]
+    filled = {key: value for primer in primers for key, value in primer_values(primer)}
     observations = {
         key: _array_spec(spec)
         for key, spec in env.observation_spec.items(include_nested=True, leaves_only=True)
-        if not isinstance(spec, Composite)
+        if not isinstance(spec, Composite) and key not in filled
     }
-    return EnvSpec(observations, _action_spec(env))
+    return EnvSpec(observations, _action_spec(env), MemorySpec(filled))
 
 
 def _require_one_game(env: EnvBase) -> None:
-    """Refuse several rewards or ends in a step, and what fills a policy's memory.
+    """Refuse several rewards or ends in a step.
 
     Raises:
-        ConfigurationError: naming the spec or the transform.
+        ConfigurationError: naming the spec.
     """
     rewards = env.full_reward_spec
     sizes = {str(key): list(rewards[key].shape) for key in env.reward_keys}
@@ -158,13 +161,34 @@ def _require_one_game(env: EnvBase) -> None:
         raise ConfigurationError(
             f"{several} end for several agents apart, but one 'done' of one element is needed"
         )
-    for layer in layers_of(env):
-        if is_a(layer, "torchrl.TensorDictPrimer"):
-            filled = [str(key) for key in layer.primers.keys()]  # noqa: SIM118 - a spec
-            raise ConfigurationError(
-                f"the transform {type(layer).__name__} fills {filled} for a policy with a memory, "
-                "which is not supported yet; CatFrames shows past observations to one without"
-            )
+
+
+def primer_values(primer: Any) -> Iterator[tuple[Key, Array]]:  # noqa: ANN401
+    """Yield key and value of what a ``TensorDictPrimer`` fills where an episode begins.
+
+    Raises:
+        ConfigurationError: if the values are drawn, or made by a function.
+    """
+    if primer.random:
+        raise ConfigurationError(
+            "a TensorDictPrimer with random=True draws what a trajectory begins with, and the "
+            "run's seed would not decide it: give it a default_value"
+        )
+    default: Any = primer.default_value
+    for key, spec in primer.primers.items(include_nested=True, leaves_only=True):
+        per_key = isinstance(default, dict | TensorDictBase)
+        yield key, _filled(key, spec, default[key] if per_key else default)
+
+
+def _filled(key: Key, spec: TensorSpec, value: Any) -> Array:  # noqa: ANN401
+    if callable(value):
+        raise ConfigurationError(
+            f"a TensorDictPrimer fills {key!r} by a function, which may return other values in "
+            "other workers: give it a number or a tensor as default_value"
+        )
+    dtype = torch.float32 if spec.dtype == torch.bfloat16 else spec.dtype  # numpy has none
+    array: Array = torch.as_tensor(value, dtype=dtype).expand(spec.shape).contiguous().numpy()
+    return array
 
 
 def _array_spec(spec: TensorSpec) -> ArraySpec:

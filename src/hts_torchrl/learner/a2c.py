@@ -64,12 +64,12 @@ class A2C(Learner):
         Raises:
             ConfigurationError: if the environments cannot be divided so.
         """
-        num_envs, steps = part.round.shape
+        num_envs = part.round.shape[0]
         if num_envs % part.count:
             raise ConfigurationError(
                 f"accumulate_grad_batches={part.count} does not divide the {num_envs} environments"
             )
-        chunk = num_envs // part.count * steps
+        chunk = self.num_samples(part.round) // part.count
         return slice(part.index * chunk, (part.index + 1) * chunk)
 
     def loss(self, samples: TensorDictBase) -> Tensor:

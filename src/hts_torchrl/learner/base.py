@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hts_torchrl.compat.lightning import is_accumulating
+from hts_torchrl.config import IS_INIT
 from hts_torchrl.errors import ConfigurationError, require
 from hts_torchrl.learner.modes import evaluating
 from hts_torchrl.learner.policy_module import NO_VALUE
@@ -56,7 +57,8 @@ class Learner(RoundModule):
 
     Args:
         policy: an actor-critic; None builds ``network`` for the data module's environment.
-        network: ``nature``, ``nips``, ``impala``, ``seed``, ``mlp`` or ``module.Class`` of a trunk.
+        network: ``nature``, ``nips``, ``impala``, ``seed``, ``mlp`` or ``module.Class`` of a trunk;
+            ``+lstm`` or ``+gru`` after it adds a memory, as ``lstm`` and ``gru`` alone do.
         squash: pass continuous actions through tanh into their bounds.
         optimizer: ``rmsprop`` (smoothing 0.99) or ``adam``.
         learning_rate: at the start.
@@ -225,13 +227,16 @@ class Learner(RoundModule):
     def samples_of(self, batch: TensorDictBase, **more: Tensor) -> TensorDictBase:
         """Return the steps of a round side by side, environment after environment.
 
+        Those of a policy with a memory stay sequences, with ``is_init`` beside them: the memory is
+        computed again from that of each environment's first step.
+
         Args:
             batch: the round ``[N, T]``.
             more: entries of your own, ``[N, T, ...]`` each.
 
         Returns:
-            TensorDict ``[N * T]`` of the observations by their keys, ``action``,
-            ``behaviour_log_prob`` and your entries.
+            TensorDict ``[N * T]``, or ``[N, T]`` of sequences: the observations by their keys,
+            ``action``, ``behaviour_log_prob`` and your entries.
         """
         entries: dict[Any, Tensor] = {
             **self.observations(batch),
@@ -239,7 +244,15 @@ class Learner(RoundModule):
             "behaviour_log_prob": batch[self.log_prob_key],
             **more,
         }
+        if self.remembers:
+            begins = batch["next", "done"].roll(1, 1)
+            begins[:, 0] = False  # the memory of the first step is stored, whether it begins or not
+            return TensorDict({IS_INIT: begins, **entries}, batch.shape)
         return TensorDict(entries, batch.shape).reshape(-1)
+
+    def num_samples(self, batch: TensorDictBase) -> int:
+        """Return the length of what :meth:`samples_of` returns of a round ``[N, T]``."""
+        return batch.shape[0] if self.remembers else batch.numel()
 
     def values_where(self, after: TensorDictBase, chosen: Tensor) -> Tensor:
         """Return values of observations that no actor saw, as an actor would have found them.

@@ -73,8 +73,8 @@ class Impala(Learner):
             next_value[unseen] = final_value
             targets = self.vtrace(batch, log_prob=log_prob, value=value, next_value=next_value)
             losses = {
-                "policy": policy_gradient_loss(log_prob, targets.advantage.flatten()),
-                "value": value_loss(value, targets.returns.flatten()),
+                "policy": policy_gradient_loss(log_prob, targets.advantage.view_as(log_prob)),
+                "value": value_loss(value, targets.returns.view_as(value)),
                 "entropy": mean_entropy(policy),
             }
             self.log_losses(losses)

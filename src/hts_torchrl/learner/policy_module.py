@@ -14,13 +14,15 @@ from tensordict import TensorDictBase
 from torch import Tensor, nn
 from torch import distributions as d
 
-from hts_torchrl.config import EnvSpec, Key
+from hts_torchrl.config import IS_INIT, EnvSpec, Key
 from hts_torchrl.errors import ConfigurationError, ProtocolError
 from hts_torchrl.learner.modes import evaluating
 from hts_torchrl.models import make_actor_critic
 from hts_torchrl.policy.forward import evaluate
 from hts_torchrl.policy.inference import one_thread
+from hts_torchrl.policy.memory import memory_keys
 from hts_torchrl.policy.sampling import mode
+from hts_torchrl.policy.sequence import evaluate_sequences
 from hts_torchrl.policy.spec_json import spec_as_json
 from hts_torchrl.training.evaluation import EpisodeScores, Evaluation
 from hts_torchrl.training.run_settings import class_name
@@ -37,7 +39,8 @@ class PolicyModule(LightningModule):
 
     Args:
         policy: an actor-critic; None builds ``network`` for the data module's environment.
-        network: ``nature``, ``nips``, ``impala``, ``seed``, ``mlp`` or ``module.Class`` of a trunk.
+        network: ``nature``, ``nips``, ``impala``, ``seed``, ``mlp`` or ``module.Class`` of a trunk;
+            ``+lstm`` or ``+gru`` after it adds a memory, as ``lstm`` and ``gru`` alone do.
         squash: pass continuous actions through tanh into their bounds.
     """
 
@@ -79,8 +82,13 @@ class PolicyModule(LightningModule):
 
     @property
     def observation_keys(self) -> list[Key]:
-        """What the policy reads."""
+        """What the policy reads: observations, and what it remembers."""
         return list(self.actor_critic.in_keys)  # type: ignore[arg-type]
+
+    @property
+    def remembers(self) -> bool:
+        """Whether the policy has a memory, and so learns from sequences."""
+        return bool(memory_keys(self.actor_critic))
 
     def observations(self, source: TensorDictBase) -> dict[Key, Tensor]:
         """Return of a TensorDict what the policy reads, by key."""
@@ -90,15 +98,21 @@ class PolicyModule(LightningModule):
         """Run actor and critic once, with gradient; nothing is sampled.
 
         Args:
-            samples: TensorDict ``[B]`` with all keys that the policy reads.
+            samples: TensorDict ``[B]`` with all keys that the policy reads; sequences ``[N, T]`` of
+                a policy with a memory, with ``is_init`` ``[N, T, 1]``.
 
         Returns:
-            B distributions of actions, and the values of the observations, float32 ``[B]``.
+            Distributions of actions, and the values of the observations, float32: ``[B]``, or
+            ``[N, T]``.
 
         Raises:
             ConfigurationError: if the policy has no critic.
         """
-        result = evaluate(self.actor_critic, self.observations(samples), samples.shape[0])
+        inputs = self.observations(samples)
+        if samples.ndim == 2:
+            result = evaluate_sequences(self.actor_critic, inputs, samples[IS_INIT])
+        else:
+            result = evaluate(self.actor_critic, inputs, samples.shape[0])
         if result.value is None:
             raise ConfigurationError(NO_VALUE)
         return result.distribution, result.value.float().squeeze(-1)

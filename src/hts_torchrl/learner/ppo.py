@@ -91,7 +91,8 @@ class PPO(Learner):
             rows = self.minibatch_of(part)
             # index_select copies whole rows; indexing copies pixel by pixel, 8 times slower.
             samples = self.samples.apply(
-                lambda entry: entry.index_select(0, rows), batch_size=[len(rows)]
+                lambda entry: entry.index_select(0, rows),
+                batch_size=[len(rows), *self.samples.shape[1:]],
             )
             if part.is_first and self.displaces:
                 self.delayed.load_behaviour()
@@ -111,20 +112,23 @@ class PPO(Learner):
     def minibatch_of(self, part: RoundSlice) -> Tensor:
         """Return which of the round's samples a part has, int64 ``[B]``: a new order each epoch.
 
+        Of a policy with a memory these are environments, each with its whole sequence.
+
         Raises:
             ConfigurationError: if the samples cannot be divided so.
         """
-        frames = part.round.numel()
-        if frames % self.minibatches:
+        count = self.num_samples(part.round)
+        if count % self.minibatches:
+            what = "environments, whose sequences stay whole" if self.remembers else "frames"
             raise ConfigurationError(
-                f"minibatches={self.minibatches} does not divide the {frames} frames of a round"
+                f"minibatches={self.minibatches} does not divide the {count} {what} of a round"
             )
         epoch, minibatch = divmod(part.index, self.minibatches)
         if minibatch == 0:
             entropy = (self.seed % 2**64, self.updates, epoch)  # the same on all ranks
             seed = int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0]) >> 1
             generator = torch.Generator().manual_seed(seed)
-            order = torch.randperm(frames, generator=generator).to(self.device)
+            order = torch.randperm(count, generator=generator).to(self.device)
             self._minibatches = order.chunk(self.minibatches)
         return self._minibatches[minibatch]
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from hts_torchrl.errors import ConfigurationError
-from hts_torchrl.models.actor_critic import BUILT_IN_TRUNKS
+from hts_torchrl.models.actor_critic import is_built_in
 from hts_torchrl.policy.spec_json import spec_from_json
 from hts_torchrl.training.run_settings import class_name, known_arguments
 
@@ -47,7 +47,7 @@ def restored(
     known, _ = known_arguments(make, saved.get("init_args", {}), "model", besides=("policy",))
     settings: dict[str, Any] = {**known, **given}
     named = saved.get("policy") or settings.get("network", "mlp")
-    own = saved.get("policy") is None and (named in BUILT_IN_TRUNKS or "network" in given)
+    own = saved.get("policy") is None and (is_built_in(named) or "network" in given)
     if not own and settings.get("policy") is None:
         raise ConfigurationError(
             f"{path}: its policy ({named}) is none of this package: give the module to load into, "

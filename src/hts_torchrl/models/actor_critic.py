@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import torch
 from tensordict import TensorDictBase
-from tensordict.nn import TensorDictModule
+from tensordict.nn import TensorDictModule, TensorDictModuleBase, TensorDictSequential
 from torch import Tensor, nn
 from torch import distributions as d
 from torch.nn import functional
@@ -28,6 +28,7 @@ from hts_torchrl.models.impala import ImpalaResNet, SeedResNet
 from hts_torchrl.models.initialization import orthogonal
 from hts_torchrl.models.mlp import MLP
 from hts_torchrl.models.nature import NatureCNN, NipsCNN, PixelTrunk
+from hts_torchrl.models.recurrent import CELLS, FEATURES, Cell, make_memory
 
 _NARROWEST = 4
 
@@ -102,6 +103,7 @@ class ActorCritic(ActorValueOperator):
         squash: whether continuous actions pass through tanh into their bounds.
         several_players: whether the trunk gives features ``[B, k, width]`` of k players, who choose
             by the same policy; the value is then the mean of theirs.
+        memory: ``lstm`` or ``gru`` behind the trunk, which policy and value read; None has none.
     """
 
     def __init__(
@@ -113,6 +115,7 @@ class ActorCritic(ActorValueOperator):
         observation: Key = "observation",
         squash: bool = False,
         several_players: bool = False,
+        memory: Cell | None = None,
     ) -> None:
         width = int(trunk.out_features)  # type: ignore[arg-type]
         action, parameters = spec.action, parameter_keys(spec.action)
@@ -128,13 +131,19 @@ class ActorCritic(ActorValueOperator):
         if critic_trunk is not None:
             critic = nn.Sequential(critic_trunk, critic)
         critic_input: Key = observation if critic_trunk is not None else "hidden"
+        common: TensorDictModuleBase = TensorDictModule(
+            trunk, in_keys=[observation], out_keys=["hidden" if memory is None else FEATURES]
+        )
+        if memory is not None:
+            common = TensorDictSequential(common, make_memory(memory, width))
         super().__init__(
-            TensorDictModule(trunk, in_keys=[observation], out_keys=["hidden"]),
+            common,
             # The class by which TorchRL recognises a policy operator that its losses can use.
             SafeProbabilisticTensorDictSequential(policy, head),
             ValueOperator(critic, in_keys=[critic_input]),
         )
         self.observation = observation
+        self.memory = memory
         self._separate = critic_trunk is not None
         self._distribution: Callable[..., d.Distribution] = head.distribution_class
         self._distribution_kwargs = dict(head.distribution_kwargs)
@@ -146,7 +155,10 @@ class ActorCritic(ActorValueOperator):
         return parameters, value
 
     def fused(self, observations: Mapping[Key, Tensor]) -> tuple[Tensor, dict[str, Tensor], Tensor]:
-        """Return what :meth:`heads` does, and before it the trunk's features: ``hidden``."""
+        """Return what :meth:`heads` does, and before it the trunk's features: ``hidden``.
+
+        For a network without memory.
+        """
         common, policy, value = self.module
         observation = observations[self.observation]
         features = common.module(observation)
@@ -191,6 +203,21 @@ BUILT_IN_TRUNKS: dict[str, Callable[[tuple[int, ...]], nn.Module]] = {
 }
 
 
+def is_built_in(network: str) -> bool:
+    """Return whether a network is one of this package, by its name: nothing is imported for it."""
+    trunk, cell = _parts(network)
+    return trunk in BUILT_IN_TRUNKS or (trunk == "" and cell is not None)
+
+
+def _parts(network: str) -> tuple[str, Cell | None]:
+    """Return the name of the trunk, "" for the usual one, and the memory behind it, if any."""
+    trunk, _, last = network.rpartition("+")
+    for cell in CELLS:
+        if last == cell:
+            return trunk, cell
+    return network, None
+
+
 def make_actor_critic(network: str, spec: EnvSpec, *, squash: bool = False) -> ActorCritic:
     """Build an actor-critic by the name of its trunk.
 
@@ -201,13 +228,15 @@ def make_actor_critic(network: str, spec: EnvSpec, *, squash: bool = False) -> A
     Args:
         network: ``nature`` (which is the paper's for football too), ``nips``, ``impala``, ``seed``,
             ``mlp``, or ``module.Class`` of a trunk of yours, called with the observation's shape.
+            ``+lstm`` or ``+gru`` after it adds a memory, as in ``nature+lstm``; ``lstm`` and
+            ``gru`` alone stand behind ``nature`` for pictures, and behind ``mlp`` for the rest.
         spec: observations and actions of the environment.
         squash: whether continuous actions pass through tanh into their bounds.
 
     Raises:
         ConfigurationError: if there is no such trunk, or it cannot read the observation.
     """
-    if network in BUILT_IN_TRUNKS:
+    if is_built_in(network):
         # On a device where nothing is allocated, nor drawn; what there is to warn of comes later.
         with torch.device("meta"), warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -233,14 +262,22 @@ def _make_actor_critic(network: str, spec: EnvSpec, *, squash: bool) -> ActorCri
             "built-in network reads one: give a policy of your own"
         )
     ((key, array),) = spec.observations.items()
-    make_trunk = _trunk(network)
+    name, memory = _parts(network)
+    if memory is not None and not name:
+        name = "nature" if _is_picture(array) else "mlp"
+    make_trunk = _trunk(name)
     several = _has_players(array, spec.action)
+    if several and memory is not None:
+        raise ConfigurationError(
+            f"the network {network!r} remembers what one player observes, but {array.shape[0]} "
+            "players act here: leave the memory out"
+        )
     shape = array.shape[1:] if several else array.shape
     try:
         trunk = make_trunk(shape)
         # Two small trunks, as in Stable-Baselines3: the errors of a value in the hundreds would
         # drown the policy's gradient in a common one.
-        critic_trunk = make_trunk(shape) if make_trunk is MLP else None
+        critic_trunk = make_trunk(shape) if make_trunk is MLP and memory is None else None
         with torch.no_grad():
             trunk(torch.zeros(1, *array.shape))
     except (RuntimeError, IndexError, ValueError, TypeError) as error:
@@ -257,7 +294,12 @@ def _make_actor_critic(network: str, spec: EnvSpec, *, squash: bool) -> ActorCri
         observation=key,
         squash=squash,
         several_players=several,
+        memory=memory,
     )
+
+
+def _is_picture(observation: ArraySpec) -> bool:
+    return len(observation.shape) == 3 and observation.dtype == np.uint8
 
 
 def _mind_type(network: str, trunk: nn.Module, observation: ArraySpec) -> None:
@@ -293,6 +335,6 @@ def _trunk(network: str) -> Callable[[tuple[int, ...]], nn.Module]:
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigurationError(
             f"no network {network!r}; {', '.join(BUILT_IN_TRUNKS)} or module.Class of a trunk is "
-            "needed"
+            "needed, with +lstm or +gru for a memory"
         ) from error
     return trunk

@@ -36,7 +36,7 @@ class Examined(NamedTuple):
     outputs: dict[Key, ArraySpec]
     """What actors answer, without the row dimension."""
     extras: tuple[Key, ...]
-    """Those of them that are neither action, log-probability nor value."""
+    """Those of them that are neither action, log-probability, value nor memory."""
     batch_size: int
     """Rows of a pass in which each answer depends on its own row alone."""
 
@@ -98,6 +98,7 @@ def find_outputs(inference: PolicyInference) -> dict[Key, ArraySpec]:
 def _extras(inference: PolicyInference, written: TensorDictBase | dict[Key, Tensor]) -> list[Key]:
     """Return the keys of what the policy writes in addition to action, log-probability, value."""
     known = {inference.action.key, inference.log_prob_key, "state_value", *inference.inputs}
+    known |= set(inference.carried)
     found: list[Key] = []
     out_keys: Sequence[Key] = inference.policy.out_keys  # type: ignore[assignment]
     for key in map(unravel_key, out_keys):
@@ -146,7 +147,8 @@ def _refuse_chance(inference: PolicyInference, drawn: Sequence[str], first: Poli
         raise ConfigurationError(
             "in eval mode the policy answers the same observation differently when asked again"
             f" (look at {described(policy, modules or [''])}): an action would depend on "
-            f"which actor chose it; {_CHANCE}, and memory must be in the observation"
+            f"which actor chose it; {_CHANCE}, and what the policy remembers must be written "
+            "under 'next'"
         )
 
 

@@ -24,7 +24,7 @@ from torch.nn.parameter import is_lazy
 from hts_torchrl.config import EnvSpec
 from hts_torchrl.durable_file import replacing
 from hts_torchrl.errors import ConfigurationError
-from hts_torchrl.models.actor_critic import BUILT_IN_TRUNKS, make_actor_critic
+from hts_torchrl.models.actor_critic import is_built_in, make_actor_critic
 from hts_torchrl.policy.spec_json import spec_as_json, spec_from_json
 
 
@@ -124,7 +124,7 @@ def _build(path: Path, described: dict[str, Any], tensors: dict[str, Tensor]) ->
         network, spec = (_from_json(described[name]) for name in ("network", "spec"))
         name = None if network is None else network["name"]
         squash = network is not None and network["squash"]
-        if name in BUILT_IN_TRUNKS and isinstance(squash, bool):
+        if name is not None and is_built_in(name) and isinstance(squash, bool):
             make = partial(make_actor_critic, name, spec_from_json(spec), squash=squash)
             # Whatever sizes are described, on this device nothing is allocated.
             with torch.device("meta"), warnings.catch_warnings():

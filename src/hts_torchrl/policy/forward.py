@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import torch
 from tensordict import TensorDict, TensorDictBase, unravel_key
 from tensordict.nn import (
     ProbabilisticTensorDictModule,
@@ -15,9 +16,8 @@ from tensordict.nn import (
 )
 from torch import Tensor, nn
 from torch import distributions as d
-from torchrl.modules import GRUModule, LSTMModule
 
-from hts_torchrl.config import EnvSpec, Key
+from hts_torchrl.config import IS_INIT, EnvSpec, Key
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.models.actor_critic import ActorCritic
 from hts_torchrl.models.distributions import action_head, parameter_keys
@@ -35,7 +35,9 @@ class PolicyOutput:
     """The parameters of the distribution, and whatever else the modules wrote."""
 
 
-def evaluate(policy: nn.Module, observations: dict[Key, Tensor], batch_size: int) -> PolicyOutput:
+def evaluate(
+    policy: nn.Module, inputs: dict[Key, Tensor], batch_size: int | torch.Size
+) -> PolicyOutput:
     """Run actor and critic once, the common trunk once.
 
     TorchRL's own ``forward`` of a policy would sample, and its losses run actor and critic apart;
@@ -43,17 +45,17 @@ def evaluate(policy: nn.Module, observations: dict[Key, Tensor], batch_size: int
 
     Args:
         policy: an actor-critic, or any TensorDict policy with one probabilistic module.
-        observations: by key, ``[B, ...]`` each.
-        batch_size: B.
+        inputs: observations and memory by key, ``[B, ...]`` each.
+        batch_size: B; or N and T for sequences, to a policy that reads them.
     """
-    if isinstance(policy, ActorCritic):
-        features, parameters, value = policy.fused(observations)
+    if isinstance(policy, ActorCritic) and policy.memory is None:
+        features, parameters, value = policy.fused(inputs)
         written: dict[Key, Tensor] = {"hidden": features}
         written.update(parameters)
         return PolicyOutput(policy.distribution(parameters), value, written)
-    tensordict = TensorDict(observations, [batch_size])
+    tensordict = TensorDict(inputs, [batch_size] if isinstance(batch_size, int) else batch_size)
     distribution = None
-    for module in _steps(policy):
+    for module in modules_of(policy):
         if isinstance(module, ProbabilisticTensorDictModule):
             distribution = module.get_dist(tensordict)
         else:
@@ -69,7 +71,7 @@ def probabilistic_module(policy: nn.Module) -> ProbabilisticTensorDictModule:
     Raises:
         ConfigurationError: if it has none, or more than one.
     """
-    found = [step for step in _steps(policy) if isinstance(step, ProbabilisticTensorDictModule)]
+    found = [step for step in modules_of(policy) if isinstance(step, ProbabilisticTensorDictModule)]
     if len(found) != 1:
         raise ConfigurationError(
             f"the policy has {len(found)} probabilistic modules; exactly one, such as torchrl's "
@@ -78,10 +80,11 @@ def probabilistic_module(policy: nn.Module) -> ProbabilisticTensorDictModule:
     return found[0]
 
 
-def _steps(policy: nn.Module) -> Iterator[nn.Module]:
+def modules_of(policy: nn.Module) -> Iterator[nn.Module]:
+    """Yield the modules of a policy in the order in which they run, also those of sequences."""
     if isinstance(policy, TensorDictSequential | ProbabilisticTensorDictSequential):
         for module in policy.module:
-            yield from _steps(module)
+            yield from modules_of(module)
     else:
         yield policy
 
@@ -97,10 +100,10 @@ def as_policy(policy: nn.Module, spec: EnvSpec) -> TensorDictModuleBase:
         spec: observations and actions of the environment.
 
     Raises:
-        ConfigurationError: if it is not obvious, or if the policy has a memory of earlier steps.
+        ConfigurationError: if it is not obvious, or if the policy reads what nobody provides.
     """
     if isinstance(policy, TensorDictModuleBase):
-        _require_no_memory(policy, spec)
+        _require_readable(policy, spec)
         return policy
     if len(spec.observations) != 1:
         raise ConfigurationError(
@@ -114,43 +117,42 @@ def as_policy(policy: nn.Module, spec: EnvSpec) -> TensorDictModuleBase:
     )
 
 
-def _require_no_memory(policy: TensorDictModuleBase, spec: EnvSpec) -> None:
-    """Refuse what an answer to this observation alone would leave out, without a word.
+def _require_readable(policy: TensorDictModuleBase, spec: EnvSpec) -> None:
+    """Refuse what reads an entry that nobody provides, or writes one that nobody can use.
 
     Raises:
         ConfigurationError: naming the module, and the key if it has one.
     """
-    for name, module in policy.named_modules():
-        if isinstance(module, LSTMModule | GRUModule):
-            raise ConfigurationError(f"the policy has a {_named(module, name)}: {_NO_MEMORY}")
     names = {module: name for name, module in policy.named_modules()}
-    known = {path_of(key) for key in spec.observations}
-    for module in _steps(policy):
+    steps = list(modules_of(policy))
+    ahead = {path_of(key) for step in steps for key in getattr(step, "out_keys", ())}
+    known = {path_of(key) for key in spec.observations} | {(IS_INIT,)}
+    remembered = {key[1:] for key in ahead if key[0] == "next"}
+    read: set[tuple[str, ...]] = set()
+    for module in steps:
         named = _named(module, names.get(module, ""))
         for key in map(path_of, getattr(module, "in_keys", ())):
+            read.add(key)
+            if key in remembered:
+                continue
             if not any(key == other[: len(key)] or other == key[: len(other)] for other in known):
                 raise ConfigurationError(
                     f"the policy's {named} reads {_key(key)}, which is none of the observations "
-                    f"{sorted(map(str, spec.observations))} and written by no earlier module: "
-                    f"{_NO_MEMORY}"
+                    f"{sorted(map(str, spec.observations))}, and which no earlier module writes; "
+                    f"a memory is written as {('next', *key)}"
                 )
         written = {path_of(key) for key in getattr(module, "out_keys", ())}
-        if ahead := sorted(key for key in written if key[0] == "next"):
-            raise ConfigurationError(
-                f"the policy's {named} writes {_key(ahead[0])} for the next step: {_NO_MEMORY}"
-            )
         if path_of(spec.action.key) in known & written:
             raise ConfigurationError(
                 f"the policy's {named} changes an action that was drawn, whose log-probability "
                 "would be another's: exploration belongs into the distribution"
             )
         known |= written
-
-
-_NO_MEMORY = (
-    "policies with a memory are not supported yet; gymnasium's FrameStackObservation and torchrl's "
-    "CatFrames show earlier observations to a policy without one"
-)
+    if unread := sorted(remembered - read):
+        raise ConfigurationError(
+            f"the policy writes {('next', *unread[0])} for the next step, but no module reads "
+            f"{_key(unread[0])}"
+        )
 
 
 def _named(module: nn.Module, name: str) -> str:

@@ -11,7 +11,13 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
-from hts_torchrl.config import Array, EnvSpec, Key, Precision
+from hts_torchrl.config import (
+    Array,
+    EnvSpec,
+    Key,
+    Precision,
+    next_key,
+)
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.policy.forward import PolicyOutput, evaluate, probabilistic_module
 from hts_torchrl.policy.sampling import RowDistribution, mode, sample
@@ -28,11 +34,12 @@ class PolicyInference:
 
     Args:
         policy: moved to ``device`` and put in eval mode.
-        spec: observations and actions of the environment.
+        spec: observations and actions of the environment, and what the policy remembers of it.
         batch_size: rows of every pass.
         device: where it computes.
         precision: in Lightning's words.
-        extras: what to answer in addition to action, log-probability and value, by TensorDict key.
+        extras: what to answer in addition to action, log-probability, value and memory, by
+            TensorDict key.
 
     Example:
         >>> from hts_torchrl import ActionSpec, ArraySpec, EnvSpec, make_actor_critic
@@ -64,8 +71,10 @@ class PolicyInference:
             _cast_weights(self.policy)
         self.inputs: dict[Key, Tensor] = {
             key: torch.zeros(batch_size, *array.shape, dtype=_torch_dtype(array.dtype))
-            for key, array in spec.observations.items()
+            for key, array in spec.inputs.items()
         }
+        self.carried = [next_key(key) for key in spec.memory.initial]
+        """Keys of the memory that the policy writes."""
         self.draws = torch.full((batch_size, spec.action.num_draws), 0.5, dtype=torch.float64)
         module = probabilistic_module(policy)
         written = " and ".join(map(repr, module.dist_sample_keys))
@@ -79,22 +88,22 @@ class PolicyInference:
         self.extras = list(extras)
 
     def answer(
-        self, observations: Mapping[Key, Array], draws: Array, *, greedy: bool = False
+        self, inputs: Mapping[Key, Array], draws: Array, *, greedy: bool = False
     ) -> dict[Key, Array]:
         """Answer any number of rows, ``batch_size`` of them a pass.
 
         Args:
-            observations: arrays ``[R, ...]``.
+            inputs: observations and memory, ``[R, ...]`` each.
             draws: float64 ``[R, K]``, as :func:`sample` takes them.
             greedy: the likeliest action instead of a drawn one.
 
         Returns:
-            Action, float32 log-probability ``[R]``, value ``[R, 1]`` if the policy has one, and the
-            extras.
+            Action, float32 log-probability ``[R]``, value ``[R, 1]`` if the policy has one, what
+            it writes under ``next``, and the extras.
         """
         rows = len(draws)
         parts = [
-            self._answer(observations, draws, slice(first, first + self.batch_size), greedy)
+            self._answer(inputs, draws, slice(first, first + self.batch_size), greedy)
             for first in range(0, rows, self.batch_size)
         ]
         if len(parts) == 1:
@@ -102,11 +111,11 @@ class PolicyInference:
         return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
 
     def _answer(
-        self, observations: Mapping[Key, Array], draws: Array, rows: slice, greedy: bool
+        self, inputs: Mapping[Key, Array], draws: Array, rows: slice, greedy: bool
     ) -> dict[Key, Array]:
         taken = len(draws[rows])
         for key, batch in self.inputs.items():
-            batch.numpy()[:taken] = observations[key][rows]
+            batch.numpy()[:taken] = inputs[key][rows]
         self.draws.numpy()[:taken] = draws[rows]
         # Copies, because a policy may answer with a view of its input, which the next pass fills.
         answers, _ = self.run_batch(greedy)
@@ -127,7 +136,7 @@ class PolicyInference:
             answers: dict[Key, Tensor] = {self.action.key: action, self.log_prob_key: log_prob}
             if result.value is not None:
                 answers["state_value"] = result.value.float()
-            for key in self.extras:
+            for key in (*self.carried, *self.extras):
                 answers[key] = result.written[key]
             for key, answer in answers.items():
                 if answer.dtype is torch.bfloat16:  # which numpy does not have

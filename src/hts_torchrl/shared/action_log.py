@@ -6,14 +6,15 @@ import math
 import mmap
 import zlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import numpy as np
 
-from hts_torchrl.config import ActionSpec, EnvSpec, Key
-from hts_torchrl.shared.arrays import Array
-from hts_torchrl.shared.rollout import next_key
+from hts_torchrl.config import EnvSpec, Key, MemorySpec, next_key
+from hts_torchrl.errors import ConfigurationError
+from hts_torchrl.shared.arrays import Array, array_name
+from hts_torchrl.shared.memory import Memory
 
 
 class Rows:
@@ -90,6 +91,8 @@ class Segment:
     """``[S, ...]``, in the smallest type that holds them."""
     checks: Array
     """int64 ``[K, 2]``: steps so far, and the checksum over them, at the end of each round."""
+    memory: dict[Key, Array] = field(default_factory=dict)
+    """What the policy remembers of the environment, by key, without its dimension."""
 
 
 def checksum(before: int, arrays: Iterable[Array]) -> int:
@@ -130,11 +133,13 @@ class ActionLog:
     """``[., N, ...]``."""
     _checks: Rows
     """int64 ``[., 1 + N]``: the steps of each round, and the checksums at its end."""
+    _memory: Memory
+    """What the policy remembers of each environment, ``[N, ...]``: no pass is repeated for it."""
 
     @classmethod
     def blank(
         cls,
-        action: ActionSpec,
+        spec: EnvSpec,
         num_envs: int,
         *,
         steps_per_seed: int | None,
@@ -144,18 +149,22 @@ class ActionLog:
         """Return one in which each environment is about to get its ``first``-th seed.
 
         Args:
-            action: its shape and type.
+            spec: of one environment, with what the policy remembers of it.
             num_envs: N.
             steps_per_seed: after which the end of a game brings another seed; None is never.
             round_index: that begins.
             first: number of the seed.
         """
+        action = spec.action
         dtype = np.min_scalar_type(max(action.sizes) - 1) if action.sizes else action.array.dtype
         numbers = np.full(num_envs, first, np.int64)
         none = np.zeros(num_envs, np.int64)
         actions = Rows(np.empty((0, num_envs, *action.array.shape), dtype))
         checks = Rows(np.empty((0, 1 + num_envs), np.int64))
-        return cls(round_index, steps_per_seed, numbers, numbers, none, none, actions, checks)
+        return cls(
+            round_index, steps_per_seed, numbers, numbers, none, none, actions, checks,
+            Memory.blank(spec.memory, num_envs),
+        )  # fmt: skip
 
     def after(self, spec: EnvSpec, arrays: Mapping[Key, Array]) -> Self:
         """Return the action log after its round, which ``arrays`` ``[N, T, ...]`` hold.
@@ -200,6 +209,7 @@ class ActionLog:
                 keep=int(self._num_checks.max()),
                 reserve=reserve // steps,
             ),
+            _memory=self._memory.after(arrays),
         )
 
     def _game_ends(self, arrays: Mapping[Key, Array]) -> Iterable[tuple[int, int]]:
@@ -220,6 +230,7 @@ class ActionLog:
             int(self._trajectories[env]),
             self._actions.last(length)[:, env].copy(),
             np.stack([length - later, rounds[:, 1 + env]], axis=1),
+            {key: array[env].copy() for key, array in self._memory.arrays.items()},
         )
 
     def arrays(self) -> dict[str, Array]:
@@ -232,6 +243,7 @@ class ActionLog:
             "num_checks": self._num_checks.copy(),
             "actions": np.concatenate([segment.actions for segment in segments]),
             "checks": np.concatenate([segment.checks for segment in segments]),
+            **{_named(key): array.copy() for key, array in self._memory.arrays.items()},
         }
 
     @classmethod
@@ -239,11 +251,16 @@ class ActionLog:
         cls,
         arrays: Mapping[str, Array],
         envs: slice,
+        memory: MemorySpec,
         *,
         steps_per_seed: int | None,
         round_index: int,
     ) -> Self:
-        """Return the action log of the environments ``envs``, from what :meth:`arrays` returned."""
+        """Return the action log of the environments ``envs``, from what :meth:`arrays` returned.
+
+        Raises:
+            ConfigurationError: if the arrays lack what the policy remembers.
+        """
         names = ("seeds", "trajectory", "num_actions", "num_checks")
         seeds, trajectories, lengths, num_checks = (arrays[name][envs] for name in names)
         played = np.split(arrays["actions"], np.cumsum(arrays["num_actions"])[:-1])[envs]
@@ -258,5 +275,23 @@ class ActionLog:
             checks[len(checks) - len(known) :, 1 + env] = known[:, 1]
         return cls(
             round_index, steps_per_seed, seeds, trajectories, lengths, num_checks, Rows(actions),
-            Rows(checks),
+            Rows(checks), _remembered(arrays, envs, memory),
         )  # fmt: skip
+
+
+def _named(key: Key) -> str:
+    return f"memory/{array_name(key)}"
+
+
+def _remembered(arrays: Mapping[str, Array], envs: slice, spec: MemorySpec) -> Memory:
+    kept = {}
+    for key, array in spec.arrays.items():
+        rows = arrays.get(_named(key))
+        if rows is None or rows.shape[1:] != array.shape:
+            found = "nothing" if rows is None else f"an array of shape {rows.shape[1:]}"
+            raise ConfigurationError(
+                f"the policy remembers {key!r} of shape {array.shape}, but the state has {found}: "
+                "it is of another policy; resume_envs=false begins new games"
+            )
+        kept[key] = np.array(rows[envs], array.dtype)
+    return Memory(spec, kept)

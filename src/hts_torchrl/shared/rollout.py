@@ -7,7 +7,7 @@ from typing import Protocol
 
 import numpy as np
 
-from hts_torchrl.config import ArraySpec, EnvSpec, Key
+from hts_torchrl.config import ArraySpec, EnvSpec, Key, next_key
 from hts_torchrl.errors import ProtocolError
 from hts_torchrl.schedule import NUM_STORAGES
 from hts_torchrl.shared.arrays import Array, Layout, SharedArrays, array_name
@@ -30,11 +30,6 @@ _NUMBERS: dict[Key, str] = {
 }
 
 
-def next_key(key: Key) -> Key:
-    """Return the key of the following step's entry."""
-    return ("next", key) if isinstance(key, str) else ("next", *key)
-
-
 def storage_specs(spec: EnvSpec, outputs: Mapping[Key, ArraySpec]) -> dict[Key, ArraySpec]:
     """List every array of a storage by its TensorDict key, without ``[N, T]``.
 
@@ -47,6 +42,7 @@ def storage_specs(spec: EnvSpec, outputs: Mapping[Key, ArraySpec]) -> dict[Key, 
     specs: dict[Key, ArraySpec] = {}
     for key, array in spec.observations.items():
         specs[key] = specs[next_key(key)] = array
+    specs.update(spec.memory.arrays)
     specs.update(outputs)
     specs.update({key: ArraySpec((1,), np.dtype(dtype)) for key, dtype in _NUMBERS.items()})
     specs["collector", "traj_ids"] = ArraySpec((), np.dtype(np.int64))

@@ -1,4 +1,4 @@
-"""One slot for each environment: its latest observation and draws, and the policy's answer."""
+"""One slot for each environment: what the policy reads, and what it answers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hts_torchrl.shared.arrays import Array, Layout, SharedArrays, array_name
 
 
 class StateBuffer:
-    """One slot for each environment.
+    """One slot for each environment: its observation and draws, and the policy's memory of it.
 
     **Writer**: slot ``n`` belongs to the executor of environment ``n`` until it announces ``n`` on
     the :class:`ReadyQueue`, then to the actor that took ``n``, until that actor answers.
@@ -17,14 +17,16 @@ class StateBuffer:
     """
 
     def __init__(self, arrays: SharedArrays, spec: EnvSpec) -> None:
-        self.observations: dict[Key, Array] = {
-            key: arrays[f"state/{array_name(key)}"] for key in spec.observations
+        self.inputs: dict[Key, Array] = {
+            key: arrays[f"state/{array_name(key)}"] for key in spec.inputs
         }
+        self.observations = {key: self.inputs[key] for key in spec.observations}
+        self.memory = {key: self.inputs[key] for key in spec.memory.arrays}
         self.draws = arrays["state_draws"]
 
     @staticmethod
     def layout(spec: EnvSpec, num_envs: int) -> Layout:
-        """Shapes ``[N, ...]`` of the observations, and float64 draws ``[N, K]``.
+        """Shapes ``[N, ...]`` of what the policy reads, and float64 draws ``[N, K]``.
 
         Args:
             spec: of one environment.
@@ -32,7 +34,7 @@ class StateBuffer:
         """
         arrays: Layout = {
             f"state/{array_name(key)}": ((num_envs, *array.shape), array.dtype.str)
-            for key, array in spec.observations.items()
+            for key, array in spec.inputs.items()
         }
         arrays["state_draws"] = ((num_envs, spec.action.num_draws), "float64")
         return arrays

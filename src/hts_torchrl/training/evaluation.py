@@ -13,7 +13,9 @@ from hts_torchrl.config import Precision, default_batch_size
 from hts_torchrl.envs.group import Array, CreateEnv, EnvFactory, EnvGroup
 from hts_torchrl.envs.make_group import make_group
 from hts_torchrl.policy.inference import PolicyInference
+from hts_torchrl.policy.memory import with_memory
 from hts_torchrl.rng import draws_of, env_seed
+from hts_torchrl.shared.memory import Memory
 
 _CHUNK = 1024
 
@@ -64,9 +66,11 @@ class Evaluation:
     def _steps(self, group: EnvGroup, policy: nn.Module) -> Iterator[tuple[Array, Array]]:
         """Yield score and end of game of every step, without end."""
         envs = range(group.num_envs)
+        spec = with_memory(policy, group.spec)
+        memory = Memory.blank(spec.memory, group.num_envs)
         inference = PolicyInference(
             copy.deepcopy(policy),
-            group.spec,
+            spec,
             batch_size=default_batch_size(group.num_envs),
             device=self.device,
             precision=self.precision,
@@ -81,8 +85,10 @@ class Evaluation:
                 [draw(seed, env, first, _CHUNK, action.num_draws) for env, seed in enumerate(seeds)]
             )
             for step in range(_CHUNK):
-                answers = inference.answer(observation, draws[:, step], greedy=self.greedy)
+                inputs = observation | memory.arrays
+                answers = inference.answer(inputs, draws[:, step], greedy=self.greedy)
                 transition = group.step(answers[action.key])
+                memory.carry(answers, transition.terminated | transition.truncated)
                 observation = transition.next_observation
                 yield transition.score, transition.episode_end
             first += _CHUNK

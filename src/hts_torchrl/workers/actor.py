@@ -31,7 +31,7 @@ class ActorSettings:
     device: str
     precision: Precision
     extras: tuple[Key, ...] = ()
-    """What is answered in addition to action, log-probability and value."""
+    """What is answered in addition to action, log-probability, value and memory."""
     matmul_precision: str = field(default_factory=torch.get_float32_matmul_precision)
     deterministic: bool = field(default_factory=torch.are_deterministic_algorithms_enabled)
     aggregate: bool = field(default_factory=partial(composite_lp_aggregate, nowarn=True))
@@ -58,7 +58,7 @@ def find_settings(
 
     Args:
         policy: which is not changed.
-        env_spec: what it observes, and how it acts.
+        env_spec: what it reads, and how it acts.
         batch_size: rows of a pass, if each row's answer depends on that row alone.
         device: where actors compute.
         precision: in which they compute.
@@ -98,8 +98,8 @@ class Actor:
         """Answer the environments ``envs`` (int32): state buffer to action buffer."""
         self._version = self._weights.load(self._inference.policy, self._version)
         state = self._shared.state
-        observations = {key: slots[envs] for key, slots in state.observations.items()}
-        self._shared.actions.put(envs, self._inference.answer(observations, state.draws[envs]))
+        inputs = {key: slots[envs] for key, slots in state.inputs.items()}
+        self._shared.actions.put(envs, self._inference.answer(inputs, state.draws[envs]))
 
 
 def make_actor(

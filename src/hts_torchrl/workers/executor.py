@@ -9,7 +9,7 @@ from multiprocessing.connection import Connection
 import cloudpickle
 import numpy as np
 
-from hts_torchrl.config import ArraySpec, Key
+from hts_torchrl.config import ArraySpec, Key, next_key
 from hts_torchrl.envs.group import Observation, SeededGroup, Transition, require_alike
 from hts_torchrl.envs.make_group import make_group
 from hts_torchrl.envs.observed import as_declared, observing
@@ -17,7 +17,7 @@ from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.rng import draws_of, env_seed
 from hts_torchrl.shared.action_log import Segment
 from hts_torchrl.shared.buffers import SharedBuffers
-from hts_torchrl.shared.rollout import next_key
+from hts_torchrl.shared.memory import Memory
 from hts_torchrl.shared.worker_status import BusyTimer
 from hts_torchrl.workers.replay import Replay
 
@@ -89,6 +89,10 @@ class Executor:
         self._require_declared(self._observation, "reset")
         if self._seeded is not None:
             self._seeded.next_seed = self._next_seed
+        slots = {key: array[self._rows] for key, array in shared.state.memory.items()}
+        self._memory = Memory(shared.spec.memory, slots)
+        for key, array in slots.items():
+            array[...] = [segment.memory[key] for segment in segments]
         self._answers = {key: array[self._rows] for key, array in shared.actions.answers.items()}
         self._actions = self._answers[shared.spec.action.key]
         self._next_keys = {key: next_key(key) for key in shared.spec.observations}
@@ -140,9 +144,11 @@ class Executor:
         self._round = round_index
 
     def put_state(self, step: int) -> None:
-        """Write observation and draw into the state buffer, and the observation into its cell."""
+        """Write observation and draw into the state buffer; what the policy reads into its cell."""
         self._shared.state.put(self._rows, self._observation, self._draws[step])
         for key, array in self._observation.items():
+            self._cells[key][step] = array
+        for key, array in self._memory.arrays.items():
             self._cells[key][step] = array
 
     def step(self, step: int) -> None:
@@ -160,6 +166,8 @@ class Executor:
         self._count(transition)
         self._record(step, transition)
         self._begin_episodes(transition)
+        if self._memory.arrays:
+            self._memory.carry(self._answers, transition.terminated | transition.truncated)
         self._observation = transition.next_observation
 
     def _require_declared(self, observation: Observation, call: str) -> None:

@@ -144,9 +144,10 @@ class TestA2C:
 
     @pytest.mark.parametrize("chunks", [1, 2, 4])
     def test_chunks_hold_every_sample_once(self, chunks):
-        batch = TensorDict({}, [4, 6])
+        learner, batch = A2C(), TensorDict({}, [4, 6])
+        learner.build_policy(CARTPOLE.group([0]).spec)
         parts = [RoundSlice(batch, index, chunks) for index in range(chunks)]
-        rows = torch.cat([torch.arange(24)[A2C().chunk_of(part)] for part in parts])
+        rows = torch.cat([torch.arange(24)[learner.chunk_of(part)] for part in parts])
         assert torch.equal(rows, torch.arange(24))
 
     def test_chunks_that_do_not_divide_the_environments_are_refused(self):

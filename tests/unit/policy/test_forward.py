@@ -13,8 +13,6 @@ from torch import nn
 from torch.distributions import Categorical
 from torchrl.modules import (
     ActorValueOperator,
-    GRUModule,
-    LSTMModule,
     ProbabilisticActor,
     ValueOperator,
 )
@@ -174,16 +172,7 @@ class Exploring(TensorDictModuleBase):
     in_keys = out_keys = ("action",)
 
 
-class TestMemory:
-    @pytest.mark.parametrize("recurrent", [LSTMModule, GRUModule])
-    def test_a_recurrent_module_is_refused_by_its_name(self, recurrent):
-        memory = recurrent(input_size=6, hidden_size=5, in_key="observation", out_key="hidden")
-        logits = TensorDictModule(nn.Linear(5, 4), ["hidden"], ["logits"])
-        policy = ProbabilisticTensorDictSequential(TensorDictSequential(memory, logits), head())
-        name = rf"{recurrent.__name__} \(module\.0\.module\.0\): .* FrameStackObservation"
-        with pytest.raises(ConfigurationError, match=name):
-            as_policy(policy, SPEC)
-
+class TestReads:
     def test_a_key_that_is_no_observation_and_written_by_nobody_is_refused(self):
         policy = sequence((["observation", "state"], ["logits"]))
         with pytest.raises(ConfigurationError, match=r"\(module\.0\) reads 'state', which is none"):
@@ -194,7 +183,7 @@ class TestMemory:
         with pytest.raises(ConfigurationError, match="reads 'state'"):
             as_policy(policy, SPEC)
 
-    def test_what_is_written_for_the_next_step_is_refused(self):
+    def test_what_is_written_for_the_next_step_and_read_by_nobody_is_refused(self):
         policy = sequence((["observation"], ["logits", ("next", "state")]))
         with pytest.raises(ConfigurationError, match=r"writes \('next', 'state'\)"):
             as_policy(policy, SPEC)

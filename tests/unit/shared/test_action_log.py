@@ -1,5 +1,6 @@
 import struct
 import zlib
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -31,7 +32,7 @@ def storage(ends=(), first_action=0, trajectory=0):
 
 
 def action_log(*rounds, steps_per_seed=0) -> ActionLog:
-    written = ActionLog.blank(SPEC.action, ENVS, steps_per_seed=steps_per_seed)
+    written = ActionLog.blank(SPEC, ENVS, steps_per_seed=steps_per_seed)
     for arrays in rounds:
         written = written.after(SPEC, arrays)
     return written
@@ -138,7 +139,7 @@ def test_actions_take_the_smallest_type_that_holds_them():
     wide = ActionSpec("discrete", ArraySpec((), np.dtype(np.int64)), (300,))
     real = ActionSpec("continuous", ArraySpec((2,), np.dtype(np.float32)))
     dtypes = [
-        ActionLog.blank(action, 1, steps_per_seed=0).segment(0).actions.dtype
+        ActionLog.blank(replace(SPEC, action=action), 1, steps_per_seed=0).segment(0).actions.dtype
         for action in (SPEC.action, wide, real)
     ]
     assert dtypes == [np.uint8, np.uint16, np.float32]
@@ -220,8 +221,8 @@ def rounds_of(lengths):
 @pytest.mark.parametrize("steps_per_seed", [0, 7, None])
 def test_each_environment_has_what_it_would_have_alone(steps_per_seed):
     """Rounds of other lengths too, as where a run goes on with another ``frames_per_batch``."""
-    together = ActionLog.blank(SPEC.action, ENVS, steps_per_seed=steps_per_seed)
-    alone = [ActionLog.blank(SPEC.action, 1, steps_per_seed=steps_per_seed) for _ in range(ENVS)]
+    together = ActionLog.blank(SPEC, ENVS, steps_per_seed=steps_per_seed)
+    alone = [ActionLog.blank(SPEC, 1, steps_per_seed=steps_per_seed) for _ in range(ENVS)]
     for arrays in rounds_of([4, 4, 3, 4, 1, 5, 5, 2] * 4):
         together = together.after(SPEC, arrays)
         for env in range(ENVS):
@@ -229,7 +230,11 @@ def test_each_environment_has_what_it_would_have_alone(steps_per_seed):
             alone[env] = alone[env].after(SPEC, mine)
             assert same(together.segment(env), alone[env].segment(0))
         back = ActionLog.from_arrays(
-            together.arrays(), slice(0, ENVS), steps_per_seed=steps_per_seed, round_index=0
+            together.arrays(),
+            slice(0, ENVS),
+            SPEC.memory,
+            steps_per_seed=steps_per_seed,
+            round_index=0,
         )
         together = back if len(arrays["action"][0]) == 5 else together
 
@@ -237,7 +242,9 @@ def test_each_environment_has_what_it_would_have_alone(steps_per_seed):
 def test_arrays_bring_back_the_games_of_any_part_of_the_environments():
     written = action_log(storage(ends=(1,)), storage(ends=(3,), trajectory=1))
     for envs in (slice(0, 2), slice(1, 2)):
-        back = ActionLog.from_arrays(written.arrays(), envs, steps_per_seed=0, round_index=2)
+        back = ActionLog.from_arrays(
+            written.arrays(), envs, SPEC.memory, steps_per_seed=0, round_index=2
+        )
         expected = range(ENVS)[envs]
         assert len(back.arrays()["seeds"]) == len(expected)
         assert all(same(back.segment(n), written.segment(env)) for n, env in enumerate(expected))
@@ -248,5 +255,5 @@ def test_arrays_of_several_ranks_can_be_concatenated():
     arrays = {
         name: np.concatenate([array, other.arrays()[name]]) for name, array in one.arrays().items()
     }
-    back = ActionLog.from_arrays(arrays, slice(2, 4), steps_per_seed=0, round_index=1)
+    back = ActionLog.from_arrays(arrays, slice(2, 4), SPEC.memory, steps_per_seed=0, round_index=1)
     assert all(same(back.segment(env), other.segment(env)) for env in range(ENVS))

@@ -43,7 +43,7 @@ def make(shared, create, segments=None):
 
 
 def blank_stretches(shared):
-    blank = ActionLog.blank(shared.spec.action, 2, steps_per_seed=0)
+    blank = ActionLog.blank(shared.spec, 2, steps_per_seed=0)
     return [blank.segment(env) for env in range(2)]
 
 

@@ -1,0 +1,70 @@
+"""What a policy remembers of some environments, carried from step to step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from hts_torchrl.config import IS_INIT, Array, Key, MemorySpec, next_key
+
+
+class Memory:
+    """Arrays ``[G, ...]`` of what a policy reads beside the observations of G environments.
+
+    Whoever steps the environments calls, in this order::
+
+        memory.begin()                      # all trajectories begin
+        answers = ...                       # a pass reads memory.arrays
+        memory.carry(answers, ended)        # bool [G]: which trajectories the step ended
+
+    Args:
+        spec: what the policy remembers.
+        arrays: by key, ``[G, ...]``; changed in place.
+    """
+
+    def __init__(self, spec: MemorySpec, arrays: Mapping[Key, Array]) -> None:
+        self._spec = spec
+        self.arrays = dict(arrays)
+        self._next_keys = {key: next_key(key) for key in spec.initial}
+
+    @classmethod
+    def blank(cls, spec: MemorySpec, num_envs: int) -> Memory:
+        """Return the memory of environments whose trajectories begin, in arrays of its own."""
+        arrays = {
+            key: np.empty((num_envs, *array.shape), array.dtype)
+            for key, array in spec.arrays.items()
+        }
+        memory = cls(spec, arrays)
+        memory.begin()
+        return memory
+
+    def begin(self) -> None:
+        """Forget all: a trajectory begins in every environment."""
+        for key, value in self._spec.initial.items():
+            self.arrays[key][...] = value
+        if self._spec.reads_is_init:
+            self.arrays[IS_INIT][...] = True
+
+    def carry(self, answers: Mapping[Key, Array], ended: Array) -> None:
+        """Take what the policy wrote under ``next``; forget it where a trajectory ended.
+
+        Args:
+            answers: of the policy, ``[G, ...]`` by key.
+            ended: bool ``[G]``.
+        """
+        for key, value in self._spec.initial.items():
+            array = self.arrays[key]
+            array[...] = answers[self._next_keys[key]]
+            array[ended] = value
+        if self._spec.reads_is_init:
+            self.arrays[IS_INIT][:, 0] = ended
+
+    def after(self, cells: Mapping[Key, Array]) -> Memory:
+        """Return what is remembered after a round, whose cells are ``[G, T, ...]`` by key."""
+        if not self.arrays:
+            return self
+        memory = Memory(self._spec, {k: np.empty_like(array) for k, array in self.arrays.items()})
+        ended = cells["next", "terminated"][:, -1, 0] | cells["next", "truncated"][:, -1, 0]
+        memory.carry({key: cells[key][:, -1] for key in self._next_keys.values()}, ended)
+        return memory

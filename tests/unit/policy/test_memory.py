@@ -1,0 +1,104 @@
+import numpy as np
+import pytest
+import torch
+from tensordict.nn import (
+    ProbabilisticTensorDictModule,
+    ProbabilisticTensorDictSequential,
+    TensorDictModule,
+    TensorDictSequential,
+)
+from torch import nn
+from torch.distributions import Categorical
+from torchrl.data import Unbounded
+from torchrl.envs import GymEnv, InitTracker, TensorDictPrimer, TransformedEnv
+from torchrl.modules import GRUModule, LSTMModule
+
+from hts_torchrl import ConfigurationError
+from hts_torchrl.config import ActionSpec, ArraySpec, EnvSpec
+from hts_torchrl.envs.make_group import env_spec_of
+from hts_torchrl.models import make_actor_critic
+from hts_torchrl.policy.memory import memory_keys, with_memory
+from tests.policies import CountNet, counting_policy
+
+ACTION = ActionSpec("discrete", ArraySpec((), np.dtype(np.int64)), (2,))
+SPEC = EnvSpec({"observation": ArraySpec((4,), np.dtype(np.float32))}, ACTION)
+
+
+def recurrent(module: type) -> ProbabilisticTensorDictSequential:
+    """TorchRL's own parts, as its tutorial on recurrent policies puts them together."""
+    memory = module(input_size=4, hidden_size=5, in_key="observation", out_key="hidden")
+    logits = TensorDictModule(nn.Linear(5, 2), ["hidden"], ["logits"])
+    head = ProbabilisticTensorDictModule(["logits"], ["action"], distribution_class=Categorical)
+    return ProbabilisticTensorDictSequential(TensorDictSequential(memory, logits), head)
+
+
+class TestKeys:
+    def test_what_is_read_and_written_under_next_is_remembered(self):
+        assert memory_keys(recurrent(LSTMModule)) == ["recurrent_state_h", "recurrent_state_c"]
+        assert memory_keys(recurrent(GRUModule)) == ["recurrent_state"]
+        assert memory_keys(counting_policy()) == ["count"]
+
+    def test_a_policy_without_memory_has_no_keys(self):
+        assert memory_keys(make_actor_critic("mlp", SPEC)) == []
+        assert with_memory(make_actor_critic("mlp", SPEC), SPEC).memory.arrays == {}
+
+
+class TestFirstValues:
+    def test_those_of_torchrls_modules_are_zeros_of_their_size(self):
+        memory = with_memory(recurrent(LSTMModule), SPEC).memory
+        assert {key: value.shape for key, value in memory.initial.items()} == {
+            "recurrent_state_h": (1, 5),
+            "recurrent_state_c": (1, 5),
+        }
+        assert not any(value.any() for value in memory.initial.values())
+        assert memory.reads_is_init
+
+    def test_a_module_of_ones_own_says_them_by_its_primer(self):
+        memory = with_memory(counting_policy(first=3.0), SPEC).memory
+        assert memory.initial["count"].tolist() == [3.0]
+        assert not memory.reads_is_init
+
+    def test_the_environments_primer_counts_more_than_the_modules(self):
+        env = primed(default_value={"count": torch.tensor([4.0])})
+        memory = with_memory(counting_policy(first=3.0), env_spec_of(lambda: env)).memory
+        assert memory.initial["count"].tolist() == [4.0]
+
+    def test_what_a_primer_fills_is_no_observation(self):
+        assert list(env_spec_of(lambda: primed()).observations) == ["observation"]
+
+    def test_is_init_of_the_environment_is_an_observation(self):
+        env = TransformedEnv(GymEnv("CartPole-v1"), InitTracker())
+        assert not with_memory(recurrent(GRUModule), env_spec_of(lambda: env)).memory.reads_is_init
+
+
+def primed(**settings) -> TransformedEnv:
+    """CartPole with a primer for ``count``."""
+    return TransformedEnv(
+        GymEnv("CartPole-v1"), TensorDictPrimer({"count": Unbounded((1,))}, **settings)
+    )
+
+
+class TestRefusals:
+    def test_a_memory_whose_first_value_nobody_knows(self):
+        keys = ["logits", "state_value", ("next", "count")]
+        module = TensorDictModule(CountNet(), ["observation", "count"], keys)
+        head = ProbabilisticTensorDictModule(["logits"], ["action"], distribution_class=Categorical)
+        policy = ProbabilisticTensorDictSequential(module, head)
+        with pytest.raises(ConfigurationError, match=r"'count', .* make_tensordict_primer"):
+            with_memory(policy, SPEC)
+
+    def test_a_primer_for_a_policy_that_remembers_nothing(self):
+        spec = env_spec_of(lambda: primed())
+        with pytest.raises(ConfigurationError, match=r"'count', .* not write \('next', 'count'\)"):
+            with_memory(make_actor_critic("mlp", spec), spec)
+
+    @pytest.mark.parametrize(
+        ("settings", "reason"),
+        [
+            ({"random": True}, "random=True"),
+            ({"default_value": {"count": lambda: torch.zeros(1)}}, "by a function"),
+        ],
+    )
+    def test_first_values_that_the_seed_does_not_decide(self, settings, reason):
+        with pytest.raises(ConfigurationError, match=reason):
+            env_spec_of(lambda: primed(**settings))
