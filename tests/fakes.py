@@ -247,6 +247,26 @@ class MultiDiscreteEnv(gymnasium.Env):
         return observation, 1.0, self.steps == 4, False, {}
 
 
+class RecallEnv(gymnasium.Env):
+    """Shows one of two cues in the first step only; an action earns 1 where it names the cue."""
+
+    observation_space = gymnasium.spaces.Box(-1, 1, (1,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, steps: int = 10) -> None:
+        self.steps = steps
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed, options=options)
+        self.cue, self.step_count = int(self.np_random.integers(2)), 0
+        return np.array([2 * self.cue - 1], np.float32), {}
+
+    def step(self, action):
+        self.step_count += 1
+        ends = self.step_count == self.steps
+        return np.zeros(1, np.float32), float(action == self.cue), ends, False, {}
+
+
 class DictEnv(gymnasium.Env):
     """A picture and a vector as observation; 3 steps an episode."""
 

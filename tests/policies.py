@@ -129,6 +129,31 @@ def counting_policy(first: float = 0.0) -> ProbabilisticTensorDictSequential:
     return ProbabilisticTensorDictSequential(CountModule(first), head)
 
 
+class RecallModule(TensorDictModule):
+    """Remembers all that it saw, summed up, and acts by it: perfect in a :class:`RecallEnv`."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(1, 2), ["observation", "seen"], ["logits", ("next", "seen")])
+        self.contrast = nn.Parameter(torch.tensor([[-100.0, 100.0]]))
+
+    def forward(self, tensordict):
+        seen = tensordict["observation"] + tensordict["seen"]
+        tensordict["logits"] = seen * self.contrast
+        tensordict["next", "seen"] = seen
+        return tensordict
+
+    def make_tensordict_primer(self):
+        return TensorDictPrimer({"seen": Unbounded((1,))})
+
+
+def recalling_policy() -> ProbabilisticTensorDictSequential:
+    """A policy that must remember the first step of a game to earn anything but by chance."""
+    head = ProbabilisticTensorDictModule(
+        ["logits"], ["action"], distribution_class=Categorical, return_log_prob=True
+    )
+    return ProbabilisticTensorDictSequential(RecallModule(), head)
+
+
 def echo_policy(net: nn.Module | None = None) -> ProbabilisticTensorDictSequential:
     """A TensorDict policy around :class:`EchoNet` or one of its kind."""
     return ProbabilisticTensorDictSequential(

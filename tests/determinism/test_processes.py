@@ -22,13 +22,16 @@ def run(name: str, seed: int = 0, **settings) -> str:
 
 
 @pytest.mark.parametrize(
-    "name", ["cartpole", pytest.param("pendulum", marks=pytest.mark.thorough), "breakout"]
+    "name",
+    ["cartpole", pytest.param("pendulum", marks=pytest.mark.thorough), "breakout", "lstm"],
 )
 def test_two_actors_give_the_bits_of_the_serial_twin(name):
     assert run(name, num_actors=2, start_method="forkserver") == run(name)
 
 
-@pytest.mark.parametrize("name", ["cartpole", pytest.param("breakout", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize(
+    "name", ["cartpole", pytest.param("breakout", marks=pytest.mark.thorough), "counting"]
+)
 def test_one_actor_and_groups_of_two_give_the_bits_of_the_serial_twin(name):
     assert run(name, num_actors=1, envs_per_executor=2) == run(name)
 
@@ -53,7 +56,9 @@ def test_another_seed_gives_other_bits():
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", ["cartpole", "pendulum", "squashed", "choices", "breakout"])
+@pytest.mark.parametrize(
+    "name", ["cartpole", "pendulum", "squashed", "choices", "breakout", "lstm", "gru", "counting"]
+)
 @pytest.mark.parametrize("delay", [0, 1])
 def test_no_setting_of_the_workers_changes_a_bit(name, delay):
     most = min(3, TASKS[name].num_envs)

@@ -24,20 +24,20 @@ pytestmark = pytest.mark.processes
 ENVS, STEPS, ROUNDS = 4, 8, 5
 
 
-def policy() -> nn.Module:
+def policy(network: str = "mlp") -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
-        return make_actor_critic("mlp", GymEnvs("CartPole-v1").group([0]).spec)
+        return make_actor_critic(network, GymEnvs("CartPole-v1").group([0]).spec)
 
 
-def collect(create, **settings) -> HTSCollector:
+def collect(create, network: str = "mlp", **settings) -> HTSCollector:
     frames = ENVS * STEPS
     defaults = {"num_envs": ENVS, "frames_per_batch": frames, "total_frames": ROUNDS * frames}
-    return HTSCollector(create, policy(), **(defaults | {"recover": "replay"} | settings))
+    return HTSCollector(create, policy(network), **(defaults | {"recover": "replay"} | settings))
 
 
-def run(create, **settings) -> str:
-    return digest(play(collect(create, **settings), perturbed(policy())))
+def run(create, network: str = "mlp", **settings) -> str:
+    return digest(play(collect(create, network, **settings), perturbed(policy(network))))
 
 
 @pytest.fixture(scope="module")
@@ -82,6 +82,13 @@ def test_workers_that_are_killed_between_batches_change_no_bit(delay):
         collector.update_policy_weights_(weights_of(len(batches)))
     alone = collect(DeadlyEnvs(""), delay=delay, num_actors=0)
     assert digest(batches) == digest(play(alone, weights_of))
+
+
+def test_what_is_remembered_is_as_it_was_when_the_round_began(tmp_path):
+    deaths = [("step", 2 * STEPS + 3), ("step", 3 * STEPS + 1)]
+    killed = run(DeadlyEnvs(str(tmp_path), tuple(deaths)), "lstm", envs_per_executor=2)
+    assert len(list(tmp_path.iterdir())) == 2
+    assert killed == run(DeadlyEnvs(""), "lstm", num_actors=0)
 
 
 @pytest.mark.thorough

@@ -252,7 +252,7 @@ class Learner(RoundModule):
 
     def num_samples(self, batch: TensorDictBase) -> int:
         """Return the length of what :meth:`samples_of` returns of a round ``[N, T]``."""
-        return batch.shape[0] if self.remembers else batch.numel()
+        return len(batch) if self.remembers else int(batch.numel())
 
     def values_where(self, after: TensorDictBase, chosen: Tensor) -> Tensor:
         """Return values of observations that no actor saw, as an actor would have found them.

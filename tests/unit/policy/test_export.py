@@ -19,6 +19,7 @@ from hts_torchrl.envs.spaces import env_spec
 from hts_torchrl.models import MLP
 from hts_torchrl.policy.examination import computed, fill_at_random
 from hts_torchrl.policy.inference import PolicyInference
+from hts_torchrl.policy.memory import with_memory
 
 VECTOR = spaces.Box(-1, 1, (5,))
 PIXELS = spaces.Box(0, 255, (4, 84, 84), np.uint8)
@@ -27,6 +28,8 @@ TASKS = {
     "nature": (PIXELS, spaces.Discrete(6), False),
     "nips": (PIXELS, spaces.Discrete(6), False),
     "mlp": (VECTOR, spaces.MultiDiscrete([3, 5]), False),
+    "mlp+lstm": (VECTOR, spaces.Discrete(3), False),
+    "gru": (PIXELS, spaces.Discrete(6), False),
     "mlp, continuous": (VECTOR, spaces.Box(*BOUNDS), False),
     "mlp, squashed": (VECTOR, spaces.Box(-1, np.array([0.1, 2.0], np.float32)), True),
 }
@@ -50,7 +53,7 @@ def save(place, task="mlp", **settings):
 
 
 def answers(policy, spec):
-    inference = PolicyInference(policy, spec, batch_size=8)
+    inference = PolicyInference(policy, with_memory(policy, spec), batch_size=8)
     fill_at_random(inference, np.random.default_rng(0))
     return computed(inference)
 

@@ -10,8 +10,9 @@ from torch import nn
 from hts_torchrl import A2C, AtariEnvs, GymEnvs, make_actor_critic
 from hts_torchrl.training.evaluation import Evaluation
 from tests import philox
+from tests.fakes import RecallEnv
 from tests.fits import cartpole, quiet_trainer
-from tests.policies import echo_policy
+from tests.policies import echo_policy, recalling_policy
 
 CARTPOLE = GymEnvs("CartPole-v1")
 
@@ -48,6 +49,11 @@ def test_the_score_of_a_game_is_the_sum_of_its_rewards():
 def test_only_the_first_game_of_each_environment_counts():
     result = Evaluation(CountdownEnv, 3, seed=0).run(echo_policy())
     assert result.lengths.tolist() == [1, 2, 3]
+
+
+def test_a_policy_remembers_what_it_saw_in_the_first_step_of_each_game():
+    result = Evaluation(lambda: RecallEnv(10), 6, seed=1).run(recalling_policy())
+    assert result.scores.tolist() == [10.0] * 6
 
 
 def test_the_same_evaluation_gives_the_same_scores():
