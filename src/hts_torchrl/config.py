@@ -174,6 +174,9 @@ class PoolConfig:
     recover: Recover = "fail"
     """``fail`` ends the run when a worker was killed by a signal; ``replay`` starts the worker pool
     anew, plays the running games again and repeats the round, with the same bits."""
+    reward_discount: float | None = None
+    """store ``("next", "discounted_return")``: the sum so far, times this, plus the reward of the
+    step; 0 before a trajectory. Rewards are scaled by its deviation. None stores none."""
     first_env: int = 0
     """global index of environment 0; ranks of a distributed run differ in it."""
     debug: bool = False
@@ -187,6 +190,9 @@ class PoolConfig:
         require(starts, f"start_method={self.start_method!r}", "'forkserver' or 'spawn'")
         recovers = self.recover in ("fail", "replay")
         require(recovers, f"recover={self.recover!r}", "'fail' or 'replay'")
+        discount = self.reward_discount
+        sound = discount is None or 0 <= discount <= 1
+        require(sound, f"reward_discount={discount}", "None, or 0 to 1,")
         # NaN is not positive either.
         require(self.timeout_s > 0, f"timeout_s={self.timeout_s}", "a positive time")
 

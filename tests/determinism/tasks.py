@@ -67,6 +67,7 @@ class Learning:
     make: Callable[..., Learner]
     env: GymEnvs = CARTPOLE
     trainer: dict[str, Any] = field(default_factory=dict)
+    data: dict[str, Any] = field(default_factory=dict)
     make_layer: Callable[[], nn.Module] | None = None
     """Makes a layer for the trunk of the policy."""
 
@@ -81,6 +82,7 @@ DECAYING_A2C = partial(A2C, learning_rate=0.01, learning_rate_decay=True)
 SHORT_PPO = partial(PPO, epochs=2, minibatches=2, learning_rate_decay=True, delayed_step="ratio")
 DISPLACING_PPO = partial(PPO, epochs=2, minibatches=1, delayed_step="displacement")
 CHUNKS = {"accumulate_grad_batches": 2}
+STATISTICS = {"normalize_observation": True, "normalize_reward": True}
 BF16 = {"precision": "bf16-mixed"}
 LEARNINGS = {
     "A2C": Learning(DECAYING_A2C),
@@ -99,6 +101,11 @@ SPECIAL_LEARNINGS = {
     "PPO normalised": Learning(SHORT_PPO, make_layer=partial(nn.BatchNorm1d, 16)),
     "Impala normalised": Learning(Impala, make_layer=partial(nn.BatchNorm1d, 16)),
     "A2C bfloat16": Learning(DECAYING_A2C, trainer=BF16),
+    "A2C statistics": Learning(
+        partial(DECAYING_A2C, normalize_value=True), PENDULUM, CHUNKS, STATISTICS
+    ),
+    "PPO statistics": Learning(partial(SHORT_PPO, normalize_value=True), PENDULUM, {}, STATISTICS),
+    "PPO statistics displacement": Learning(DISPLACING_PPO, PENDULUM, {}, STATISTICS),
     "A2C lstm": Learning(partial(DECAYING_A2C, network="lstm"), trainer=CHUNKS),
     "PPO gru": Learning(partial(SHORT_PPO, network="gru")),
     "PPO lstm displacement": Learning(partial(DISPLACING_PPO, network="lstm")),

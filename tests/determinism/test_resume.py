@@ -49,7 +49,7 @@ PONG = AtariEnvs("pong", sticky_actions=0.25, max_frames=200)
 # Of ours, and known: what is tested is that the bits do not suffer.
 TWO_MODES = "ignore:the policy learns in train mode and acts in eval mode"
 
-QUICK_SPECIAL_LEARNINGS = ("A2C dropout", "PPO normalised")
+QUICK_SPECIAL_LEARNINGS = ("A2C dropout", "PPO normalised", "PPO gru", "PPO statistics")
 STEADY = {
     "steady A2C": Learning(partial(A2C, learning_rate=0.01)),
     "steady PPO": Learning(partial(PPO, epochs=2, minibatches=2)),
@@ -111,7 +111,7 @@ def train(learner: str, folder: Path, ckpt_path=None, callbacks=(), **settings) 
     task = (LEARNINGS | SPECIAL_LEARNINGS | STEADY)[learner]
     trainer_settings = task.trainer | settings.pop("trainer", {})
     final, statistics, curve = Final(), TrainingStatistics(), LearningCurve()
-    settings = {"env": task.env, "evaluation_episodes": 2} | settings
+    settings = {"env": task.env, "evaluation_episodes": 2} | task.data | settings
     watch = watched_fit(
         task.learner(**settings.pop("learner", {})),
         cartpole(ROUNDS, **settings),

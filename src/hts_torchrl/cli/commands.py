@@ -103,6 +103,7 @@ class HTSTrainer(Trainer):
                 spec=datamodule.env_spec,
                 network=model.network if built_in else None,
                 squash=model.squash,
+                normalized=model.normalizes,
                 about={"environment": environment, "updates": model.updates},
             )
         except OSError as error:
@@ -183,8 +184,7 @@ def _load_weights(
 ) -> None:
     if ckpt_path is None:
         raise ConfigurationError(f"{command} needs --ckpt_path")
-    if model.policy is None:
-        model.build_policy(datamodule.env_spec)
+    model.prepare_policy(datamodule)
     checkpoint = torch.load(ckpt_path, map_location="cpu", weights_only=weights_only)
     model.on_load_checkpoint(checkpoint)
     model.load_state_dict(checkpoint["state_dict"])

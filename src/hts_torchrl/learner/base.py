@@ -24,6 +24,7 @@ from hts_torchrl.learner.restored import restored
 from hts_torchrl.learner.rounds import RoundModule
 from hts_torchrl.learner.settings import show_inherited
 from hts_torchrl.objectives.returns import Targets, gae_targets
+from hts_torchrl.policy.normalization import RunningStatistics
 
 # More than any machine has cores; the OpenMP runtime crashes when it cannot start them.
 _MOST_THREADS = 1024
@@ -67,6 +68,8 @@ class Learner(RoundModule):
         gamma: discount.
         value_coef: weight of the value loss.
         entropy_coef: weight of the entropy bonus.
+        normalize_value: let the critic give values with mean 0 and variance 1, by running
+            statistics of all returns (van Hasselt et al., 2016, without their rescaled layer).
         num_threads: torch threads of the learner; results depend on it. None leaves torch's.
     """
 
@@ -88,6 +91,7 @@ class Learner(RoundModule):
         gamma: float = 0.99,
         value_coef: float = 0.5,
         entropy_coef: float = 0.01,
+        normalize_value: bool = False,
         num_threads: int | None = 1,
     ) -> None:
         super().__init__(policy, network=network, squash=squash)
@@ -111,6 +115,10 @@ class Learner(RoundModule):
         self.gamma = gamma
         self.value_coef, self.entropy_coef = value_coef, entropy_coef
         self.num_threads = num_threads
+        self.reward_scale: RunningStatistics | None = None
+        """Of discounted returns, where the data module normalises rewards."""
+        self.value_scale = RunningStatistics() if normalize_value else None
+        """Of returns, where the critic's values are normalised."""
 
     @classmethod
     def load_from_checkpoint(  # type: ignore[override] # Lightning's is no plain class method
@@ -137,6 +145,12 @@ class Learner(RoundModule):
             trainer.validate(learner, datamodule)
         """
         return restored(cls, Path(checkpoint_path), map_location, settings)
+
+    def prepare_policy(self, datamodule: Any) -> None:  # noqa: ANN401 - may be of another class
+        """Build the policy for a data module, and the statistics that it asks for."""
+        super().prepare_policy(datamodule)
+        if getattr(datamodule, "normalize_reward", False) and self.reward_scale is None:
+            self.reward_scale = RunningStatistics()
 
     def configure_optimizers(self) -> Any:  # noqa: ANN401 - Lightning accepts many forms
         """Return Adam or RMSprop, with linear decay to zero over the run if wanted.
@@ -213,16 +227,35 @@ class Learner(RoundModule):
             raise ConfigurationError(NO_VALUE)
         after = batch["next"]
         targets = gae_targets(
-            reward=after["reward"],
-            value=batch["state_value"],
-            next_value=self._next_value(batch),
+            reward=self.rewards(batch),
+            value=self._unscaled(batch["state_value"]),
+            next_value=self._unscaled(self._next_value(batch)),
             done=after["done"],
             terminated=after["terminated"],
             gamma=self.gamma,
             gae_lambda=gae_lambda,
             unroll=unroll,
         )
-        return Targets(targets.advantage.squeeze(-1), targets.returns.squeeze(-1))
+        returns = self._returns = targets.returns.squeeze(-1)
+        if self.value_scale is not None:
+            returns = self.value_scale.normalized(returns)
+        return Targets(targets.advantage.squeeze(-1), returns)
+
+    def rewards(self, batch: TensorDictBase) -> Tensor:
+        """Return what is learned from, float32 ``[N, T, 1]``: rewards, normalised if wanted."""
+        reward: Tensor = batch["next", "reward"]
+        return reward if self.reward_scale is None else self.reward_scale.scaled(reward)
+
+    def _unscaled(self, value: Tensor) -> Tensor:
+        return value if self.value_scale is None else self.value_scale.restored(value)
+
+    def update_statistics(self) -> None:
+        """Take note of all that the round holds, after its last step of the optimiser."""
+        super().update_statistics()
+        if self.reward_scale is not None:
+            self.reward_scale.update(self.part.round["next", "discounted_return"].flatten())
+        if self.value_scale is not None:
+            self.value_scale.update(self._returns.flatten())
 
     def samples_of(self, batch: TensorDictBase, **more: Tensor) -> TensorDictBase:
         """Return the steps of a round side by side, environment after environment.

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from hts_torchrl.compat.torch import copy_all
+from hts_torchrl.policy.normalization import RunningStatistics
 
 
 class DelayedGradient:
@@ -84,8 +85,9 @@ class DelayedWeights:
     """The behaviour weights and the newest weights of a policy, through all rounds of a run.
 
     Weights are the parameters that are trained and the buffers of the ``state_dict``, such as the
-    statistics of a BatchNorm. A final observation is valued with both from the behaviour weights; a
-    gradient is taken at the behaviour parameters alone, and the statistics move on.
+    statistics of a BatchNorm. A final observation is valued with both from the behaviour weights. A
+    gradient is taken at the behaviour parameters, with the statistics by which observations were
+    normalised then; other buffers move on.
 
     Args:
         policy: in training; it holds the newest weights.
@@ -93,8 +95,17 @@ class DelayedWeights:
 
     def __init__(self, policy: nn.Module) -> None:
         kept = policy.state_dict()
-        trained = {name: p for name, p in policy.named_parameters() if p.requires_grad}
+        trained: dict[str, Tensor] = {
+            name: p for name, p in policy.named_parameters() if p.requires_grad
+        }
         buffers = {name: buffer for name, buffer in policy.named_buffers() if name in kept}
+        of_inputs = {
+            f"{path}.{name}"
+            for path, module in policy.named_modules()
+            if isinstance(module, RunningStatistics)
+            for name, _ in module.named_buffers()
+        }
+        trained |= {name: buffers.pop(name) for name in list(buffers) if name in of_inputs}
         self.parameters = DelayedGradient(trained.values())
         self.statistics = DelayedGradient(buffers.values())
         self._parameter_names, self._buffer_names = list(trained), list(buffers)

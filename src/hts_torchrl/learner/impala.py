@@ -47,6 +47,8 @@ class Impala(Learner):
         super().__init__(policy, learning_rate=learning_rate, **settings)
         require(rho_clip > 0, f"rho_clip={rho_clip}", "more than 0")
         require(c_clip > 0, f"c_clip={c_clip}", "more than 0")
+        if self.value_scale is not None:
+            raise ConfigurationError("normalize_value=true: A2C and PPO have it, Impala has not")
         self.rho_clip, self.c_clip = rho_clip, c_clip
 
     @property
@@ -99,7 +101,7 @@ class Impala(Learner):
         return vtrace_targets(
             log_prob=log_prob.detach().view_as(next_value),
             behaviour_log_prob=batch[self.log_prob_key].unsqueeze(-1),
-            reward=after["reward"],
+            reward=self.rewards(batch),
             value=value.detach().view_as(next_value),
             next_value=next_value,
             done=after["done"],

@@ -21,6 +21,7 @@ from hts_torchrl.models import make_actor_critic
 from hts_torchrl.policy.forward import evaluate
 from hts_torchrl.policy.inference import one_thread
 from hts_torchrl.policy.memory import memory_keys
+from hts_torchrl.policy.normalization import NormalizedPolicy
 from hts_torchrl.policy.sampling import mode
 from hts_torchrl.policy.sequence import evaluate_sequences
 from hts_torchrl.policy.spec_json import spec_as_json
@@ -61,17 +62,38 @@ class PolicyModule(LightningModule):
         Raises:
             ConfigurationError: if there is neither a policy nor a data module.
         """
+        datamodule = getattr(self.trainer, "datamodule", None)
+        if self.policy is None and datamodule is None:
+            raise ConfigurationError("give fit a datamodule=HTSDataModule(...), or a policy")
+        if datamodule is not None:
+            self.prepare_policy(datamodule)
+
+    def prepare_policy(self, datamodule: Any) -> None:  # noqa: ANN401 - may be of another class
+        """Build the policy for a data module, unless it was given, and normalise if that asks to.
+
+        Raises:
+            ConfigurationError: if there is nothing to normalise, or no network for the environment.
+        """
         if self.policy is None:
-            datamodule = getattr(self.trainer, "datamodule", None)
-            if datamodule is None:
-                raise ConfigurationError("give fit a datamodule=HTSDataModule(...), or a policy")
             self.build_policy(datamodule.env_spec)
+        if getattr(datamodule, "normalize_observation", False):
+            self.normalize_observations(datamodule.env_spec)
 
     def build_policy(self, spec: EnvSpec) -> None:
         """Build ``network`` for an environment."""
         self.spec_json = spec_as_json(spec)
         with one_thread():  # the bits of an orthogonal initialisation depend on their number
             self.policy = make_actor_critic(self.network, spec, squash=self.squash)
+
+    def normalize_observations(self, spec: EnvSpec) -> None:
+        """Put normalised observations before the policy, if they are not yet there."""
+        if not isinstance(self.policy, NormalizedPolicy):
+            self.policy = NormalizedPolicy(self.actor_critic, spec)
+
+    @property
+    def normalizes(self) -> bool:
+        """Whether observations are normalised before the policy reads them."""
+        return isinstance(self.policy, NormalizedPolicy)
 
     @property
     def actor_critic(self) -> nn.Module:

@@ -10,6 +10,7 @@ from torch import nn
 
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.models.actor_critic import is_built_in
+from hts_torchrl.policy.normalization import RunningStatistics
 from hts_torchrl.policy.spec_json import spec_from_json
 from hts_torchrl.training.run_settings import class_name, known_arguments
 
@@ -57,6 +58,10 @@ def restored(
     if learner.policy is None:
         with torch.random.fork_rng(devices=[]):  # the caller's random numbers stay as they are
             learner.build_policy(_spec(path, saved))
+    if saved.get("normalize_observation") is True:
+        learner.normalize_observations(_spec(path, saved))
+    if "reward_scale.mean" in content["state_dict"]:
+        learner.reward_scale = RunningStatistics()
     learner.on_load_checkpoint(content)
     learner.load_state_dict(content["state_dict"])
     restored_learner: LearnerT = learner

@@ -25,6 +25,7 @@ from hts_torchrl.learner.policy_module import PolicyModule
 from hts_torchrl.learner.resumption import Resumption
 from hts_torchrl.learner.round_start import RoundStart
 from hts_torchrl.policy.forward import probabilistic_module
+from hts_torchrl.policy.normalization import NormalizedPolicy
 from hts_torchrl.rng import update_seed
 from hts_torchrl.schedule import DELAYS
 from hts_torchrl.training.evaluation import Evaluation
@@ -168,9 +169,15 @@ class RoundModule(PolicyModule):
         super().optimizer_step(*args, **kwargs)
         if self.part.is_last:
             self.on_round_end()
+            self.update_statistics()
             self._round_open = False
             self._weights.end_round(broadcast=self.trainer.world_size > 1)
             self.updates += 1
+
+    def update_statistics(self) -> None:
+        """Take note of all that the round holds, after its last step of the optimiser."""
+        if isinstance(self.policy, NormalizedPolicy):
+            self.policy.normalizer.update(self.part.round)
 
     def on_round_end(self) -> None:
         """Called after the last step of the optimiser on a round; does nothing by itself."""
@@ -193,6 +200,7 @@ class RoundModule(PolicyModule):
             "policy": self.policy_name,
             "parts_per_round": self.parts_per_round,
             "spec": self.spec_json,
+            "normalize_observation": self.normalizes,
         }
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:

@@ -1,8 +1,8 @@
 """A policy in one safetensors file: tensors and a description in JSON, nothing that could be run.
 
 The header's metadata has, each as JSON, ``hts_torchrl`` (the version that wrote it), ``network``
-(name of the trunk and ``squash``; null for a policy of the user's own), ``spec`` (observations and
-actions) and ``about`` (for the reader alone: environment, updates).
+(name of the trunk, ``squash`` and ``normalized``; null for a policy of the user's own), ``spec``
+(observations and actions) and ``about`` (for the reader alone: environment, updates).
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from hts_torchrl.config import EnvSpec
 from hts_torchrl.durable_file import replacing
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.models.actor_critic import is_built_in, make_actor_critic
+from hts_torchrl.policy.normalization import NormalizedPolicy
 from hts_torchrl.policy.spec_json import spec_as_json, spec_from_json
 
 
@@ -35,6 +36,7 @@ def save_policy(
     spec: EnvSpec,
     network: str | None,
     squash: bool = False,
+    normalized: bool = False,
     about: Mapping[str, Any] | None = None,
 ) -> None:
     """Write a policy's weights and what is needed to build its network again.
@@ -45,12 +47,21 @@ def save_policy(
         spec: observations and actions of its environment.
         network: the name by which :func:`make_actor_critic` built it; None if it did not.
         squash: as :func:`make_actor_critic` was given it.
+        normalized: whether ``policy`` is a :class:`NormalizedPolicy` around that network.
         about: further things to tell the reader, plain values.
 
     Raises:
         OSError: if it cannot be written; what was at ``path`` is still there.
     """
-    built = None if network is None else {"name": network, "squash": squash}
+    built = (
+        None
+        if network is None
+        else {
+            "name": network,
+            "squash": squash,
+            "normalized": normalized,
+        }
+    )
     described = {
         "hts_torchrl": version("hts-torchrl"),
         "network": built,
@@ -119,13 +130,20 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     return tensors, described
 
 
+def _make(name: str, spec: EnvSpec, squash: bool, normalized: bool) -> nn.Module:
+    policy = make_actor_critic(name, spec, squash=squash)
+    return NormalizedPolicy(policy, spec) if normalized else policy
+
+
 def _build(path: Path, described: dict[str, Any], tensors: dict[str, Tensor]) -> nn.Module:
     try:
         network, spec = (_from_json(described[name]) for name in ("network", "spec"))
         name = None if network is None else network["name"]
         squash = network is not None and network["squash"]
         if name is not None and is_built_in(name) and isinstance(squash, bool):
-            make = partial(make_actor_critic, name, spec_from_json(spec), squash=squash)
+            make = partial(
+                _make, name, spec_from_json(spec), squash, network.get("normalized") is True
+            )
             # Whatever sizes are described, on this device nothing is allocated.
             with torch.device("meta"), warnings.catch_warnings():
                 warnings.simplefilter("ignore")

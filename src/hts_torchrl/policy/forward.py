@@ -21,6 +21,7 @@ from hts_torchrl.config import IS_INIT, EnvSpec, Key
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.models.actor_critic import ActorCritic
 from hts_torchrl.models.distributions import action_head, parameter_keys
+from hts_torchrl.policy.normalization import NormalizedPolicy
 
 
 @dataclass
@@ -48,6 +49,8 @@ def evaluate(
         inputs: observations and memory by key, ``[B, ...]`` each.
         batch_size: B; or N and T for sequences, to a policy that reads them.
     """
+    if isinstance(policy, NormalizedPolicy):
+        return evaluate(policy.policy, policy.normalizer.of(inputs), batch_size)
     if isinstance(policy, ActorCritic) and policy.memory is None:
         features, parameters, value = policy.fused(inputs)
         written: dict[Key, Tensor] = {"hidden": features}

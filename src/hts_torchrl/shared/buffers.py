@@ -50,7 +50,7 @@ class SharedBuffers:
             StateBuffer.layout(spec, num_envs)
             | ActionBuffer.layout(outputs, num_envs)
             | DoubleStorage.layout(
-                spec, outputs, num_envs, schedule.steps_per_round, debug=config.debug
+                spec, outputs, num_envs, schedule.steps_per_round, **self._kind_of_storage
             )
             | WorkerStatus.layout(
                 config.num_executors + config.num_actors,
@@ -69,9 +69,13 @@ class SharedBuffers:
     def _attach(self) -> None:
         self.state = StateBuffer(self.arrays, self.spec)
         self.actions = ActionBuffer(self.arrays, self.outputs)
-        debug = self.config.debug
-        self.storages = DoubleStorage(self.arrays, self.spec, self.outputs, debug=debug)
+        self.storages = DoubleStorage(self.arrays, self.spec, self.outputs, **self._kind_of_storage)
         self.status = WorkerStatus(self.arrays)
+
+    @property
+    def _kind_of_storage(self) -> dict[str, bool]:
+        discounted = self.config.reward_discount is not None
+        return {"debug": self.config.debug, "discounted": discounted}
 
     def renew_signals(self) -> None:
         """Replace all pipes, and empty the worker status, for another pool; the arrays stay."""

@@ -30,7 +30,12 @@ _NUMBERS: dict[Key, str] = {
 }
 
 
-def storage_specs(spec: EnvSpec, outputs: Mapping[Key, ArraySpec]) -> dict[Key, ArraySpec]:
+DISCOUNTED: Key = ("next", "discounted_return")
+
+
+def storage_specs(
+    spec: EnvSpec, outputs: Mapping[Key, ArraySpec], *, discounted: bool = False
+) -> dict[Key, ArraySpec]:
     """List every array of a storage by its TensorDict key, without ``[N, T]``.
 
     Numbers of a step have a last dimension of 1, as in TorchRL.
@@ -38,6 +43,7 @@ def storage_specs(spec: EnvSpec, outputs: Mapping[Key, ArraySpec]) -> dict[Key, 
     Args:
         spec: of one environment.
         outputs: what the policy answers, by key.
+        discounted: whether there are discounted returns.
     """
     specs: dict[Key, ArraySpec] = {}
     for key, array in spec.observations.items():
@@ -45,6 +51,8 @@ def storage_specs(spec: EnvSpec, outputs: Mapping[Key, ArraySpec]) -> dict[Key, 
     specs.update(spec.memory.arrays)
     specs.update(outputs)
     specs.update({key: ArraySpec((1,), np.dtype(dtype)) for key, dtype in _NUMBERS.items()})
+    if discounted:
+        specs[DISCOUNTED] = ArraySpec((1,), np.dtype(np.float32))
     specs["collector", "traj_ids"] = ArraySpec((), np.dtype(np.int64))
     return specs
 
@@ -65,7 +73,7 @@ class RolloutStorage:
         Views are made once, as an executor's step has time for little else than writing to them.
         """
         cells = {key: array[rows].swapaxes(0, 1) for key, array in self.arrays.items()}
-        return cells | {key: cells[key][..., 0] for key in _NUMBERS}
+        return cells | {key: cells[key][..., 0] for key in (*_NUMBERS, DISCOUNTED) if key in cells}
 
 
 _POISON = 0xFF
@@ -147,8 +155,9 @@ class DoubleStorage:
         outputs: Mapping[Key, ArraySpec],
         *,
         debug: bool = False,
+        discounted: bool = False,
     ) -> None:
-        keys = list(storage_specs(spec, outputs))
+        keys = list(storage_specs(spec, outputs, discounted=discounted))
 
         def half(index: int, kind: str) -> dict[Key, Array]:
             return {key: arrays[f"{kind}/{array_name(key)}"][index] for key in keys}
@@ -168,6 +177,7 @@ class DoubleStorage:
         steps: int,
         *,
         debug: bool = False,
+        discounted: bool = False,
     ) -> Layout:
         """Shapes ``[2, N, T, ...]``; in debug mode also of the counts of writes, ``[2, N, T]``.
 
@@ -177,9 +187,10 @@ class DoubleStorage:
             num_envs: N.
             steps: T, of a round.
             debug: whether writes are counted.
+            discounted: whether there are discounted returns.
         """
         cells = (NUM_STORAGES, num_envs, steps)
-        specs = storage_specs(spec, outputs)
+        specs = storage_specs(spec, outputs, discounted=discounted)
         layout: Layout = {
             f"rollout/{array_name(key)}": ((*cells, *array.shape), array.dtype.str)
             for key, array in specs.items()

@@ -29,7 +29,7 @@ PRECISIONS: tuple[Precision, ...] = ("32-true", "bf16-mixed")
 """The Trainer's, in which actors can compute, too."""
 
 
-@takes_settings(CollectorSettings, besides=("first_env",))
+@takes_settings(CollectorSettings, besides=("first_env", "reward_discount"))
 class HTSDataModule(LightningDataModule):
     """Collects rounds while the learner learns, and evaluates on environments of their own.
 
@@ -42,6 +42,10 @@ class HTSDataModule(LightningDataModule):
         collection: ``rounds`` is this project's; ``actors`` (IMPALA) and ``server`` (SEED RL) are
             baselines that nobody waits for, with a learner for data of any age (``Impala``), on the
             CPU and one rank; ``num_actors``, ``delay`` and ``step_barrier`` say nothing to them.
+        normalize_observation: show the policy observations of floats with mean 0 and variance 1,
+            by running statistics of all finished rounds that are frozen in evaluation.
+        normalize_reward: divide what is learned from by the running deviation of discounted
+            returns; scores stay what they are.
         resume_envs: keep the running games in checkpoints, and go on with those of a checkpoint, so
             that the resumed run has the bits of one that was never stopped; else new games begin.
         accept_changes: go on from a checkpoint with other settings that decide bits, which is
@@ -57,6 +61,8 @@ class HTSDataModule(LightningDataModule):
         *,
         total_frames: int,
         collection: Collection = "rounds",
+        normalize_observation: bool = False,
+        normalize_reward: bool = False,
         resume_envs: bool = True,
         accept_changes: bool = False,
         evaluation_episodes: int = 10,
@@ -75,6 +81,7 @@ class HTSDataModule(LightningDataModule):
         self.seed = self.pool.seed
         self.env = env
         self.collection = collection
+        self.normalize_observation, self.normalize_reward = normalize_observation, normalize_reward
         self.resume_envs = resume_envs
         self.accept_changes = accept_changes
         self.evaluation_episodes = evaluation_episodes
@@ -99,7 +106,10 @@ class HTSDataModule(LightningDataModule):
 
     def _plain_settings(self) -> dict[str, Any]:
         """Return all settings as plain data, in the words of a config file."""
-        own = ("evaluation_episodes", "evaluation_frames", "evaluation_greedy")
+        own = (
+            *("normalize_observation", "normalize_reward", "evaluation_episodes"),
+            *("evaluation_frames", "evaluation_greedy"),
+        )
         return {
             **self._settings,
             "env": described(self.env),
@@ -121,7 +131,8 @@ class HTSDataModule(LightningDataModule):
     @property
     def _settings(self) -> dict[str, Any]:
         """The collector's settings that the constructor takes."""
-        return {name: each for name, each in vars(self.pool).items() if name != "first_env"}
+        own = ("first_env", "reward_discount")
+        return {name: each for name, each in vars(self.pool).items() if name not in own}
 
     @property
     def env_spec(self) -> EnvSpec:
@@ -235,6 +246,7 @@ class HTSDataModule(LightningDataModule):
                 policy,
                 precision=self._precision,
                 policy_device=str(self._trainer.strategy.root_device),
+                reward_discount=self._reward_discount,
                 first_env=self._trainer.global_rank * self.schedule.num_envs,
                 clone=False,  # no learner keeps a round
                 all_outputs=getattr(self._trainer.lightning_module, "reads_all_outputs", True),
@@ -247,6 +259,13 @@ class HTSDataModule(LightningDataModule):
             settings=self.pool,
             precision=self._precision,
         )
+
+    @property
+    def _reward_discount(self) -> float | None:
+        """The learner's discount, where returns are to be summed up."""
+        if not self.normalize_reward:
+            return None
+        return float(getattr(self._trainer.lightning_module, "gamma", 0.99))
 
     def val_dataloader(self) -> EvaluationLoader:
         """Return a loader of one evaluation; :meth:`Learner.validation_step` plays it."""

@@ -18,6 +18,7 @@ from hts_torchrl.rng import draws_of, env_seed
 from hts_torchrl.shared.action_log import Segment
 from hts_torchrl.shared.buffers import SharedBuffers
 from hts_torchrl.shared.memory import Memory
+from hts_torchrl.shared.rollout import DISCOUNTED
 from hts_torchrl.shared.worker_status import BusyTimer
 from hts_torchrl.workers.replay import Replay
 
@@ -84,6 +85,8 @@ class Executor:
         self._trajectory = self.envs + first * self._schedule.num_envs
         self._episode_reward = np.zeros(len(envs), np.float32)
         self._step_count = np.zeros(len(envs), np.int64)
+        self._discount = shared.config.reward_discount
+        self._discounted = np.zeros(len(envs), np.float32)
         self._observation = self._group.reset([self._seed_of(row) for row in range(len(envs))])
         self._play_again(segments)
         self._require_declared(self._observation, "reset")
@@ -120,6 +123,7 @@ class Executor:
                 self._observation = self._seeded.restart(late, [self._seed_of(r) for r in late])
                 self._trajectory[late] = trajectories[late]
                 self._episode_reward[late] = self._step_count[late] = 0
+                self._discounted[late] = 0
             if step < replay.longest:
                 transition = self._group.step(replay.actions(step))
                 replay.verify(step, transition)
@@ -179,6 +183,8 @@ class Executor:
     def _count(self, transition: Transition) -> None:
         self._episode_reward += transition.score
         self._step_count += 1
+        if self._discount is not None:
+            self._discounted = self._discounted * np.float32(self._discount) + transition.reward
 
     def _record(self, step: int, transition: Transition) -> None:
         cells = self._cells
@@ -191,12 +197,15 @@ class Executor:
         cells["next", "episode_reward"][step] = self._episode_reward
         cells["next", "step_count"][step] = self._step_count
         cells["collector", "traj_ids"][step] = self._trajectory
+        if self._discount is not None:
+            cells[DISCOUNTED][step] = self._discounted
 
     def _begin_episodes(self, transition: Transition) -> None:
         """Turn to new trajectories, and to new games, where the last have ended."""
         ends = transition.terminated | transition.truncated
         if np.count_nonzero(ends):  # a third of the time of any()
             self._trajectory[ends] += self._schedule.num_envs
+            self._discounted[ends] = 0.0
             self._episode_reward[transition.episode_end] = 0.0
             self._step_count[transition.episode_end] = 0
 

@@ -1,0 +1,158 @@
+"""Running means and variances: of what a policy observes, of rewards, and of values.
+
+They are buffers, and so travel with the weights. They change between rounds only, by all that the
+finished round holds. Shapes: N environments, T steps of a round; B rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import cast
+
+import torch
+from tensordict import TensorDictBase
+from tensordict.nn import TensorDictModuleBase, TensorDictSequential
+from torch import Tensor, nn
+
+from hts_torchrl.config import ArraySpec, EnvSpec, Key
+from hts_torchrl.errors import ConfigurationError
+
+_MOST = 10.0
+_EPSILON = 1e-8
+
+
+class RunningStatistics(nn.Module):
+    """Mean and variance of all rows so far, float64, merged as Chan et al. (1979) merge samples.
+
+    Before the first rows the mean is 0 and the variance 1.
+
+    Args:
+        shape: of a row.
+    """
+
+    mean: Tensor
+    variance: Tensor
+    count: Tensor
+
+    def __init__(self, shape: tuple[int, ...] = ()) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(shape, dtype=torch.float64))
+        self.register_buffer("variance", torch.ones(shape, dtype=torch.float64))
+        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+
+    @torch.no_grad()
+    def update(self, rows: Tensor) -> None:
+        """Take note of rows ``[B, *shape]``; those of other ranks too, in the order of the ranks.
+
+        All ranks must call it, and then have the same statistics.
+        """
+        variance, mean = torch.var_mean(rows.double(), dim=0, correction=0)
+        count = self.count.new_full((), len(rows))
+        for each in _of_all_ranks(torch.stack([mean, variance, count.expand_as(mean)])):
+            self._merge(each[0], each[1], each[2].flatten()[0])
+
+    def _merge(self, mean: Tensor, variance: Tensor, count: Tensor) -> None:
+        total = self.count + count
+        delta = mean - self.mean
+        squares = self.variance * self.count + variance * count
+        squares += delta.square() * self.count * count / total
+        self.mean += delta * count / total
+        self.variance.copy_(squares / total)
+        self.count.copy_(total)
+
+    def deviation(self) -> Tensor:
+        """Return the standard deviation, float32."""
+        return (self.variance + _EPSILON).sqrt().float()
+
+    def normalized(self, rows: Tensor) -> Tensor:
+        """Return rows with mean 0 and variance 1, float32, cut off at 10 deviations."""
+        centred = rows.float() - self.mean.float()
+        return (centred / self.deviation()).clamp(-_MOST, _MOST)
+
+    def scaled(self, rows: Tensor) -> Tensor:
+        """Return rows with variance 1 and the mean they have, cut off at 10 deviations."""
+        return (rows / self.deviation()).clamp(-_MOST, _MOST)
+
+    def restored(self, normalized: Tensor) -> Tensor:
+        """Return the rows whose :meth:`normalized` these are."""
+        return normalized * self.deviation() + self.mean.float()
+
+
+def _of_all_ranks(moments: Tensor) -> list[Tensor]:
+    distributed = torch.distributed
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return [moments]
+    ranks = [torch.empty_like(moments) for _ in range(distributed.get_world_size())]
+    distributed.all_gather(ranks, moments)
+    return ranks
+
+
+class ObservationNormalizer(TensorDictModuleBase):
+    """Normalises observations of floats, each element by statistics of its own, in their place.
+
+    Args:
+        spec: of the environment; its other observations, such as pictures of uint8, stay.
+
+    Raises:
+        ConfigurationError: if no observation is of floats.
+    """
+
+    def __init__(self, spec: EnvSpec) -> None:
+        super().__init__()
+        shapes = {k: array.shape for k, array in spec.observations.items() if _is_float(array)}
+        if not shapes:
+            seen = ", ".join(f"{key!r} {array}" for key, array in spec.observations.items())
+            raise ConfigurationError(
+                f"normalize_observation=true, but no observation is of floats ({seen}): the "
+                "networks scale pictures themselves"
+            )
+        self.in_keys = self.out_keys = list(shapes)
+        self.statistics = nn.ModuleList(RunningStatistics(shape) for shape in shapes.values())
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Replace observations ``[..., *shape]`` by normalised ones."""
+        for key, statistics in self._pairs():
+            tensordict.set(key, statistics.normalized(tensordict.get(key)))
+        return tensordict
+
+    def of(self, inputs: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
+        """Return inputs by key, with normalised observations."""
+        return {**inputs, **{key: each.normalized(inputs[key]) for key, each in self._pairs()}}
+
+    def update(self, batch: TensorDictBase) -> None:
+        """Take note of a finished round ``[N, T]``."""
+        for key, statistics in self._pairs():
+            statistics.update(batch[key].flatten(0, 1))
+
+    def _pairs(self) -> list[tuple[Key, RunningStatistics]]:
+        each = cast("list[RunningStatistics]", list(self.statistics))
+        return list(zip(self.in_keys, each, strict=True))
+
+
+def _is_float(array: ArraySpec) -> bool:
+    return array.dtype.kind == "f"
+
+
+class NormalizedPolicy(TensorDictSequential):
+    """A policy behind normalised observations: what ``data.normalize_observation`` trains.
+
+    Args:
+        policy: a TensorDict policy, which reads what is normalised.
+        spec: of the environment.
+
+    Raises:
+        ConfigurationError: if no observation is of floats.
+    """
+
+    def __init__(self, policy: TensorDictModuleBase, spec: EnvSpec) -> None:
+        super().__init__(ObservationNormalizer(spec), policy)
+
+    @property
+    def normalizer(self) -> ObservationNormalizer:
+        """What stands before the policy."""
+        return cast("ObservationNormalizer", self.module[0])
+
+    @property
+    def policy(self) -> TensorDictModuleBase:
+        """The policy itself."""
+        return cast("TensorDictModuleBase", self.module[1])

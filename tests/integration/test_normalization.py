@@ -1,0 +1,145 @@
+"""Normalised observations, rewards and values, from the collector to a checkpoint."""
+
+import numpy as np
+import pytest
+import torch
+
+from hts_torchrl import A2C, PPO, AtariEnvs, ConfigurationError, GymEnvs, Impala, load_policy
+from hts_torchrl.policy.export import save_policy
+from hts_torchrl.training.evaluation import Evaluation
+from tests.fits import cartpole, quiet_trainer, watched_fit
+
+PENDULUM = GymEnvs("Pendulum-v1", {"max_episode_steps": 7})
+BOTH = {"normalize_observation": True, "normalize_reward": True}
+
+
+class Comparing(A2C):
+    """Compares log-probabilities with those that actors stored, at the weights that acted."""
+
+    distances: list
+
+    def loss(self, samples):
+        policy, _ = self.evaluate(samples)
+        distance = policy.log_prob(samples["action"]).detach() - samples["behaviour_log_prob"]
+        self.distances.append(float(distance.abs().max()))
+        return super().loss(samples)
+
+
+@pytest.mark.parametrize("delay", [0, 1])
+def test_the_gradient_is_taken_with_the_statistics_that_acted(delay):
+    learner = Comparing(learning_rate=0.05)
+    learner.distances = []
+    watched_fit(learner, cartpole(6, env=PENDULUM, delay=delay, **BOTH))
+    assert len(learner.distances) == 6
+    assert max(learner.distances) < 1e-4  # statistics of another round: 0.1 and more
+
+
+@pytest.mark.parametrize("make", [A2C, lambda: PPO(epochs=2, minibatches=2), Impala])
+def test_statistics_are_of_all_finished_rounds(make):
+    learner = make()
+    watch = watched_fit(learner, cartpole(4, env=PENDULUM, **BOTH))
+    rows = (
+        torch.cat([batch["observation"].flatten(0, 1) for batch in watch.rounds]).double().numpy()
+    )
+    (statistics,) = learner.policy.normalizer.statistics
+    np.testing.assert_allclose(statistics.mean, rows.mean(0), rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(statistics.variance, rows.var(0), rtol=1e-9)
+
+
+def test_rewards_are_divided_by_the_deviation_of_discounted_returns():
+    """By hand: the sum goes on from round to round, and begins anew with each trajectory."""
+    learner = A2C(gamma=0.9, learning_rate=0.01)
+    seen = []
+    learner.gae = lambda batch, **_: _remember(learner, batch, seen)
+    watch = watched_fit(learner, cartpole(5, env=PENDULUM, normalize_reward=True))
+    sums, every = np.zeros(4, np.float32), []
+    for number, batch in enumerate(watch.rounds):
+        deviation = np.sqrt(np.var(every)) if every else 1.0
+        rewards = batch["next", "reward"][..., 0].numpy()
+        np.testing.assert_allclose(seen[number], rewards / deviation, rtol=1e-5)
+        for step in range(rewards.shape[1]):
+            sums = sums * np.float32(0.9) + rewards[:, step]
+            stored = batch["next", "discounted_return"][:, step, 0].numpy()
+            np.testing.assert_allclose(stored, sums, rtol=1e-6)
+            every += sums.tolist()
+            sums[batch["next", "done"][:, step, 0].numpy()] = 0
+    assert any(batch["next", "done"].any() for batch in watch.rounds)
+
+
+def _remember(learner, batch, seen):
+    seen.append(learner.rewards(batch)[..., 0].clone())
+    return A2C.gae(learner, batch, gae_lambda=1.0)
+
+
+def test_batches_and_scores_hold_the_games_own_rewards():
+    watch = watched_fit(A2C(learning_rate=0.0), cartpole(3, normalize_reward=True))
+    for batch in watch.rounds:
+        assert batch["next", "reward"].unique().tolist() == [1.0]
+        assert torch.equal(batch["next", "episode_reward"], batch["next", "step_count"].float())
+
+
+def test_a_critic_of_normalised_values_bootstraps_with_true_ones():
+    """Its answers times deviation plus mean: by hand, with one step and no other reward."""
+    learner = A2C(normalize_value=True, gamma=0.5)
+    watched_fit(learner, cartpole(3))
+    scale = learner.value_scale
+    batch = watched_fit(A2C(learning_rate=0.0), cartpole(1)).rounds[0]
+    learner._trainer = None
+    learner.lag = 0
+    learner.values_where = lambda _, chosen: torch.ones(int(chosen.sum()), 1)
+    targets = learner.gae(batch, gae_lambda=0.0)
+    following = batch["state_value"].roll(-1, 1)
+    following[:, -1] = 1
+    deviation, mean = scale.variance.sqrt(), scale.mean
+    expected = 1 + 0.5 * (following * deviation + mean)
+    expected[batch["next", "terminated"]] = 1
+    expected = ((expected - mean) / deviation).squeeze(-1)
+    torch.testing.assert_close(targets.returns, expected.float(), rtol=1e-4, atol=1e-5)
+
+
+def test_an_evaluation_leaves_the_statistics_as_they_are():
+    learner = A2C()
+    watched_fit(learner, cartpole(2, env=PENDULUM, **BOTH))
+    before = {name: tensor.clone() for name, tensor in learner.state_dict().items()}
+    Evaluation(PENDULUM, 3, seed=0).run(learner.policy)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in learner.state_dict().items())
+
+
+def test_a_checkpoint_brings_the_statistics_back(tmp_path):
+    learner = PPO(epochs=1, minibatches=1, normalize_value=True)
+    trainer = quiet_trainer()
+    trainer.fit(learner, cartpole(2, env=PENDULUM, **BOTH))
+    trainer.save_checkpoint(tmp_path / "last.ckpt")
+    again = PPO.load_from_checkpoint(tmp_path / "last.ckpt")
+    assert again.normalizes
+    assert all(
+        torch.equal(tensor, again.state_dict()[name])
+        for name, tensor in learner.state_dict().items()
+    )
+
+
+def test_an_exported_policy_normalises(tmp_path):
+    learner, data = A2C(), cartpole(2, env=PENDULUM, **BOTH)
+    watched_fit(learner, data)
+    save_policy(
+        learner.policy,
+        tmp_path / "p.safetensors",
+        spec=data.env_spec,
+        network="mlp",
+        normalized=True,
+    )
+    evaluation = Evaluation(PENDULUM, 4, seed=2)
+    scores = evaluation.run(learner.policy).scores.tolist()
+    assert evaluation.run(load_policy(tmp_path / "p.safetensors")).scores.tolist() == scores
+
+
+def test_pictures_cannot_be_normalised():
+    with pytest.raises(ConfigurationError, match="no observation is of floats"):
+        watched_fit(
+            A2C(network="nips"), cartpole(1, env=AtariEnvs("pong"), normalize_observation=True)
+        )
+
+
+def test_impala_has_no_normalised_values():
+    with pytest.raises(ConfigurationError, match="normalize_value=true: A2C and PPO"):
+        Impala(normalize_value=True)
