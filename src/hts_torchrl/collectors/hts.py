@@ -21,7 +21,7 @@ from hts_torchrl.envs.group import CreateEnv, EnvFactory, SeededGroup
 from hts_torchrl.envs.layers import warn_of_statistics
 from hts_torchrl.envs.make_group import make_group, number_of_envs
 from hts_torchrl.errors import ConfigurationError, ProtocolError
-from hts_torchrl.policy.forward import as_policy
+from hts_torchrl.policy.as_policy import as_policy
 from hts_torchrl.policy.memory import with_memory
 from hts_torchrl.settings import takes_settings
 from hts_torchrl.workers.actor import find_settings

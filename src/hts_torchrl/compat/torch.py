@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -38,3 +38,9 @@ def bfloat16_in_hardware() -> bool:
     """Return whether this CPU computes in bfloat16 itself."""
     supported: bool = torch.ops.mkldnn._is_mkldnn_bf16_supported()
     return supported
+
+
+def uncompiled(module: nn.Module) -> nn.Module:
+    """Return what ``torch.compile`` was given, with the same parameters; else the module itself."""
+    original: nn.Module = getattr(module, "_orig_mod", module)
+    return original

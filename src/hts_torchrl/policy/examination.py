@@ -90,7 +90,11 @@ def find_outputs(inference: PolicyInference) -> dict[Key, ArraySpec]:
     inference.extras = _extras(inference, result.written)
     _refuse_chance(inference, drawn, result)
     tensors, _ = inference.run_batch()
-    _refuse_other_actions(action, tensors[action.key], result.distribution)
+    _refuse_other_shape(action, tensors[action.key])
+    if inference.log_prob_key is None:
+        _refuse_other_type(action, tensors[action.key])
+    else:
+        _refuse_other_distribution(action, tensors[action.key], result.distribution)
     answers = {key: value.cpu().numpy() for key, value in tensors.items()}
     return {key: ArraySpec(value.shape[1:], value.dtype) for key, value in answers.items()}
 
@@ -152,14 +156,26 @@ def _refuse_chance(inference: PolicyInference, drawn: Sequence[str], first: Poli
         )
 
 
-def _refuse_other_actions(wanted: ActionSpec, action: Tensor, dist: Distribution) -> None:
-    """Refuse a policy whose actions ``[R, ...]`` are not such as the environment accepts."""
+def _refuse_other_shape(wanted: ActionSpec, action: Tensor) -> None:
+    """Refuse a policy whose actions ``[R, ...]`` are not of the shape that is accepted."""
     shape = tuple(action.shape[1:])
     if shape != wanted.array.shape:
         raise ConfigurationError(
             f"the policy's action has shape {shape}, but the environment "
             f"accepts {wanted.array.shape} ({wanted.kind})"
         )
+
+
+def _refuse_other_type(wanted: ActionSpec, action: Tensor) -> None:
+    """Refuse a policy that writes numbers for choices, or choices for numbers."""
+    if action.is_floating_point() != (wanted.kind == "continuous"):
+        raise ConfigurationError(
+            f"the policy's action is {action.dtype}, but the environment's are {wanted.kind}"
+        )
+
+
+def _refuse_other_distribution(wanted: ActionSpec, action: Tensor, dist: Distribution) -> None:
+    """Refuse distributions of other actions than the environment accepts."""
     if _is_discrete(dist, action) == (wanted.kind == "continuous"):
         raise ConfigurationError(
             f"the policy draws actions from a {type(dist).__name__}, but the environment's are "

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from tensordict import TensorDictBase
+from tensordict.nn import ProbabilisticTensorDictModule
 from torch import Tensor, nn
 
 from hts_torchrl.config import (
@@ -19,7 +20,13 @@ from hts_torchrl.config import (
     next_key,
 )
 from hts_torchrl.errors import ConfigurationError
-from hts_torchrl.policy.forward import PolicyOutput, evaluate, probabilistic_module
+from hts_torchrl.policy.exploration import ExploringPolicy, noise_memory
+from hts_torchrl.policy.forward import (
+    PolicyOutput,
+    evaluate,
+    is_probabilistic,
+    probabilistic_module,
+)
 from hts_torchrl.policy.sampling import RowDistribution, mode, sample
 
 
@@ -73,19 +80,30 @@ class PolicyInference:
             key: torch.zeros(batch_size, *array.shape, dtype=_torch_dtype(array.dtype))
             for key, array in spec.inputs.items()
         }
-        self.carried = [next_key(key) for key in spec.memory.initial]
-        """Keys of the memory that the policy writes."""
+        noise = noise_memory(policy, spec.action)
+        self.carried = {
+            next_key(key): key if key in noise else next_key(key) for key in spec.memory.initial
+        }
+        """Keys of the memory for the next step, each with the key that the policy writes it to."""
         self.draws = torch.full((batch_size, spec.action.num_draws), 0.5, dtype=torch.float64)
-        module = probabilistic_module(policy)
-        written = " and ".join(map(repr, module.dist_sample_keys))
-        if module.dist_sample_keys != [spec.action.key]:
-            raise ConfigurationError(
-                f"the policy writes its action to {written}; {spec.action.key!r} is needed"
-            )
-        self._head = module
-        self.log_prob_key: Key = module.log_prob_key
         self.action = spec.action
+        self.log_prob_key: Key | None = None
+        """None if the policy writes the action itself, and gives no distribution."""
+        self._exploring: ExploringPolicy | None = None
+        if is_probabilistic(policy):
+            self._head = probabilistic_module(policy)
+            self._require_action(self._head)
+            self.log_prob_key = self._head.log_prob_key
+        else:
+            self._exploring = ExploringPolicy(policy, spec.action)
         self.extras = list(extras)
+
+    def _require_action(self, head: ProbabilisticTensorDictModule) -> None:
+        written = " and ".join(map(repr, head.dist_sample_keys))
+        if head.dist_sample_keys != [self.action.key]:
+            raise ConfigurationError(
+                f"the policy writes its action to {written}; {self.action.key!r} is needed"
+            )
 
     def answer(
         self, inputs: Mapping[Key, Array], draws: Array, *, greedy: bool = False
@@ -98,8 +116,8 @@ class PolicyInference:
             greedy: the likeliest action instead of a drawn one.
 
         Returns:
-            Action, float32 log-probability ``[R]``, value ``[R, 1]`` if the policy has one, what
-            it writes under ``next``, and the extras.
+            Action; float32 log-probability ``[R]`` and value ``[R, 1]`` if the policy has them;
+            what it remembers, and the extras.
         """
         rows = len(draws)
         parts = [
@@ -125,23 +143,47 @@ class PolicyInference:
         """Run one pass over ``inputs`` and ``draws``: its answers, and all that it computed."""
         inputs = {key: value.to(self._device) for key, value in self.inputs.items()}
         with torch.no_grad(), one_thread():
-            with torch.autocast(self._device.type, torch.bfloat16, enabled=self._bf16):
-                result = evaluate(self.policy, inputs, self.batch_size)
-            dist = result.distribution
-            if greedy:
-                action = mode(dist)
+            draws = self.draws.to(self._device)
+            if self._exploring is None:
+                answers, result = self._sampled(inputs, draws, greedy)
             else:
-                action = sample(dist, self.draws.to(self._device), self._row_distribution(result))
-            log_prob = dist.log_prob(action).float()
-            answers: dict[Key, Tensor] = {self.action.key: action, self.log_prob_key: log_prob}
+                answers, result = self._explored(self._exploring, inputs, draws, greedy)
             if result.value is not None:
                 answers["state_value"] = result.value.float()
-            for key in (*self.carried, *self.extras):
+            for key, written in self.carried.items():
+                answers[key] = result.written[written]
+            for key in self.extras:
                 answers[key] = result.written[key]
             for key, answer in answers.items():
                 if answer.dtype is torch.bfloat16:  # which numpy does not have
                     answers[key] = answer.float()
         return answers, result
+
+    def _autocast(self) -> torch.autocast:
+        return torch.autocast(self._device.type, torch.bfloat16, enabled=self._bf16)
+
+    def _sampled(
+        self, inputs: dict[Key, Tensor], draws: Tensor, greedy: bool
+    ) -> tuple[dict[Key, Tensor], PolicyOutput]:
+        with self._autocast():
+            result = evaluate(self.policy, inputs, self.batch_size)
+        dist = result.distribution
+        action = mode(dist) if greedy else sample(dist, draws, self._row_distribution(result))
+        answers = {self.action.key: action, self._head.log_prob_key: dist.log_prob(action).float()}
+        return answers, result
+
+    def _explored(
+        self,
+        exploring: ExploringPolicy,
+        inputs: dict[Key, Tensor],
+        draws: Tensor,
+        greedy: bool,
+    ) -> tuple[dict[Key, Tensor], PolicyOutput]:
+        with self._autocast():
+            decided = exploring.decide(inputs, self.batch_size)
+        written = exploring.explore(decided, draws, greedy=greedy)
+        value = written.get("state_value", None)
+        return {self.action.key: written[self.action.key]}, PolicyOutput(None, value, written)
 
     def _row_distribution(self, result: PolicyOutput) -> RowDistribution | None:
         written = result.written

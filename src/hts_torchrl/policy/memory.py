@@ -10,6 +10,7 @@ from torch import nn
 from hts_torchrl.config import IS_INIT, Array, EnvSpec, Key, MemorySpec, next_key
 from hts_torchrl.envs.torchrl import primer_values
 from hts_torchrl.errors import ConfigurationError
+from hts_torchrl.policy.exploration import noise_memory
 from hts_torchrl.policy.forward import modules_of, path_of
 
 
@@ -54,7 +55,9 @@ def with_memory(policy: nn.Module, spec: EnvSpec) -> EnvSpec:
             )
         initial[key] = filled[path_of(key)]
     read: list[Key] = list(getattr(policy, "in_keys", ()))
-    reads_is_init = IS_INIT in read and IS_INIT not in spec.observations
+    noise = noise_memory(policy, spec.action)
+    initial |= noise
+    reads_is_init = (IS_INIT in read or bool(noise)) and IS_INIT not in spec.observations
     return replace(spec, memory=MemorySpec(initial, reads_is_init))
 
 

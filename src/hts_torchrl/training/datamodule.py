@@ -16,7 +16,7 @@ from hts_torchrl.config import MOST_ENVS, Collection, CollectorSettings, EnvSpec
 from hts_torchrl.envs.group import EnvFactory
 from hts_torchrl.envs.make_group import env_spec_of
 from hts_torchrl.errors import ConfigurationError, require
-from hts_torchrl.policy.forward import as_policy
+from hts_torchrl.policy.as_policy import as_policy
 from hts_torchrl.settings import takes_settings
 from hts_torchrl.training.data_state import DataState
 from hts_torchrl.training.evaluation import Evaluation
