@@ -79,6 +79,8 @@ class CheckpointSettings:
             known.pop("network", None)
         elif known.get("network", "mlp") not in BUILT_IN_TRUNKS:
             self.withheld["model.network"] = known.pop("network")
+        if "." in known.get("optimizer", ""):
+            self.withheld["model.optimizer"] = known.pop("optimizer")
         self.config["model"] = {"class_path": name, "init_args": known}
 
     def _add_data(self, settings: object) -> None:

@@ -53,6 +53,11 @@ def restored(
             f"{path}: its policy ({named}) is none of this package: give the module to load into, "
             f"{make.__name__}.load_from_checkpoint(path, policy=...)"
         )
+    if "." in known.get("optimizer", "") and "optimizer" not in given:
+        raise ConfigurationError(
+            f"{path}: its optimizer ({known['optimizer']}) is imported only if you name it: give "
+            f"{make.__name__}.load_from_checkpoint(path, optimizer=...)"
+        )
     learner: Any = make(**settings)
     if learner.policy is None:
         with torch.random.fork_rng(devices=[]):  # the caller's random numbers stay as they are
