@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from hts_torchrl.learner import PPO as PPO
     from hts_torchrl.learner import Impala as Impala
     from hts_torchrl.learner import Learner as Learner
+    from hts_torchrl.learner import RoundModule as RoundModule
     from hts_torchrl.models import ActorCritic as ActorCritic
     from hts_torchrl.models import make_actor_critic as make_actor_critic
     from hts_torchrl.objectives.returns import Targets as Targets
@@ -67,7 +68,7 @@ _NAMES = {
         "WorkerError",
         "WorkerPlace",
     ],
-    "learner": ["A2C", "PPO", "Impala", "Learner"],
+    "learner": ["A2C", "PPO", "Impala", "Learner", "RoundModule"],
     "models": ["ActorCritic", "make_actor_critic"],
     "objectives.returns": ["Targets"],
     "policy.export": ["load_policy", "save_policy"],
