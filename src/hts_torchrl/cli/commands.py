@@ -104,7 +104,7 @@ class HTSTrainer(Trainer):
         try:
             if kind == ".onnx":
                 difference = save_onnx(policy, output, spec=spec, about=about)
-                told = f" (its answers differ from the policy's by {difference:.1g} at most)"
+                told = f" (its answers differ from the policy's by {difference:.3g} at most)"
             else:
                 squash = model.squash
                 save_policy(policy, output, spec=spec, network=network, squash=squash, about=about)

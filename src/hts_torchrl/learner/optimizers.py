@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -104,15 +105,7 @@ def make_optimizer(
     if not parameters:
         raise ConfigurationError("the policy has no parameter that requires a gradient")
 
-    def made(cls: type[Optimizer], part: list[Parameter]) -> Optimizer:
-        taken = inspect.signature(cls).parameters
-        defaults = _OURS.get(cls.__name__, {}) if cls in _BY_NAME.values() else {}
-        given = {k: v for k, v in {**defaults, **arguments}.items() if k in taken}
-        if "eps" in taken and isinstance(taken["eps"].default, float):
-            given["eps"] = epsilon
-        make: Callable[..., Optimizer] = cls
-        return make(part, lr=learning_rate, **given)
-
+    made = partial(_made, learning_rate=learning_rate, epsilon=epsilon, arguments=arguments)
     cls = optimizer_class(name)
     matrices = _hidden_matrices(policy) if cls is Muon else []
     if cls is Muon and not matrices:
@@ -124,6 +117,23 @@ def make_optimizer(
         return made(cls, parameters)
     except (TypeError, ValueError) as error:
         raise ConfigurationError(f"optimizer={name!r} with {dict(arguments)}: {error}") from error
+
+
+def _made(
+    cls: type[Optimizer],
+    parameters: list[Parameter],
+    *,
+    learning_rate: float,
+    epsilon: float,
+    arguments: Mapping[str, Any],
+) -> Optimizer:
+    taken = inspect.signature(cls).parameters
+    defaults = _OURS.get(cls.__name__, {}) if cls in _BY_NAME.values() else {}
+    given = {k: v for k, v in {**defaults, **arguments}.items() if k in taken}
+    if "eps" in taken and isinstance(taken["eps"].default, float):
+        given["eps"] = epsilon
+    make: Callable[..., Optimizer] = cls
+    return make(parameters, lr=learning_rate, **given)
 
 
 class MuonWithAdamW(Optimizer):

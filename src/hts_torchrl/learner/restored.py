@@ -53,10 +53,10 @@ def restored(
             f"{path}: its policy ({named}) is none of this package: give the module to load into, "
             f"{make.__name__}.load_from_checkpoint(path, policy=...)"
         )
-    if "." in known.get("optimizer", "") and "optimizer" not in given:
+    if "optimizer" not in given and "." in (own_class := known.get("optimizer", "")):
         raise ConfigurationError(
-            f"{path}: its optimizer ({known['optimizer']}) is imported only if you name it: give "
-            f"{make.__name__}.load_from_checkpoint(path, optimizer=...)"
+            f"{path}: its optimizer ({own_class}) is imported only if you name it: give "
+            "load_from_checkpoint(path, optimizer=...)"
         )
     learner: Any = make(**settings)
     if learner.policy is None:
