@@ -34,11 +34,13 @@ if TYPE_CHECKING:
     from hts_torchrl.learner import PPO as PPO
     from hts_torchrl.learner import Impala as Impala
     from hts_torchrl.learner import Learner as Learner
+    from hts_torchrl.learner import RoundModule as RoundModule
     from hts_torchrl.models import ActorCritic as ActorCritic
     from hts_torchrl.models import make_actor_critic as make_actor_critic
     from hts_torchrl.objectives.returns import Targets as Targets
     from hts_torchrl.policy.export import load_policy as load_policy
     from hts_torchrl.policy.export import save_policy as save_policy
+    from hts_torchrl.policy.onnx_file import save_onnx as save_onnx
     from hts_torchrl.training.callbacks import LearningCurve as LearningCurve
     from hts_torchrl.training.callbacks import RoundTrace as RoundTrace
     from hts_torchrl.training.callbacks import StopTogether as StopTogether
@@ -67,10 +69,11 @@ _NAMES = {
         "WorkerError",
         "WorkerPlace",
     ],
-    "learner": ["A2C", "PPO", "Impala", "Learner"],
+    "learner": ["A2C", "PPO", "Impala", "Learner", "RoundModule"],
     "models": ["ActorCritic", "make_actor_critic"],
     "objectives.returns": ["Targets"],
     "policy.export": ["load_policy", "save_policy"],
+    "policy.onnx_file": ["save_onnx"],
     "training.callbacks": ["LearningCurve", "RoundTrace", "StopTogether", "TrainingStatistics"],
     "training.checkpoints": ["DurableCheckpointIO"],
     "training.datamodule": ["HTSDataModule"],

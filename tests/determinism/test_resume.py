@@ -32,7 +32,14 @@ from hts_torchrl.envs.atari import AtariGroup
 from hts_torchrl.envs.make_group import make_group
 from hts_torchrl.errors import ReplayError
 from hts_torchrl.training.callbacks import LastCheckpoint, LearningCurve, TrainingStatistics
-from tests.determinism.tasks import CARTPOLE, LEARNINGS, SPECIAL_LEARNINGS, Learning
+from tests.determinism.tasks import (
+    CARTPOLE,
+    DECAYING_A2C,
+    LEARNINGS,
+    SHORT_PPO,
+    SPECIAL_LEARNINGS,
+    Learning,
+)
 from tests.fakes import CoordinateEnvs
 from tests.fits import Watch, cartpole, watched_fit
 from tests.runs import digest, perturbed
@@ -54,6 +61,13 @@ STEADY = {
     "steady A2C": Learning(partial(A2C, learning_rate=0.01)),
     "steady PPO": Learning(partial(PPO, epochs=2, minibatches=2)),
     "PPO displacement": LEARNINGS["PPO displacement"],
+}
+
+
+OPTIMIZERS = {
+    "A2C AdamW": Learning(partial(DECAYING_A2C, optimizer="AdamW")),
+    "PPO Muon": Learning(partial(SHORT_PPO, optimizer="muon")),
+    "PPO SGD": Learning(partial(SHORT_PPO, optimizer="sgd", optimizer_kwargs={"momentum": 0.5})),
 }
 
 
@@ -108,7 +122,7 @@ class Final(Callback):
 def train(learner: str, folder: Path, ckpt_path=None, callbacks=(), **settings) -> Run:
     """Train to the end, in a process whose generator has another state when a run is resumed."""
     torch.manual_seed(0 if ckpt_path is None else 1)
-    task = (LEARNINGS | SPECIAL_LEARNINGS | STEADY)[learner]
+    task = (LEARNINGS | SPECIAL_LEARNINGS | STEADY | OPTIMIZERS)[learner]
     trainer_settings = task.trainer | settings.pop("trainer", {})
     final, statistics, curve = Final(), TrainingStatistics(), LearningCurve()
     settings = {"env": task.env, "evaluation_episodes": 2} | task.data | settings
@@ -329,6 +343,19 @@ def interrupt_steps(monkeypatch, number: int) -> None:
     ],
 )
 def test_what_draws_or_normalises_or_rounds_resumes_to_the_same_bits(learner, tmp_path):
+    """From a checkpoint in the middle of a round or after it, and from one that Ctrl-C left."""
+    whole = train(learner, tmp_path, callbacks=[saving(tmp_path, every_n_train_steps=1)])
+    paths = checkpoints(tmp_path)
+    for path in (paths[1], paths[len(paths) // 2]):
+        assert train(learner, tmp_path, path).ends_like(whole), path
+    interrupted(tmp_path, learner, part=3)
+    assert train(learner, tmp_path, tmp_path / "stopped.ckpt").ends_like(whole)
+
+
+@pytest.mark.parametrize(
+    "learner", ["A2C AdamW", "PPO Muon", pytest.param("PPO SGD", marks=THOROUGH)]
+)
+def test_any_optimiser_resumes_to_the_same_bits(learner, tmp_path):
     """From a checkpoint in the middle of a round or after it, and from one that Ctrl-C left."""
     whole = train(learner, tmp_path, callbacks=[saving(tmp_path, every_n_train_steps=1)])
     paths = checkpoints(tmp_path)

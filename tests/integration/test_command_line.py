@@ -291,6 +291,22 @@ class TestExport:
             "updates": 3,
         }
 
+    def test_writes_an_onnx_file_that_answers_as_the_policy(self, run_directory, tmp_path, capsys):
+        runtime = pytest.importorskip("onnxruntime")
+        checkpoint, output = run_directory / "checkpoints" / "last.ckpt", tmp_path / "mine.onnx"
+        run("export", f"--ckpt_path={checkpoint}", f"--output={output}")
+        told = f"policy after 3 updates: {output} (its answers differ from the policy's by "
+        assert capsys.readouterr().out.startswith(told)
+        run("export", f"--ckpt_path={checkpoint}", f"--output={tmp_path}/same.safetensors")
+        policy = load_policy(tmp_path / "same.safetensors")
+        observation = torch.linspace(-1, 1, 20).reshape(5, 4)
+        with torch.no_grad():
+            parameters, value = policy.heads({"observation": observation})
+        given = {"observation": observation.numpy()}
+        logits, own_value, _ = runtime.InferenceSession(output).run(None, given)
+        torch.testing.assert_close(torch.from_numpy(logits), parameters["logits"])
+        torch.testing.assert_close(torch.from_numpy(own_value), value)
+
     def test_a_policy_of_the_users_own_needs_its_module(self, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         own = "--model.policy=tests.command_line.Valued"
@@ -303,7 +319,7 @@ class TestExport:
     def test_a_wrong_output_is_refused(self, run_directory, capsys):
         arguments = ["export", f"--ckpt_path={run_directory}/checkpoints/last.ckpt"]
         message = refused(capsys, *arguments, "--output=policy.pt")
-        assert message == "--output=policy.pt: a name that ends in .safetensors is needed"
+        assert message == "--output=policy.pt: a name that ends in .safetensors or .onnx is needed"
         message = refused(capsys, *arguments, "--output=/dev/null/policy.safetensors")
         assert message.startswith("--output=/dev/null/policy.safetensors: cannot write the policy")
 

@@ -14,12 +14,29 @@ from hts_torchrl import GymEnvs, make_actor_critic
 from hts_torchrl.training.callbacks import LearningCurve, TrainingStatistics
 from hts_torchrl.training.callbacks.stop_together import leave_together
 from tests.fits import SGDA2C, SGDPPO, Watch, cartpole, quiet_trainer, watched_fit
+from tests.integration.test_own_modules import Plain
 from tests.policies import policy_with
 
 ROUNDS = 4
 ENVS = 4  # of each rank
 STEPS = 8
+
+
+class PlainSGD(Plain):
+    """A module that is no learner; what it calls updates counts nothing."""
+
+    updates = 7
+
+    def __init__(self, policy, learning_rate):
+        super().__init__()
+        self.policy, self.learning_rate = policy, learning_rate
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.policy.parameters(), self.learning_rate)
+
+
 LEARNERS = {
+    "plain": (PlainSGD, {}),
     "a2c": (SGDA2C, {"gae_lambda": 0.95}),
     "displacement": (SGDPPO, {"epochs": 2, "minibatches": 1, "delayed_step": "displacement"}),
     "dropout and statistics": (SGDPPO, {"epochs": 2, "minibatches": 1}),

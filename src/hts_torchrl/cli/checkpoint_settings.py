@@ -79,6 +79,8 @@ class CheckpointSettings:
             known.pop("network", None)
         elif not is_built_in(known.get("network", "mlp")):
             self.withheld["model.network"] = known.pop("network")
+        if "." in known.get("optimizer", ""):
+            self.withheld["model.optimizer"] = known.pop("optimizer")
         self.config["model"] = {"class_path": name, "init_args": known}
 
     def _add_data(self, settings: object) -> None:

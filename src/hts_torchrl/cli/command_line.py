@@ -177,6 +177,8 @@ class HTSCommandLine(CommandLine):
             withheld = f"model.{name}" in self._checkpoint.withheld
             if withheld and name in own and own[name] == default:
                 raise self._checkpoint.refusal(f"model.{name}")
+        if "model.optimizer" in self._checkpoint.withheld and "." not in own.get("optimizer", "."):
+            raise self._checkpoint.refusal("model.optimizer")
 
     def seed_run(self) -> None:
         """Report a seed that is out of bounds in one line."""

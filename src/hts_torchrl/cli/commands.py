@@ -16,6 +16,7 @@ from lightning.pytorch.loggers.logger import DummyLogger
 from hts_torchrl.errors import ConfigurationError, DifferenceError, require
 from hts_torchrl.learner import Learner
 from hts_torchrl.policy.export import save_policy
+from hts_torchrl.policy.onnx_file import save_onnx
 from hts_torchrl.tools.advise import Advisor
 from hts_torchrl.tools.verify import Manifest, first_difference, record
 from hts_torchrl.training.datamodule import HTSDataModule
@@ -78,37 +79,45 @@ class HTSTrainer(Trainer):
         weights_only: bool | None = True,
         output: str = "policy.safetensors",
     ) -> None:
-        """Write the policy of a checkpoint into a safetensors file, which load_policy reads.
+        """Write the policy of a checkpoint into a safetensors file, or into an ONNX file.
 
         Args:
             model: the learner whose policy it is.
             datamodule: knows the environment.
             ckpt_path: the checkpoint.
             weights_only: load tensors and plain values only, never code.
-            output: file to write, ``.safetensors``.
+            output: file to write: ``.safetensors``, which load_policy reads, or ``.onnx``.
         """
-        if Path(output).suffix != ".safetensors":
+        kind = Path(output).suffix
+        if kind not in (".safetensors", ".onnx"):
             raise ConfigurationError(
-                f"--output={output}: a name that ends in .safetensors is needed"
+                f"--output={output}: a name that ends in .safetensors or .onnx is needed"
             )
         built_in = model.policy is None
         _load_weights("export", model, datamodule, ckpt_path, weights_only=weights_only)
         env = datamodule.env
         settings: dict[str, Any] = asdict(env) if is_dataclass(env) else {}
         environment = {"factory": type(env).__name__, **settings}
+        about = {"environment": environment, "updates": model.updates}
+        policy, spec, told = model.actor_critic, datamodule.env_spec, ""
+        network = model.network if built_in else None
         try:
-            save_policy(
-                model.actor_critic,
-                output,
-                spec=datamodule.env_spec,
-                network=model.network if built_in else None,
-                squash=model.squash,
-                normalized=model.normalizes,
-                about={"environment": environment, "updates": model.updates},
-            )
+            if kind == ".onnx":
+                difference = save_onnx(policy, output, spec=spec, about=about)
+                told = f" (its answers differ from the policy's by {difference:.3g} at most)"
+            else:
+                save_policy(
+                    policy,
+                    output,
+                    spec=spec,
+                    network=network,
+                    squash=model.squash,
+                    normalized=model.normalizes,
+                    about=about,
+                )
         except OSError as error:
             raise ConfigurationError(f"--output={output}: {error}") from error
-        print(f"policy after {model.updates} updates: {output}")  # noqa: T201
+        print(f"policy after {model.updates} updates: {output}{told}")  # noqa: T201
 
     def advise(self, model: Learner, datamodule: HTSDataModule, seconds: float = 60.0) -> None:
         """Measure the task, say what speed to expect and which settings suit it, and check that.

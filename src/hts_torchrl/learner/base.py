@@ -8,17 +8,17 @@ from __future__ import annotations
 import contextlib
 import math
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from hts_torchrl.compat.lightning import is_accumulating
 from hts_torchrl.config import IS_INIT
 from hts_torchrl.errors import ConfigurationError, require
 from hts_torchrl.learner.modes import evaluating
+from hts_torchrl.learner.optimizers import make_optimizer, require_arguments
 from hts_torchrl.learner.policy_module import NO_VALUE
 from hts_torchrl.learner.restored import restored
 from hts_torchrl.learner.rounds import RoundModule
@@ -61,10 +61,12 @@ class Learner(RoundModule):
         network: ``nature``, ``nips``, ``impala``, ``seed``, ``mlp`` or ``module.Class`` of a trunk;
             ``+lstm`` or ``+gru`` after it adds a memory, as ``lstm`` and ``gru`` alone do.
         squash: pass continuous actions through tanh into their bounds.
-        optimizer: ``rmsprop`` (smoothing 0.99) or ``adam``.
+        optimizer: ``rmsprop`` (smoothing 0.99), ``adam``, any other class of ``torch.optim`` by its
+            name, or ``module.Class``. ``muon`` moves weight matrices, and AdamW the rest.
+        optimizer_kwargs: further arguments of its class, such as ``{"weight_decay": 0.1}``.
         learning_rate: at the start.
         learning_rate_decay: linearly to zero over the run.
-        epsilon: of the optimiser.
+        epsilon: of the optimiser, if it has one.
         gamma: discount.
         value_coef: weight of the value loss.
         entropy_coef: weight of the entropy bonus.
@@ -84,7 +86,8 @@ class Learner(RoundModule):
         *,
         network: str = "mlp",
         squash: bool = False,
-        optimizer: Literal["adam", "rmsprop"] = "rmsprop",
+        optimizer: str = "rmsprop",
+        optimizer_kwargs: dict[str, Any] | None = None,
         learning_rate: float = 7e-4,
         learning_rate_decay: bool = False,
         epsilon: float = 1e-5,
@@ -96,7 +99,7 @@ class Learner(RoundModule):
     ) -> None:
         super().__init__(policy, network=network, squash=squash)
         self.save_hyperparameters(ignore=["policy"])  # those of subclasses too
-        require(optimizer in ("adam", "rmsprop"), f"optimizer={optimizer!r}", "adam or rmsprop")
+        require_arguments(optimizer, optimizer_kwargs or {})
         for name, number in (
             ("learning_rate", learning_rate),
             ("epsilon", epsilon),
@@ -107,7 +110,7 @@ class Learner(RoundModule):
         require(0 <= gamma <= 1, f"gamma={gamma}", "0 to 1")
         threads_work = num_threads is None or 0 < num_threads <= _MOST_THREADS
         require(threads_work, f"num_threads={num_threads}", f"None, or 1 to {_MOST_THREADS},")
-        self.optimizer_name: Literal["adam", "rmsprop"] = optimizer
+        self.optimizer_name, self.optimizer_kwargs = optimizer, dict(optimizer_kwargs or {})
         self.learning_rate, self.learning_rate_decay = learning_rate, learning_rate_decay
         self.epsilon = epsilon
         self.decay_steps: int | None = None
@@ -153,21 +156,21 @@ class Learner(RoundModule):
             self.reward_scale = RunningStatistics()
 
     def configure_optimizers(self) -> Any:  # noqa: ANN401 - Lightning accepts many forms
-        """Return Adam or RMSprop, with linear decay to zero over the run if wanted.
+        """Return ``optimizer``, with linear decay to zero over the run if wanted.
+
+        Override it for another: whatever form Lightning accepts. A schedule needs ``"interval":
+        "step"``, because the run is one epoch.
 
         Raises:
             ConfigurationError: if nothing can be trained, or a decay has no end.
         """
-        parameters = [p for p in self.actor_critic.parameters() if p.requires_grad]
-        if not parameters:
-            raise ConfigurationError("the policy has no parameter that requires a gradient")
-        optimizer: Optimizer
-        if self.optimizer_name == "adam":
-            optimizer = torch.optim.Adam(parameters, self.learning_rate, eps=self.epsilon)
-        else:
-            optimizer = torch.optim.RMSprop(
-                parameters, self.learning_rate, alpha=0.99, eps=self.epsilon
-            )
+        optimizer = make_optimizer(
+            self.optimizer_name,
+            self.actor_critic,
+            learning_rate=self.learning_rate,
+            epsilon=self.epsilon,
+            arguments=self.optimizer_kwargs,
+        )
         if not self.learning_rate_decay:
             return optimizer
         steps = self.trainer.estimated_stepping_batches
@@ -190,9 +193,7 @@ class Learner(RoundModule):
         """Take up a run that goes on: its acting weights, and rates that are others now."""
         super().on_train_start()
         if self.resumption is not None:
-            self.resumption.set_rates(
-                learning_rate=self.learning_rate, epsilon=self.epsilon, decay_steps=self.decay_steps
-            )
+            self.resumption.set_rates(decay_steps=self.decay_steps)
             self.resumption = None
 
     def on_fit_end(self) -> None:

@@ -29,7 +29,8 @@ class PPO(Learner):
     weights, where the ratio starts at 1, and adds the way they went to the newest weights.
 
     Args:
-        optimizer: ``adam`` or ``rmsprop`` (smoothing 0.99).
+        optimizer: ``adam``, ``rmsprop`` (smoothing 0.99), any other class of ``torch.optim`` by its
+            name, or ``module.Class``. ``muon`` moves weight matrices, and AdamW the rest.
         learning_rate: at the start.
         gae_lambda: decay of the advantage.
         unroll: steps after which the advantage is bootstrapped; None is the whole round.
@@ -44,7 +45,7 @@ class PPO(Learner):
         self,
         policy: nn.Module | None = None,
         *,
-        optimizer: Literal["adam", "rmsprop"] = "adam",
+        optimizer: str = "adam",
         learning_rate: float = 2.5e-4,
         gae_lambda: float = 0.95,
         unroll: int | None = None,

@@ -54,6 +54,11 @@ def restored(
             f"{path}: its policy ({named}) is none of this package: give the module to load into, "
             f"{make.__name__}.load_from_checkpoint(path, policy=...)"
         )
+    if "optimizer" not in given and "." in (own_class := known.get("optimizer", "")):
+        raise ConfigurationError(
+            f"{path}: its optimizer ({own_class}) is imported only if you name it: give "
+            "load_from_checkpoint(path, optimizer=...)"
+        )
     learner: Any = make(**settings)
     if learner.policy is None:
         with torch.random.fork_rng(devices=[]):  # the caller's random numbers stay as they are

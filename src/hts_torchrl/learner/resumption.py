@@ -22,7 +22,7 @@ class Resumption:
     One for each ``fit`` that goes on, in this order::
 
         made when the checkpoint is read      settings are compared
-        place_loops()                         before the Trainer takes its counts
+        place_loops()                         before the Trainer takes its counts and optimisers
         set_rates(...)                        when optimisers and schedules are there
 
     Args:
@@ -65,6 +65,8 @@ class Resumption:
                 "another's state; keep it, or begin a new run"
             )
         self._changed = set(changes)
+        self._settings: list[list[dict[str, Any]]] = []
+        """Of each optimiser's groups, as the learner has made them."""
         if changes and trainer.is_global_zero:
             _log.warning("%s", run_settings.told(changes, checkpoint["updates"]))
 
@@ -72,8 +74,13 @@ class Resumption:
         """Let the Trainer's counts say where the run is now: in the middle of its one epoch.
 
         A finished run has more to do if its end has moved; and a round may have other parts, or the
-        run other rounds, than before.
+        run other rounds, than before. The optimisers' own settings are noted, because those of the
+        checkpoint will replace them.
         """
+        self._settings = [
+            [{k: v for k, v in group.items() if k != "params"} for group in each.param_groups]
+            for each in self._trainer.optimizers
+        ]
         schedule = getattr(self._datamodule, "schedule", None)
         loop = FitLoop.of(self._checkpoint)
         if schedule is None or loop is None or "parts_per_round" not in self._saved:
@@ -85,12 +92,10 @@ class Resumption:
         if schedule.exists(self._datamodule.first_round) and (moved or loop.is_finished):
             loop.move(moved)
 
-    def set_rates(self, *, learning_rate: float, epsilon: float, decay_steps: int | None) -> None:
+    def set_rates(self, *, decay_steps: int | None) -> None:
         """Give optimisers and schedules the learner's own settings, where those have changed.
 
         Args:
-            learning_rate: at the start of the run.
-            epsilon: of the optimisers.
             decay_steps: steps in which the rate falls to 0; None if it does not fall.
         """
         before = self._saved.get("decay_steps")
@@ -101,21 +106,24 @@ class Resumption:
                 "is another than in either run that was never stopped",
                 *(decay_steps, before, self._checkpoint["updates"]),
             )
-        changed = {f"model.{name}" for name in ("learning_rate", "learning_rate_decay", "epsilon")}
+        changed = {f"model.{name}" for name in _OF_OPTIMIZERS}
         if not end_moved and not changed & self._changed:
             return
-        for optimizer in self._trainer.optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = group["initial_lr"] = learning_rate
-                group["eps"] = epsilon
+        for optimizer, settings in zip(self._trainer.optimizers, self._settings, strict=True):
+            for group, own in zip(optimizer.param_groups, settings, strict=True):
+                group.update({"initial_lr": own["lr"], **own})
         for each in self._trainer.lr_scheduler_configs:
             if isinstance(each.scheduler, torch.optim.lr_scheduler.LambdaLR):
                 if not before:
                     each.scheduler.last_epoch = self._trainer.global_step
-                _set_base_rate(each.scheduler, learning_rate)
+                _set_base_rates(each.scheduler)
 
 
-def _set_base_rate(scheduler: torch.optim.lr_scheduler.LambdaLR, learning_rate: float) -> None:
-    scheduler.base_lrs = [learning_rate] * len(scheduler.base_lrs)
+_OF_OPTIMIZERS = ("learning_rate", "learning_rate_decay", "epsilon", "optimizer_kwargs")
+"""Settings of the learner that its optimisers hold."""
+
+
+def _set_base_rates(scheduler: torch.optim.lr_scheduler.LambdaLR) -> None:
+    scheduler.base_lrs = [group["initial_lr"] for group in scheduler.optimizer.param_groups]
     rates = zip(scheduler.base_lrs, scheduler.lr_lambdas, strict=True)
     set_last_rates(scheduler, [rate * decay(scheduler.last_epoch) for rate, decay in rates])

@@ -9,7 +9,7 @@ from typing import Any
 
 from lightning.pytorch.trainer.states import TrainerFn
 from tensordict import TensorDictBase
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hts_torchrl.allocator import keep_freed_memory
@@ -39,14 +39,23 @@ _FEW = 64
 class RoundModule(PolicyModule):
     """A policy that is trained by rounds: what happens between two of them.
 
-    The data module's loader and the Trainer call it, ``parts_per_round`` times for each round::
+    A subclass writes ``training_step`` and ``configure_optimizers``, and has settings of its own
+    only; :class:`Learner` has the usual ones besides. The data module's loader and the Trainer call
+    it, ``parts_per_round`` times for each round::
 
         before_round()                      # all of the last round is done
         with learning_from(part): ...       # in training_step; the first part begins the round
         optimizer_step(...)                 # after the last part: on_round_end(), updates += 1
         on_train_batch_end(...)             # after the last part: publishes the newest weights
+
+    Args:
+        policy: an actor-critic; None builds ``network`` for the data module's environment.
+        network: ``nature``, ``nips``, ``impala``, ``seed``, ``mlp`` or ``module.Class`` of a trunk.
+        squash: pass continuous actions through tanh into their bounds.
     """
 
+    publishes_weights = True
+    """Here, and not by the data module."""
     corrects_any_lag = False
     """Whether it can learn from data that is any number of updates old."""
     reads_all_outputs = False
@@ -56,7 +65,9 @@ class RoundModule(PolicyModule):
     lag: int
     """Updates by which the weights that collected the round trail the newest."""
 
-    def __init__(self, policy: Any, *, network: str, squash: bool) -> None:  # noqa: ANN401
+    def __init__(
+        self, policy: nn.Module | None = None, *, network: str = "mlp", squash: bool = False
+    ) -> None:
         super().__init__(policy, network=network, squash=squash)
         self.seed = 0
         """The data module's, which decides what is drawn for an update."""

@@ -19,6 +19,10 @@ _DECIDE_BITS = (
     *("env", "frames_per_batch", "num_envs", "delay", "seed", "inference_batch_size"),
     *("collection", "normalize_observation", "normalize_reward"),
 )
+_CUT_OFF = (
+    "the checkpoint was saved in the middle of a round, whose start it does not hold: go on from "
+    "an earlier one; a hts_torchrl.Learner or RoundModule goes on from any"
+)
 
 
 class DataState:
@@ -48,16 +52,21 @@ class DataState:
         self.loaded = {}  # a further training begins anew
         self._updates_before = updates - int(state.get("round", 0))
 
-    def of(self, collector: RoundSource, trainer: Trainer) -> dict[str, Any]:
+    def of(
+        self, collector: RoundSource, trainer: Trainer, updates: int, *, cut_off: bool
+    ) -> dict[str, Any]:
         """Return the state at the start of the next round to be learned; all ranks must call it.
 
         Args:
             collector: of the running training.
-            trainer: with the learner that counts updates.
+            trainer: of the training.
+            updates: that the policy has had.
+            cut_off: whether weights have moved, or may have, in a round that has not ended.
         """
-        updates = getattr(trainer.lightning_module, "updates", None)
-        round_index = collector.rounds if updates is None else updates - self._updates_before
+        round_index = updates - self._updates_before
         state = dict(collector.state_at(round_index, envs=self._settings["resume_envs"]))
+        if cut_off:
+            state["cut_off"] = True
         if trainer.world_size > 1 and "games" in state:
             ranks: list[Any] = [None] * trainer.world_size
             torch.distributed.all_gather_object(ranks, state["games"])
@@ -106,6 +115,8 @@ class DataState:
             if differing:
                 state = self._changed(state, differing, trainer)
             self._refuse_end(state, trainer)
+            if state.pop("cut_off", False):
+                raise ConfigurationError(_CUT_OFF)
         self.loaded = state
         self.first_round = int(state.get("round", 0))
 

@@ -23,7 +23,12 @@ from hts_torchrl.training.evaluation import Evaluation
 from hts_torchrl.training.loaders import ONE_EPOCH, EvaluationLoader, RoundLoader
 from hts_torchrl.training.round_slice import RoundSlice
 from hts_torchrl.training.run_settings import Changes, described
-from hts_torchrl.training.trainer_limits import require_sound, require_supported
+from hts_torchrl.training.trainer_limits import (
+    require_divided_rounds,
+    require_sound,
+    require_supported,
+)
+from hts_torchrl.training.weight_publisher import WeightPublisher
 
 PRECISIONS: tuple[Precision, ...] = ("32-true", "bf16-mixed")
 """The Trainer's, in which actors can compute, too."""
@@ -35,6 +40,11 @@ class HTSDataModule(LightningDataModule):
 
     One epoch of the Trainer is the whole run: use ``Trainer(max_epochs=1)``. The collector is built
     when training begins and closed at its end, also after an exception.
+
+    The module that learns is a :class:`Learner`, or any LightningModule with a ``policy`` and a
+    ``training_step(part, index)`` for a :class:`RoundSlice`. The weights of such a policy are
+    published after each round; a ``validation_step(evaluation, index)`` is given an
+    :class:`Evaluation` to play.
 
     Args:
         env: factory of the environments, such as ``AtariEnvs`` or ``GymEnvs``.
@@ -89,6 +99,8 @@ class HTSDataModule(LightningDataModule):
         self.evaluation_greedy = evaluation_greedy
         self._refuse_settings()
         self._collector: RoundSource | None = None
+        self._publisher: WeightPublisher | None = None
+        """For a module that does not publish its weights itself."""
         self._env_spec: EnvSpec | None = None
         self._state = DataState(self.pool, self._plain_settings(), accept_changes=accept_changes)
 
@@ -184,6 +196,9 @@ class HTSDataModule(LightningDataModule):
         require_supported(self._trainer)
         require_sound(self._trainer)
         self._refuse_collection()
+        require_divided_rounds(self._trainer, self._parts_per_round)
+        self._set_publisher()
+        self._refuse_normalization()
         assert self.schedule.num_rounds is not None
         parts = self.schedule.num_rounds * self._parts_per_round
         if parts > sys.maxsize:
@@ -198,6 +213,31 @@ class HTSDataModule(LightningDataModule):
         if (self._trainer.max_epochs or 0) * in_epoch > parts:
             raise ConfigurationError(f"max_epochs={self._trainer.max_epochs}: {ONE_EPOCH}")
         self._set_interval(in_epoch)
+
+    def _set_publisher(self) -> None:
+        """Let a callback publish the weights of a module that does not do so itself."""
+        own = getattr(self._trainer.lightning_module, "publishes_weights", False)
+        self._publisher = None if own else WeightPublisher(self.seed)
+        WeightPublisher.put_into(self._trainer, self._publisher)
+
+    def _refuse_normalization(self) -> None:
+        """Refuse statistics that the module does not keep."""
+        module = self._trainer.lightning_module
+        for setting, attribute, keeper in (
+            ("normalize_observation", "prepare_policy", "RoundModule"),
+            ("normalize_reward", "reward_scale", "Learner"),
+        ):
+            if getattr(self, setting) and not hasattr(module, attribute):
+                raise ConfigurationError(
+                    f"{setting}=true: a {type(module).__name__} keeps no statistics; a "
+                    f"hts_torchrl.{keeper} does"
+                )
+
+    @property
+    def _updates(self) -> int:
+        """Updates that the policy has had."""
+        counting = self._publisher or self._trainer.lightning_module
+        return int(getattr(counting, "updates", 0))
 
     def _set_interval(self, in_epoch: int) -> None:
         """Turn evaluation_frames into the Trainer's count of batches."""
@@ -230,16 +270,25 @@ class HTSDataModule(LightningDataModule):
     def train_dataloader(self) -> RoundLoader:
         """Build the collector around the learner's policy and start its processes."""
         self._close()
-        learner = self._trainer.lightning_module
         collector = self._make_collector()
-        self._state.begin(collector, getattr(learner, "updates", 0))
+        if self._publisher is not None:
+            self._publisher.updates = int(self._state.loaded.get("policy_version", 0))
+        self._state.begin(collector, self._updates)
         self._collector = collector  # not before: what could not be loaded has no state to save
         collector.start()
-        before_round = getattr(learner, "before_round", lambda: None)
-        return RoundLoader(collector, self._parts_per_round, before_round)
+        if self._publisher is not None:
+            return RoundLoader(collector, self._parts_per_round)
+        learner: Any = self._trainer.lightning_module
+        return RoundLoader(collector, self._parts_per_round, learner.before_round)
 
     def _make_collector(self) -> RoundSource:
-        policy: Any = self._trainer.lightning_module.policy
+        policy: Any = getattr(self._trainer.lightning_module, "policy", None)
+        if not isinstance(policy, torch.nn.Module):
+            name = type(self._trainer.lightning_module).__name__
+            raise ConfigurationError(
+                f"{name} has no policy: make one, an nn.Module such as make_actor_critic('mlp', "
+                "data.env_spec), and keep it as self.policy"
+            )
         if self.collection == "rounds":
             return HTSCollector(
                 self.env,
@@ -302,7 +351,8 @@ class HTSDataModule(LightningDataModule):
         """
         if self._collector is None:
             return self._state.final or self._state.loaded
-        return self._state.of(self._collector, self._trainer)
+        cut_off = self._publisher is not None and self._publisher.in_round
+        return self._state.of(self._collector, self._trainer, self._updates, cut_off=cut_off)
 
     def changes_from(self, state_dict: dict[str, Any]) -> Changes:
         """Return what decides bits and is not as in a checkpoint, whose state of this module it is.
@@ -325,6 +375,7 @@ class HTSDataModule(LightningDataModule):
         if stage == "fit" and self.evaluation_frames is not None:
             self._trainer.val_check_interval = 1.0  # as it was: for the Trainer's next run
         self._state.final = self.state_dict()
+        WeightPublisher.put_into(self._trainer, None)
         self._close()
 
     def on_exception(self, exception: BaseException) -> None:  # noqa: ARG002

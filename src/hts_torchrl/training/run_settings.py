@@ -36,11 +36,17 @@ def plain(values: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in values.items():
         if isinstance(value, Mapping):
             kept[name] = plain(value)
-        elif value is None or type(value) in (bool, int, float, str):
+        elif _is_plain(value):
             kept[name] = value
+        elif isinstance(value, list | tuple) and all(map(_is_plain, value)):
+            kept[name] = list(value)
         else:
             kept[name] = f"<{type(value).__name__}>"
     return kept
+
+
+def _is_plain(value: object) -> bool:
+    return value is None or type(value) in (bool, int, float, str)
 
 
 def changes(saved: Mapping[str, Any], own: Mapping[str, Any]) -> Changes:
@@ -145,8 +151,9 @@ def _fits(value: object, hint: Any) -> bool:  # noqa: ANN401 - a type hint is an
         return any(_fits(value, each) for each in get_args(hint))
     if get_origin(hint) is Literal:
         return type(value) is str and value in get_args(hint)
-    if get_origin(hint) is dict:
-        return type(value) is dict and all(type(name) is str for name in value)
+    if get_origin(hint) is dict:  # no interpolation in it either, however deep
+        names = all(type(name) is str for name in value) if type(value) is dict else False
+        return names and "${" not in repr(value)
     if hint is float:
         return type(value) in (int, float)
     if hint is str:  # an interpolation would read other settings, or the environment

@@ -80,3 +80,28 @@ def require_sound(trainer: Trainer) -> None:
     clip = trainer.gradient_clip_val
     sound = clip is None or 0 <= clip < math.inf
     require(sound, f"gradient_clip_val={clip}", "a finite number of 0 or more")
+
+
+def require_divided_rounds(trainer: Trainer, parts_per_round: int) -> None:
+    """Refuse a module whose rounds would not end with a step of its optimiser.
+
+    Args:
+        trainer: with the module.
+        parts_per_round: calls of its ``training_step`` for each round.
+
+    Raises:
+        ConfigurationError: naming the setting.
+    """
+    module = trainer.lightning_module
+    several = trainer.accumulate_grad_batches
+    if parts_per_round % several:
+        raise ConfigurationError(
+            f"accumulate_grad_batches={several} does not divide the {parts_per_round} parts of a "
+            f"round: gradients of two rounds would mix; give {type(module).__name__} as many "
+            "parts_per_round, or set 1"
+        )
+    if getattr(module, "publishes_weights", False) and not module.automatic_optimization:
+        raise ConfigurationError(
+            f"{type(module).__name__}: automatic_optimization=False; a Learner's round ends with "
+            "the Trainer's own step: leave it True, or derive from LightningModule itself"
+        )

@@ -42,6 +42,13 @@ def forged(trained, tmp_path):
     return forge
 
 
+def test_an_optimiser_and_its_arguments_are_those_of_the_checkpoint(forged, made):
+    arguments = {"weight_decay": 0.5, "betas": [0.5, 0.75]}
+    path = forged(learner={"init_args": {"optimizer": "AdamW", "optimizer_kwargs": arguments}})
+    line = made("validate", path, *QUIET)
+    assert (line.model.optimizer_name, line.model.optimizer_kwargs) == ("AdamW", arguments)
+
+
 class TestPrecedence:
     def test_the_checkpoints_settings_come_before_the_defaults(self, trained, made):
         line = made("validate", f"--ckpt_path={trained}", *QUIET)
@@ -116,12 +123,13 @@ class TestAStrangersCheckpoint:
             f"names it: add --model.network={network} (or --config with the config.yaml of its run)"
         )
 
-    @pytest.mark.parametrize("setting", ["model", "data.env", "model.policy"])
+    @pytest.mark.parametrize("setting", ["model", "data.env", "model.policy", "model.optimizer"])
     def test_names_no_class(self, setting, forged, capsys):
         forgery = {
             "model": {"learner": {"class_path": "this.s"}},
             "data.env": {"env": {"class_path": "this.s"}},
             "model.policy": {"learner": {"policy": "this.s"}},
+            "model.optimizer": {"learner": {"init_args": {"optimizer": "this.s"}}},
         }
         message = refused(capsys, "play", forged(**forgery[setting]), *QUIET)
         assert message.startswith(f"the checkpoint's {setting} is this.s, which is imported only")
@@ -149,7 +157,11 @@ class TestAStrangersCheckpoint:
         ({"learner": {"init_args": {"gamma": {"class_path": "this.s"}}}}, "model.gamma=a dict: "),
         ({"learner": {"init_args": {"squash": 1}}}, "model.squash=1: a value of another type"),
         ({"learner": {"init_args": {"network": ["this.s"]}}}, "model.network=a list: a value of"),
-        ({"learner": {"init_args": {"optimizer": "this.s"}}}, "model.optimizer='this.s': a value"),
+        ({"learner": {"init_args": {"optimizer": 3}}}, "model.optimizer=3: a value of another"),
+        (
+            {"learner": {"init_args": {"optimizer_kwargs": {"betas": ["${oc.env:HOME}", 0.9]}}}},
+            "model.optimizer_kwargs=a dict: a value of another type",
+        ),
         ({"learner": {"init_args": [1]}}, "model=a list: settings by name are needed"),
         ({"learner": {"class_path": ["A2C"]}}, "model has no name"),
         ({"env": {"class_path": None}}, "data.env has no name"),
@@ -199,6 +211,9 @@ def test_what_the_command_names_is_imported(forged, made):
     path = forged(learner={"policy": "tests.command_line.Valued"})
     line = made("validate", path, "--model.policy=tests.command_line.Valued", *QUIET)
     assert type(line.model.policy).__name__ == "Valued"
+    path = forged(learner={"init_args": {"optimizer": "torch.optim.SGD"}})
+    line = made("validate", path, "--model.optimizer=torch.optim.SGD", *QUIET)
+    assert line.model.optimizer_name == "torch.optim.SGD"
     env = forged(env={"init_args": {"id": "gymnasium:CartPole-v1", "kwargs": {}}})
     named = ["--data.env=GymEnvs", "--data.env.id=gymnasium:CartPole-v1"]
     assert made("validate", env, *named, *QUIET).datamodule.env.id == "gymnasium:CartPole-v1"

@@ -272,7 +272,19 @@ WRONG = {
     ),
     "an unknown flag": (["--data.numm_envs=3"], "unrecognized arguments: --data.numm_envs=3"),
     "a wrong type": (["--data.num_envs=four"], 'Parser key "data.num_envs": Expected a'),
-    "a wrong choice": (["--model.optimizer=sgd"], 'Parser key "model"'),
+    "a wrong choice": (["--model.optimizer=sdg"], "no optimizer 'sdg'; adadelta, "),
+    "an optimiser of other gradients": (
+        ["--model.optimizer=SparseAdam"],
+        "optimizer='SparseAdam': it takes sparse gradients",
+    ),
+    "an argument of no optimiser": (
+        ["--model.optimizer=adamw", '--model.optimizer_kwargs={"weigth_decay": 0.1}'],
+        "optimizer_kwargs has 'weigth_decay', which adamw does not take; it takes amsgrad, betas, ",
+    ),
+    "an argument that is a setting": (
+        ['--model.optimizer_kwargs={"lr": 0.1}'],
+        "optimizer_kwargs has 'lr': set learning_rate instead",
+    ),
     "an unknown learner": (["--model=DQN"], 'Parser key "model"'),
     "an unknown factory": (["--data.env=FooEnvs"], 'Parser key "data.env"'),
     "an interpolation that leads nowhere": (
@@ -353,8 +365,8 @@ def test_a_wrong_command_ends_with_one_line_and_status_2(arguments, message, cap
 
 
 def test_a_wrong_choice_is_told_without_the_whole_configuration(capsys):
-    message = refused(capsys, "fit", *CARTPOLE, *A2C, "--model.optimizer=sgd")
-    assert "Expected a typing.Literal['adam', 'rmsprop']. Got value: sgd" in message
+    message = refused(capsys, "fit", *CARTPOLE, *A2C, "--data.collection=lazy")
+    assert "Got value: lazy" in message
     assert "Namespace" not in message
 
 

@@ -431,7 +431,12 @@ NAN = float("nan")
 @pytest.mark.parametrize(
     ("learner_class", "settings", "message"),
     [
-        (A2C, {"optimizer": "sgd"}, "optimizer='sgd'; adam or rmsprop is needed"),
+        (
+            A2C,
+            {"optimizer": "lbfgs"},
+            "optimizer='lbfgs': it computes the loss several times a step, and a part of a round "
+            "is computed once; adam or sgd is possible",
+        ),
         (
             A2C,
             {"learning_rate": -0.5},

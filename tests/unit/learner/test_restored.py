@@ -49,6 +49,15 @@ def test_takes_what_the_caller_gives_before_the_checkpoints(tmp_path):
     assert (learner.learning_rate, learner.gamma) == (0.25, 0.5)
 
 
+def test_an_optimiser_of_the_users_own_is_to_be_named(tmp_path):
+    path = saved(tmp_path, A2C())
+    forged(path, init_args={"optimizer": "this.s"})
+    with pytest.raises(ConfigurationError, match=r"its optimizer \(this.s\) is imported only if"):
+        A2C.load_from_checkpoint(path)
+    assert "this" not in sys.modules
+    assert A2C.load_from_checkpoint(path, optimizer="adam").optimizer_name == "adam"
+
+
 def test_a_policy_of_the_users_own_is_to_be_given(tmp_path):
     path = saved(tmp_path, A2C(Valued()))
     with pytest.raises(

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import LambdaCallback, ModelCheckpoint
 
 from hts_torchrl import A2C, PPO, ConfigurationError, GymEnvs
 from tests.fits import cartpole, watched_fit
@@ -127,6 +127,29 @@ class TestAcceptedChanges:
         path = stopped(tmp_path, A2C(learning_rate_decay=True, learning_rate=0.4))
         watch = go_on(path, A2C(learning_rate=0.4), accept_changes=True)
         assert watch.learning_rates == [0.4, 0.4]
+
+    def test_arguments_of_the_optimiser_reach_it_and_no_others_appear(self, tmp_path):
+        path = stopped(tmp_path, A2C(optimizer="sgd", optimizer_kwargs={"momentum": 0.5}))
+        learner = A2C(optimizer="sgd", optimizer_kwargs={"momentum": 0.25}, epsilon=0.1)
+        groups = []
+        keep = LambdaCallback(
+            on_before_optimizer_step=lambda *args: groups.append(dict(args[-1].param_groups[0]))
+        )
+        go_on(path, learner, {"callbacks": [keep]}, accept_changes=True)
+        assert [group["momentum"] for group in groups] == [0.25, 0.25]
+        assert "eps" not in groups[0]
+
+    def test_a_learning_rate_reaches_both_of_muon(self, tmp_path):
+        path = stopped(tmp_path, A2C(optimizer="muon", learning_rate_decay=True))
+        learner = A2C(optimizer="muon", learning_rate=0.4, learning_rate_decay=True)
+        rates = []
+        keep = LambdaCallback(
+            on_before_optimizer_step=lambda *args: rates.append(
+                [group["lr"] for group in args[-1].param_groups]
+            )
+        )
+        go_on(path, learner, {"callbacks": [keep]}, accept_changes=True)
+        assert rates == [pytest.approx([0.4 * 2 / 4] * 2), pytest.approx([0.4 * 1 / 4] * 2)]
 
     def test_without_delay_the_next_round_has_the_newest_weights(self, checkpoint):
         assert go_on(checkpoint).versions == [1, 2]

@@ -14,6 +14,7 @@ SHARED = {
     "network",
     "squash",
     "optimizer",
+    "optimizer_kwargs",
     "learning_rate",
     "learning_rate_decay",
     "epsilon",

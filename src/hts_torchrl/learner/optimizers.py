@@ -1,0 +1,174 @@
+"""Optimisers by name: any of torch.optim, or a class of the user's own."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import Parameter
+from torch.optim import LBFGS, AdamW, Muon, Optimizer, SparseAdam
+
+from hts_torchrl.errors import ConfigurationError, require
+from hts_torchrl.models.actor_critic import NarrowLinear
+
+_BY_NAME = {
+    name.lower(): each
+    for name, each in vars(torch.optim).items()
+    if inspect.isclass(each) and issubclass(each, Optimizer) and each is not Optimizer
+}
+_REFUSED: dict[type[Optimizer], str] = {
+    LBFGS: "it computes the loss several times a step, and a part of a round is computed once",
+    SparseAdam: "it takes sparse gradients, and those of a policy are dense",
+}
+_KNOWN = f"{', '.join(sorted(n for n, c in _BY_NAME.items() if c not in _REFUSED))} or module.Class"
+_SET_OTHERWISE = {"params": "policy", "lr": "learning_rate", "eps": "epsilon"}
+_OURS: dict[str, dict[str, Any]] = {
+    "RMSprop": {"alpha": 0.99},  # the paper's
+    "Muon": {"adjust_lr_fn": "match_rms_adamw"},  # so that AdamW's learning rate suits it too
+}
+"""Defaults that stand whatever a version of torch has."""
+
+
+def optimizer_class(name: str) -> type[Optimizer]:
+    """Return the class of a name.
+
+    Args:
+        name: of a class of torch.optim, in capitals or not; or ``module.Class``.
+
+    Raises:
+        ConfigurationError: if there is none, or it cannot learn from rounds.
+    """
+    found: object = _BY_NAME.get(name.lower())
+    if found is None:
+        module, _, attribute = name.rpartition(".")
+        try:
+            found = getattr(importlib.import_module(module), attribute)
+        except (ImportError, AttributeError, ValueError) as error:
+            raise ConfigurationError(f"no optimizer {name!r}; {_KNOWN} is needed") from error
+    if not (inspect.isclass(found) and issubclass(found, Optimizer)):
+        raise ConfigurationError(f"optimizer={name!r} is no torch.optim.Optimizer; {_KNOWN} is one")
+    for kind, reason in _REFUSED.items():
+        if issubclass(found, kind):
+            raise ConfigurationError(f"optimizer={name!r}: {reason}; adam or sgd is possible")
+    return found
+
+
+def require_arguments(name: str, arguments: Mapping[str, Any]) -> None:
+    """Refuse arguments that the optimiser does not have, or that are settings of the learner.
+
+    Args:
+        name: of the optimiser.
+        arguments: for its constructor, beside learning rate and epsilon.
+
+    Raises:
+        ConfigurationError: naming the argument, and what would be right.
+    """
+    taken = {argument for each in _classes(name) for argument in inspect.signature(each).parameters}
+    require("lr" in taken, f"optimizer={name!r} has no lr", "an optimiser with a learning rate")
+    for argument in arguments:
+        if (setting := _SET_OTHERWISE.get(argument)) is not None:
+            raise ConfigurationError(f"optimizer_kwargs has {argument!r}: set {setting} instead")
+        if argument not in taken:
+            known = ", ".join(sorted(taken - _SET_OTHERWISE.keys()))
+            raise ConfigurationError(
+                f"optimizer_kwargs has {argument!r}, which {name} does not take; it takes {known}"
+            )
+
+
+def make_optimizer(
+    name: str,
+    policy: nn.Module,
+    *,
+    learning_rate: float,
+    epsilon: float,
+    arguments: Mapping[str, Any],
+) -> Optimizer:
+    """Return an optimiser of what of a policy is trained.
+
+    Args:
+        name: as :func:`optimizer_class` takes it; Muon gets the weight matrices between the
+            observation and the heads, and AdamW the rest.
+        policy: whose parameters move.
+        learning_rate: at the start.
+        epsilon: for a class that has one number of that kind.
+        arguments: further ones of the class; with Muon, to whichever of the two takes them.
+
+    Raises:
+        ConfigurationError: if nothing can be trained, or the class refuses an argument.
+    """
+    parameters = [p for p in policy.parameters() if p.requires_grad]
+    if not parameters:
+        raise ConfigurationError("the policy has no parameter that requires a gradient")
+
+    made = partial(_made, learning_rate=learning_rate, epsilon=epsilon, arguments=arguments)
+    cls = optimizer_class(name)
+    matrices = _hidden_matrices(policy) if cls is Muon else []
+    if cls is Muon and not matrices:
+        raise ConfigurationError(f"optimizer={name!r}: the policy has no hidden weight matrix")
+    rest = [p for p in parameters if all(p is not matrix for matrix in matrices)]
+    try:
+        if matrices and rest:
+            return MuonWithAdamW(made(Muon, matrices), made(AdamW, rest))
+        return made(cls, parameters)
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(f"optimizer={name!r} with {dict(arguments)}: {error}") from error
+
+
+def _made(
+    cls: type[Optimizer],
+    parameters: list[Parameter],
+    *,
+    learning_rate: float,
+    epsilon: float,
+    arguments: Mapping[str, Any],
+) -> Optimizer:
+    taken = inspect.signature(cls).parameters
+    defaults = _OURS.get(cls.__name__, {}) if cls in _BY_NAME.values() else {}
+    given = {k: v for k, v in {**defaults, **arguments}.items() if k in taken}
+    if "eps" in taken and isinstance(taken["eps"].default, float):
+        given["eps"] = epsilon
+    make: Callable[..., Optimizer] = cls
+    return make(parameters, lr=learning_rate, **given)
+
+
+class MuonWithAdamW(Optimizer):
+    """Muon for matrices and AdamW for the rest, as one optimiser: the Trainer steps one.
+
+    Its groups and its state are those of both, so a checkpoint holds them as it holds any.
+
+    Args:
+        muon: of the matrices.
+        adamw: of all other parameters.
+    """
+
+    def __init__(self, muon: Optimizer, adamw: Optimizer) -> None:
+        self._both = (muon, adamw)
+        super().__init__([*muon.param_groups, *adamw.param_groups], {})
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # noqa: ANN401
+        """Step both; groups and state may have been replaced by those of a checkpoint."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for each, group in zip(self._both, self.param_groups, strict=True):
+            each.param_groups, each.state = [group], self.state
+            each.step()
+        return loss
+
+
+def _classes(name: str) -> list[type[Optimizer]]:
+    cls = optimizer_class(name)
+    return [Muon, AdamW] if cls is Muon else [cls]
+
+
+def _hidden_matrices(policy: nn.Module) -> list[Parameter]:
+    """Return the trained weights with two dimensions, but those of the heads of ActorCritic."""
+    layers = [layer for layer in policy.modules() if isinstance(layer, NarrowLinear)]
+    heads = {parameter for layer in layers for parameter in layer.parameters()}
+    return [p for p in policy.parameters() if p.requires_grad and p.ndim == 2 and p not in heads]

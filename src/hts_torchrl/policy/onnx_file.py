@@ -1,0 +1,200 @@
+"""A policy as an ONNX file, for programs without torch.
+
+Shapes: B observations, any number.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import importlib
+import json
+import logging
+import warnings
+from collections.abc import Iterator, Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDict
+from torch import Tensor, nn
+
+from hts_torchrl.config import Array, EnvSpec, Key
+from hts_torchrl.durable_file import replacing
+from hts_torchrl.errors import ConfigurationError
+from hts_torchrl.policy.as_policy import as_policy
+from hts_torchrl.policy.examination import fill_at_random
+from hts_torchrl.policy.forward import evaluate, probabilistic_module
+from hts_torchrl.policy.inference import PolicyInference
+from hts_torchrl.policy.memory import memory_keys
+from hts_torchrl.policy.sampling import mode
+from hts_torchrl.shared.arrays import array_name
+
+_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
+_TRACED_ROWS = 3
+_CHECKED_ROWS = (1, 16)
+_MOST = 1e-3
+"""Of the largest answer (or of 1): what differs by more is another policy."""
+
+
+def save_onnx(
+    policy: nn.Module, path: str | Path, *, spec: EnvSpec, about: Mapping[str, Any] | None = None
+) -> float:
+    """Write a policy as an ONNX file, whose answers were compared with the policy's own.
+
+    Inputs have the names of the observations, ``[B, *shape]`` each, and their types. Outputs are
+    the parameters of the distribution (``logits``, or ``loc`` and ``scale``), ``state_value``
+    ``[B, 1]`` if there is one, and the greedy ``action``. Names in a path are joined by dots.
+
+    Args:
+        policy: it does not change.
+        path: of the file; what was there is replaced when the new one has been checked.
+        spec: observations and actions of its environment.
+        about: further things to tell the reader, plain values.
+
+    Returns:
+        The largest difference from the policy's own answers, actions aside.
+
+    Raises:
+        ConfigurationError: if a package is missing (``pip install 'hts-torchrl[onnx]'``), or the
+            policy has a memory or cannot be exported, or the file answers otherwise.
+        OSError: if it cannot be written; what was at ``path`` is still there.
+
+    For example, with numpy alone::
+
+        save_onnx(policy, "policy.onnx", spec=env_spec_of(env))
+        session = onnxruntime.InferenceSession("policy.onnx")
+        (action,) = session.run(["action"], {"observation": np.zeros((1, 4), np.float32)})
+    """
+    runtime = _runtime()
+    policy = as_policy(policy, spec)
+    if keys := memory_keys(policy):
+        raise ConfigurationError(
+            f"the policy remembers {keys[0]!r}, for which torch's ONNX exporter fixes the number of "
+            "rows: export it to a .safetensors file"
+        )
+    answers = _Answers(copy.deepcopy(policy).cpu().eval(), spec)
+    program = _exported(answers, type(policy).__name__)
+    told = {"hts_torchrl": version("hts-torchrl"), "about": json.dumps(about or {}, default=str)}
+    program.model.metadata_props.update(told)
+    content = program.model_proto.SerializeToString()
+    session = runtime.InferenceSession(content, providers=["CPUExecutionProvider"])
+    difference = max(_difference(answers, session, rows) for rows in _CHECKED_ROWS)
+    try:
+        Path(path).absolute().parent.mkdir(parents=True, exist_ok=True)
+        with replacing(Path(path)) as new:
+            new.write_bytes(content)
+    except OSError as error:
+        raise OSError(f"cannot write the policy {path}: {error}") from error
+    return difference
+
+
+class _Answers(nn.Module):
+    """A policy as a function of tensors: observations in the spec's order, answers by ``names``."""
+
+    def __init__(self, policy: nn.Module, spec: EnvSpec) -> None:
+        super().__init__()
+        self.policy, self.spec = policy, spec
+        self.keys: list[Key] = list(spec.observations)
+        self.head = probabilistic_module(policy)
+        result = evaluate(policy, dict(zip(self.keys, self.observations(1), strict=True)), 1)
+        self.has_value = result.value is not None
+        try:
+            mode(result.distribution)
+            self.has_mode = True
+        except NotImplementedError:  # as of many distributions of torch
+            self.has_mode = False
+        value = ["state_value"] if self.has_value else []
+        action = [array_name(spec.action.key)] if self.has_mode else []
+        self.names = [*map(array_name, self.head.in_keys), *value, *action]
+
+    def observations(self, rows: int) -> tuple[Tensor, ...]:
+        """Return observations as an environment could give them, ``[rows, *shape]`` each."""
+        inference = PolicyInference(self.policy, self.spec, batch_size=rows)
+        fill_at_random(inference, np.random.default_rng(0))
+        return tuple(inference.inputs[key] for key in self.keys)
+
+    def forward(self, *observations: Tensor) -> tuple[Tensor, ...]:
+        """Return parameters, value and greedy action of B observations."""
+        given = dict(zip(self.keys, observations, strict=True))
+        result = evaluate(self.policy, given, observations[0].shape[0])
+        answers = [result.written[key] for key in self.head.in_keys]
+        if result.value is not None:
+            answers.append(result.value)
+        return (*answers, *([mode(result.distribution)] if self.has_mode else []))
+
+    def greedy(self, parameters: Mapping[str, Array]) -> Array:
+        """Return the greedy actions of distributions with such parameters."""
+        given = {key: torch.from_numpy(parameters[array_name(key)]) for key in self.head.in_keys}
+        rows = len(next(iter(given.values())))
+        action: Array = mode(self.head.get_dist(TensorDict(given, [rows]))).numpy()
+        return action
+
+
+def _runtime() -> Any:  # noqa: ANN401 - a module of an optional package
+    try:
+        return [importlib.import_module(name) for name in _PACKAGES][-1]
+    except ImportError as error:
+        raise ConfigurationError(
+            f"an ONNX file needs {', '.join(_PACKAGES)}: pip install 'hts-torchrl[onnx]' ({error})"
+        ) from error
+
+
+def _exported(answers: _Answers, name: str) -> Any:  # noqa: ANN401 - torch's ONNXProgram
+    rows = {0: torch.export.Dim("batch")}
+    try:
+        with _quiet(), torch.no_grad():
+            return torch.onnx.export(
+                answers,
+                answers.observations(_TRACED_ROWS),
+                dynamo=True,
+                input_names=list(map(array_name, answers.keys)),
+                output_names=answers.names,
+                dynamic_shapes=(tuple(rows for _ in answers.keys),),
+                verbose=False,
+            )
+    except Exception as error:  # whatever a policy of the user's may lead to
+        cause = str(error.__cause__ or error).strip().partition("\n")[0]
+        raise ConfigurationError(
+            f"the policy {name} cannot be exported to ONNX: {cause}; a .safetensors file holds any"
+        ) from error
+
+
+def _difference(answers: _Answers, session: Any, rows: int) -> float:  # noqa: ANN401
+    """Return the largest difference of a file's answers; refuse a file that answers otherwise."""
+    observations = answers.observations(rows)
+    names = map(array_name, answers.keys)
+    given = {name: each.numpy() for name, each in zip(names, observations, strict=True)}
+    found: dict[str, Array] = dict(zip(answers.names, session.run(None, given), strict=True))
+    with torch.no_grad():
+        own = dict(zip(answers.names, (a.numpy() for a in answers(*observations)), strict=True))
+    if answers.has_mode:  # of the file's own parameters: equally likely actions are no difference
+        own[answers.names[-1]] = answers.greedy(found)
+    differences = {name: _distance(found[name], own[name]) for name in answers.names}
+    for name, difference in differences.items():
+        if not difference <= _MOST * max(1.0, float(np.abs(own[name]).max())):
+            raise ConfigurationError(
+                f"the ONNX file answers otherwise than the policy: {name} by up to {difference:g}"
+            )
+    return max(differences.values())
+
+
+def _distance(one: Array, other: Array) -> float:
+    if one.shape != other.shape:
+        return float("inf")
+    return float(np.abs(one.astype(np.float64) - other.astype(np.float64)).max())
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Leave out what the exporter says of itself and of packages that are not needed."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)

@@ -1,0 +1,322 @@
+"""What a user writes for Lightning: any module learns from rounds, by its own optimiser."""
+
+import signal
+
+import pytest
+import torch
+from lightning.pytorch import Callback, LightningModule
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch import nn
+
+from hts_torchrl import A2C, ConfigurationError, Learner, RoundModule
+from tests.determinism.tasks import CARTPOLE
+from tests.fits import cartpole, flat, quiet_trainer, watched_fit
+from tests.policies import policy_with
+from tests.runs import digest
+
+# The callback that saved is not always there when a run is resumed.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`, callbacks"),
+    pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty"),
+    # Weights after a step are what is wanted here.
+    pytest.mark.filterwarnings("ignore:Using ModelCheckpoint with manual optimization"),
+]
+
+ROUNDS = 6
+
+
+def loss_of(policy, batch):
+    """A policy gradient and a value of the rewards: no algorithm, but a loss of all weights."""
+    samples = batch.reshape(-1).select("observation", "action", ("next", "reward"))
+    reward = samples["next", "reward"].squeeze(-1)
+    parameters, value = policy.heads({"observation": samples["observation"]})
+    gain = policy.distribution(parameters).log_prob(samples["action"]) * reward
+    return (value.squeeze(-1) - reward).square().mean() - gain.mean()
+
+
+class Plain(LightningModule):
+    """A module of a user who knows of this package no more than that a part has a round."""
+
+    def __init__(self, layer=nn.Identity, optimizer=torch.optim.Adam):
+        super().__init__()
+        self.policy = policy_with(layer(), CARTPOLE)
+        self.optimizer = optimizer
+
+    def training_step(self, part, _):
+        return loss_of(self.policy, part.round)
+
+    def validation_step(self, evaluation, _):
+        scores = evaluation.run(self.policy).scores
+        self.log("eval/score", float(scores.mean()), batch_size=len(scores))
+
+    def configure_optimizers(self):
+        return self.optimizer(self.parameters(), 0.01)
+
+
+class ByHand(Plain):
+    """Steps two optimisers by itself, twice a round."""
+
+    parts_per_round = 2
+    automatic_optimization = False
+
+    def training_step(self, part, _):
+        for optimizer in self.optimizers():
+            optimizer.zero_grad()
+        self.manual_backward(loss_of(self.policy, part.round))
+        for optimizer in self.optimizers():
+            optimizer.step()
+
+    def configure_optimizers(self):
+        matrices = [p for p in self.parameters() if p.ndim == 2]
+        rest = [p for p in self.parameters() if p.ndim != 2]
+        return [torch.optim.Muon(matrices, 0.01), torch.optim.AdamW(rest, 0.01)]
+
+
+class Rounds(RoundModule):
+    """The same loss in a module that keeps account of rounds itself."""
+
+    def __init__(self, layer=nn.Identity):
+        super().__init__(policy_with(layer(), CARTPOLE))
+
+    def training_step(self, part, _):
+        with self.learning_from(part):
+            return loss_of(self.policy, part.round)
+
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.policy.parameters(), 0.01)
+
+
+class Seen(Callback):
+    """Keeps the rounds, and the weights at the start of each and at the end."""
+
+    def __init__(self):
+        self.rounds, self.weights = [], []
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):  # noqa: ARG002
+        if batch.is_first:
+            self.rounds.append(batch.round.clone())
+            self.weights.append(flat(pl_module.policy))
+
+    def on_train_end(self, trainer, pl_module):  # noqa: ARG002
+        self.weights.append(flat(pl_module.policy))
+
+    @property
+    def versions(self):
+        return [int(batch["collector", "policy_version"][0, 0]) for batch in self.rounds]
+
+
+def seen_fit(module, ckpt_path=None, callbacks=(), trainer=None, **data):
+    """Train to the end, and tell what happened."""
+    torch.manual_seed(0 if ckpt_path is None else 1)
+    seen = Seen()
+    settings = {"enable_checkpointing": bool(callbacks), **(trainer or {})}
+    fitting = quiet_trainer(callbacks=[seen, *callbacks], **settings)
+    fitting.fit(module, cartpole(ROUNDS, **{"env": CARTPOLE} | data), ckpt_path=ckpt_path)
+    return seen
+
+
+class TestAPlainModule:
+    @pytest.mark.parametrize("make", [Plain, ByHand])
+    def test_acts_with_weights_that_are_one_update_old(self, make):
+        seen = seen_fit(make())
+        assert seen.versions == [0, 0, 1, 2, 3, 4]
+        for batch, version in zip(seen.rounds, seen.versions, strict=True):
+            policy = Plain().policy
+            nn.utils.vector_to_parameters(seen.weights[version], policy.parameters())
+            _, value = policy.heads({"observation": batch["observation"].flatten(0, 1)})
+            expected = value.detach().reshape(batch["state_value"].shape)
+            torch.testing.assert_close(batch["state_value"], expected)
+
+    def test_acts_with_the_newest_weights_without_delay(self):
+        assert seen_fit(Plain(), delay=0).versions == [0, 1, 2, 3, 4, 5]
+
+    @pytest.mark.processes
+    def test_has_the_same_bits_with_processes(self):
+        one = seen_fit(Plain(nn.Dropout))
+        other = seen_fit(Plain(nn.Dropout), num_actors=2, envs_per_executor=2)
+        assert digest(one.rounds) == digest(other.rounds)
+        assert torch.equal(one.weights[-1], other.weights[-1])
+
+    @pytest.mark.filterwarnings("ignore:the policy learns in train mode and acts in eval mode")
+    def test_has_the_bits_of_a_module_that_publishes_by_itself(self):
+        plain, rounds = seen_fit(Plain(nn.Dropout)), seen_fit(Rounds(nn.Dropout))
+        for one, other in zip(plain.rounds, rounds.rounds, strict=True):
+            kept = one.select(*other.keys())  # a plain module is given all outputs of its policy
+            assert digest([kept]) == digest([other])
+        assert torch.equal(plain.weights[-1], rounds.weights[-1])
+
+    def test_is_evaluated(self):
+        trainer = quiet_trainer(limit_val_batches=1)
+        trainer.fit(Plain(), cartpole(2, env=CARTPOLE, evaluation_episodes=2))
+        assert 1 <= float(trainer.callback_metrics["eval/score"]) <= 20
+
+    def test_learns_again_in_a_second_training(self):
+        module, data = Plain(), cartpole(2, env=CARTPOLE)
+        trainer = quiet_trainer()
+        for _ in range(2):
+            seen = Seen()
+            trainer.callbacks = [seen]
+            trainer.fit_loop.epoch_progress.reset()
+            trainer.fit(module, data)
+            assert seen.versions == [0, 0]
+        assert [type(each) for each in trainer.callbacks] == [Seen]
+
+
+MODULES = {
+    "plain": Plain,
+    "plain with Dropout": lambda: Plain(nn.Dropout),
+    "plain with BatchNorm": lambda: Plain(lambda: nn.BatchNorm1d(16)),
+    "by hand": ByHand,
+    "RoundModule": Rounds,
+}
+
+
+def saving(folder, **when):
+    return ModelCheckpoint(folder, filename="{step}", save_top_k=-1, **when)
+
+
+def checkpoints(folder):
+    return sorted(folder.glob("step=*.ckpt"), key=lambda path: int(path.stem.split("=")[1]))
+
+
+class TestResume:
+    @pytest.mark.parametrize(
+        "name",
+        [
+            pytest.param(name, marks=() if "Dropout" in name else pytest.mark.thorough)
+            for name in MODULES
+        ],
+    )
+    @pytest.mark.parametrize("delay", [1, pytest.param(0, marks=pytest.mark.thorough)])
+    def test_after_any_round_gives_the_bits_of_the_whole_run(self, name, delay, tmp_path):
+        kept = saving(tmp_path, every_n_train_steps=4 if name == "by hand" else 1)
+        whole = seen_fit(MODULES[name](), callbacks=[kept], delay=delay)
+        paths = checkpoints(tmp_path)[:-1]
+        assert len(paths) == ROUNDS - 1
+        for path in (paths[0], paths[3]):
+            resumed = seen_fit(MODULES[name](), path, delay=delay)
+            assert digest(resumed.rounds) == digest(whole.rounds[-len(resumed.rounds) :])
+            assert torch.equal(resumed.weights[-1], whole.weights[-1])
+            assert resumed.versions[-1] == whole.versions[-1]
+
+    def test_of_a_finished_run_extends_it(self, tmp_path):
+        seen_fit(Plain(), callbacks=[saving(tmp_path, every_n_train_steps=1)], total_frames=64)
+        extended = seen_fit(Plain(), checkpoints(tmp_path)[-1])
+        assert len(extended.rounds) == ROUNDS - 2
+        assert torch.equal(extended.weights[-1], seen_fit(Plain()).weights[-1])
+
+    @pytest.mark.parametrize("moment", ["on_before_backward", "on_before_zero_grad"])
+    def test_from_the_middle_of_a_round_is_refused(self, moment, tmp_path):
+        interrupted(tmp_path, Plain(), moment)
+        with pytest.raises(ConfigurationError, match="saved in the middle of a round, whose start"):
+            seen_fit(Plain(), tmp_path / "stopped.ckpt")
+
+    def test_from_the_middle_of_a_round_of_a_round_module_gives_the_same_bits(self, tmp_path):
+        interrupted(tmp_path, Rounds(), "on_before_backward")
+        resumed = seen_fit(Rounds(), tmp_path / "stopped.ckpt")
+        assert torch.equal(resumed.weights[-1], seen_fit(Rounds()).weights[-1])
+
+    def test_with_other_settings_of_the_data_is_refused(self, tmp_path):
+        seen_fit(Plain(), callbacks=[saving(tmp_path, every_n_train_steps=2)])
+        with pytest.raises(ConfigurationError, match=r"data\.delay=0, the checkpoint has 1: bits"):
+            seen_fit(Plain(), checkpoints(tmp_path)[0], delay=0)
+
+
+def interrupted(folder, module, moment):
+    """Press Ctrl-C in the third round, which leaves ``stopped.ckpt``."""
+
+    class Stop(Callback):
+        pass
+
+    def press(self, trainer, *_):  # noqa: ARG001
+        if trainer.fit_loop.batch_idx == 2:
+            signal.raise_signal(signal.SIGINT)
+
+    setattr(Stop, moment, press)
+    last = ModelCheckpoint(folder, filename="stopped", save_on_exception=True, every_n_epochs=99)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(SystemExit):
+            seen_fit(module, callbacks=[Stop(), last])
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+class NoPolicy(Plain):
+    def __init__(self):
+        super().__init__()
+        self.net, self.policy = self.policy, None
+
+
+class LearnerByHand(A2C):
+    automatic_optimization = False
+
+
+@pytest.mark.parametrize(
+    ("make", "trainer", "message"),
+    [
+        (NoPolicy, {}, "NoPolicy has no policy: make one, an nn.Module such as"),
+        (
+            Plain,
+            {"accumulate_grad_batches": 2},
+            "accumulate_grad_batches=2 does not divide the 1 parts of a round",
+        ),
+        (LearnerByHand, {}, "LearnerByHand: automatic_optimization=False; a Learner's round"),
+    ],
+)
+def test_what_cannot_work_is_refused_by_name(make, trainer, message):
+    module = make()
+    with pytest.raises(ConfigurationError, match=message):
+        seen_fit(module, trainer=trainer)
+
+
+class Own(Learner):
+    """A learner of a user with an optimiser of their own, in one of Lightning's forms."""
+
+    def __init__(self, form):
+        super().__init__(policy_with(nn.Identity(), CARTPOLE), learning_rate=0.4)
+        self.form = form
+
+    def training_step(self, part, _):
+        with self.learning_from(part):
+            return loss_of(self.policy, part.round)
+
+    def configure_optimizers(self):
+        return FORMS[self.form](torch.optim.SGD(self.policy.parameters(), self.learning_rate))
+
+
+def halving(optimizer):
+    return torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+
+
+FORMS = {
+    "optimizer": lambda optimizer: optimizer,
+    "list": lambda optimizer: [optimizer],
+    "two lists": lambda o: ([o], [{"scheduler": halving(o), "interval": "step"}]),
+    "dict": lambda o: {
+        "optimizer": o,
+        "lr_scheduler": {"scheduler": halving(o), "interval": "step"},
+    },
+    "two schedules": lambda o: (
+        [o],
+        [{"scheduler": halving(o), "interval": "step"} for _ in range(2)],
+    ),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_learner_has_an_optimiser_of_its_own_in_any_form_and_resumes_with_it(form, tmp_path):
+    callbacks = [saving(tmp_path, every_n_train_steps=1)]
+    whole = watched_fit(
+        Own(form),
+        cartpole(ROUNDS, env=CARTPOLE),
+        callbacks=callbacks,
+        enable_checkpointing=True,
+    )
+    factor = {"optimizer": 1.0, "list": 1.0, "two schedules": 0.25}.get(form, 0.5)
+    expected = [0.4 * factor ** (step // 2) for step in range(ROUNDS)]
+    assert whole.learning_rates == pytest.approx(expected)
+    resumed = watched_fit(Own(form), cartpole(ROUNDS, env=CARTPOLE), checkpoints(tmp_path)[2])
+    assert resumed.learning_rates == whole.learning_rates[3:]
+    assert torch.equal(resumed.final_weights, whole.final_weights)
+    assert resumed.versions == whole.versions[3:]

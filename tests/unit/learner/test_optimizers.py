@@ -1,0 +1,145 @@
+"""Which optimiser a name gives, of which parameters, with which arguments."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from hts_torchrl import A2C, PPO, ConfigurationError, GymEnvs, make_actor_critic
+from hts_torchrl.learner.optimizers import MuonWithAdamW, make_optimizer
+from tests.fits import cartpole, quiet_trainer, watched_fit
+
+
+class Heavy(torch.optim.SGD):
+    """SGD of a user, who calls its learning rate as torch does."""
+
+    def __init__(self, params, lr=0.1, mass=0.25):
+        super().__init__(params, lr, momentum=mass)
+
+
+class Rateless(torch.optim.SGD):
+    def __init__(self, params):
+        super().__init__(params, 0.1)
+
+
+def policy():
+    return make_actor_critic("mlp", GymEnvs("CartPole-v1").group([0]).spec)
+
+
+def made(name, policy_=None, **arguments):
+    return make_optimizer(
+        name, policy_ or policy(), learning_rate=0.02, epsilon=1e-3, arguments=arguments
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "cls"),
+    [
+        ("adamw", torch.optim.AdamW),
+        ("AdamW", torch.optim.AdamW),
+        ("sgd", torch.optim.SGD),
+        ("torch.optim.NAdam", torch.optim.NAdam),
+        ("tests.unit.learner.test_optimizers.Heavy", Heavy),
+    ],
+)
+def test_a_name_gives_its_class(name, cls):
+    assert type(made(name)) is cls
+    assert made(name).defaults["lr"] == 0.02
+
+
+ALL = sorted(
+    name
+    for name, each in vars(torch.optim).items()
+    if isinstance(each, type) and name not in ("Optimizer", "LBFGS", "SparseAdam")
+)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_optimiser_of_torch_moves_the_policy(name):
+    learner = A2C(policy(), optimizer=name, learning_rate=0.01)
+    before = copy.deepcopy(learner.policy)
+    quiet_trainer().fit(learner, datamodule=cartpole(2))
+    pairs = zip(learner.policy.parameters(), before.parameters(), strict=True)
+    assert not any(torch.equal(after, start) for after, start in pairs)
+
+
+def test_epsilon_goes_where_there_is_one_number_of_that_kind():
+    assert made("adamw").defaults["eps"] == 1e-3
+    assert "eps" not in made("sgd").defaults
+    assert made("adafactor").defaults["eps"] == (None, 1e-3)  # torch's own pair
+
+
+def test_further_arguments_reach_the_class():
+    assert made("rmsprop", alpha=0.5).defaults["alpha"] == 0.5
+    assert tuple(made("adamw", betas=[0.5, 0.75]).param_groups[0]["betas"]) == (0.5, 0.75)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"optimizer": "LBFGS"}, "optimizer='LBFGS': it computes the loss several times a step"),
+        ({"optimizer": "SparseAdam"}, "optimizer='SparseAdam': it takes sparse gradients"),
+        ({"optimizer": "sdg"}, "no optimizer 'sdg'; adadelta, .*, sgd or module.Class is needed"),
+        ({"optimizer": "torch.nn.Linear"}, "'torch.nn.Linear' is no torch.optim.Optimizer"),
+        (
+            {"optimizer": "tests.unit.learner.test_optimizers.Rateless"},
+            "Rateless' has no lr; an optimiser with a learning rate is needed",
+        ),
+        ({"optimizer_kwargs": {"eps": 1}}, "optimizer_kwargs has 'eps': set epsilon instead"),
+        ({"optimizer_kwargs": {"betas": 1}}, "has 'betas', which rmsprop does not take; it takes"),
+    ],
+)
+def test_what_cannot_work_is_refused_when_the_learner_is_made(settings, message):
+    with pytest.raises(ConfigurationError, match=message):
+        A2C(**settings)
+
+
+def test_a_value_that_the_class_refuses_is_told_in_its_words():
+    with pytest.raises(ConfigurationError, match=r"'sgd' with {'momentum': -1}: Invalid momentum"):
+        made("sgd", momentum=-1)
+
+
+class TestMuon:
+    def test_moves_hidden_matrices_and_adamw_the_rest(self):
+        network = policy()
+        optimizer = made("muon", network)
+        assert type(optimizer) is MuonWithAdamW
+        matrices, rest = (set(group["params"]) for group in optimizer.param_groups)
+        hidden = {"module.0.module.0.weight", "module.0.module.2.weight"}
+        critic = {"module.2.module.0.0.weight", "module.2.module.0.2.weight"}
+        assert {n for n, p in network.named_parameters() if p in matrices} == hidden | critic
+        assert matrices | rest == set(network.parameters())
+        assert not matrices & rest
+
+    def test_steps_as_the_two_of_torch_would(self):
+        networks = [policy(), policy()]
+        networks[1].load_state_dict(networks[0].state_dict())
+        both = made("muon", networks[0], weight_decay=0.25, momentum=0.5, betas=[0.5, 0.75])
+        names = {p: n for n, p in networks[0].named_parameters()}
+        other = dict(networks[1].named_parameters())
+        first, rest = ([other[names[p]] for p in g["params"]] for g in both.param_groups)
+        muon = torch.optim.Muon(
+            first, 0.02, 0.25, momentum=0.5, eps=1e-3, adjust_lr_fn="match_rms_adamw"
+        )
+        adamw = torch.optim.AdamW(rest, 0.02, betas=(0.5, 0.75), eps=1e-3, weight_decay=0.25)
+        for step in range(3):
+            for network in networks:
+                torch.manual_seed(step)
+                for p in network.parameters():
+                    p.grad = torch.randn_like(p)
+            for each in (both, muon, adamw):
+                each.step()
+        for one, two in zip(*(n.parameters() for n in networks), strict=True):
+            assert torch.equal(one, two)
+
+    def test_alone_moves_a_policy_of_matrices_only(self):
+        assert type(made("muon", nn.Linear(3, 4, bias=False))) is torch.optim.Muon
+
+    def test_of_a_policy_without_any_is_refused(self):
+        with pytest.raises(ConfigurationError, match="'muon': the policy has no hidden weight mat"):
+            made("muon", nn.LayerNorm(3))
+
+    def test_decays_both_rates(self):
+        learner = PPO(optimizer="muon", learning_rate=0.5, learning_rate_decay=True, epochs=1)
+        assert watched_fit(learner, cartpole(2)).learning_rates[::4] == [0.5, 0.25]
