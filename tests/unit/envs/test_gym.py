@@ -27,7 +27,10 @@ def vector(make=CoordinateEnv, count=2, mode=AutoresetMode.SAME_STEP):
     return lambda _: SyncVectorEnv(makers, autoreset_mode=mode)
 
 
-GROUPS = pytest.mark.parametrize("create", [CoordinateEnvs(), vector()], ids=["serial", "vector"])
+VECTORS = {mode.name.lower(): vector(mode=mode) for mode in AutoresetMode}
+GROUPS = pytest.mark.parametrize(
+    "create", [CoordinateEnvs(), *VECTORS.values()], ids=["serial", *VECTORS]
+)
 
 
 class TestAnyGroup:
@@ -98,7 +101,11 @@ class TestAnyGroup:
         assert transition.reward.dtype == transition.score.dtype == np.float32
         assert transition.reward.tolist() == transition.score.tolist() == [5 / 32, 1 + 11 / 64]
 
-    @pytest.mark.parametrize("create", [DictEnv, vector(DictEnv)], ids=["serial", "vector"])
+    @pytest.mark.parametrize(
+        "create",
+        [DictEnv, *(vector(DictEnv, mode=mode) for mode in AutoresetMode)],
+        ids=["serial", *VECTORS],
+    )
     def test_every_entry_of_a_dictionary_is_kept_through_the_end_of_an_episode(self, create):
         group = make_group(create, [0, 1])
         group.reset(SEEDS)
@@ -368,10 +375,6 @@ class TestErrors:
         with pytest.raises(ConfigurationError, match="envs_per_executor=3"):
             make_group(vector(count=3), [0, 1])
 
-    @pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.DISABLED])
-    def test_a_vector_environment_that_does_not_reset_in_the_same_step_is_refused(self, mode):
-        with pytest.raises(ConfigurationError, match="SAME_STEP"):
-            make_group(vector(mode=mode), [0, 1])
 
 
 class TestGymEnvs:
