@@ -100,6 +100,27 @@ class JitterEnv:
         return _Jitter(self.make(index), self.seed * 1000 + index, self.most_s)
 
 
+_PACKAGE = """
+import gymnasium
+from tests.fakes import CoordinateEnv
+
+def make():
+    return CoordinateEnv(0)
+
+def register_plugin():
+    gymnasium.register("Plugin/Mine-v0", entry_point=make)
+
+gymnasium.register("Mine-v0", entry_point=make)
+"""
+
+
+def write_package(folder: Path, name: str) -> None:
+    """Write a package of a user's, which registers ``Mine-v0`` when it is imported."""
+    package = folder / name
+    package.mkdir()
+    (package / "__init__.py").write_text(_PACKAGE)
+
+
 class Broken(RuntimeError):
     """What :class:`FailingEnv` raises."""
 

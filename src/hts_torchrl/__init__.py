@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from hts_torchrl.config import ArraySpec as ArraySpec
     from hts_torchrl.config import EnvSpec as EnvSpec
     from hts_torchrl.envs.atari import AtariEnvs as AtariEnvs
+    from hts_torchrl.envs.envpool import EnvPoolEnvs as EnvPoolEnvs
     from hts_torchrl.envs.football import FootballEnvs as FootballEnvs
     from hts_torchrl.envs.group import EnvFactory as EnvFactory
     from hts_torchrl.envs.group import EnvGroup as EnvGroup
@@ -53,6 +54,7 @@ _NAMES = {
     "collectors.hts": ["HTSCollector"],
     "config": ["ActionSpec", "ArraySpec", "EnvSpec"],
     "envs.atari": ["AtariEnvs"],
+    "envs.envpool": ["EnvPoolEnvs"],
     "envs.football": ["FootballEnvs"],
     "envs.group": ["EnvFactory", "EnvGroup", "SeededGroup", "Transition"],
     "envs.gym": ["GymEnvs"],

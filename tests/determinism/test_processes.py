@@ -33,6 +33,12 @@ def test_one_actor_and_groups_of_two_give_the_bits_of_the_serial_twin(name):
     assert run(name, num_actors=1, envs_per_executor=2) == run(name)
 
 
+@pytest.mark.parametrize("envs_per_executor", [1, 2, 4])
+def test_envpool_gives_the_same_bits_in_groups_of_any_size(envs_per_executor):
+    size = {"envs_per_executor": envs_per_executor}
+    assert run("envpool", num_actors=1, **size) == run("envpool")
+
+
 @pytest.mark.parametrize("delay", [0, 1])
 def test_a_barrier_at_every_step_gives_the_bits_of_the_serial_twin(delay):
     assert run("cartpole", delay=delay, num_actors=1, step_barrier=True) == run(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from importlib.metadata import entry_points
 from typing import Any
 
 import gymnasium
@@ -38,7 +40,7 @@ class GymEnvs(EnvFactory):
 
     Example:
         >>> from hts_torchrl import GymEnvs, env_spec_of
-        >>> envspec_of(GymEnvs("CartPole-v1")).action.sizes
+        >>> env_spec_of(GymEnvs("CartPole-v1")).action.sizes
         (2,)
     """
 
@@ -46,6 +48,8 @@ class GymEnvs(EnvFactory):
     """Gymnasium's id, ``CartPole-v1``; ``module:Name-v0`` imports the module first."""
     kwargs: dict[str, Any] = field(default_factory=dict)
     """Further arguments of ``gymnasium.make``."""
+    imports: list[str] = field(default_factory=list)
+    """Modules that each process imports first, because they register environments."""
 
     def group(self, indices: Sequence[int], *, render: bool = False) -> EnvGroup:
         """Make the environments of the given indices (:class:`EnvFactory`).
@@ -55,11 +59,18 @@ class GymEnvs(EnvFactory):
         """
         kwargs = {**self.kwargs, **({"render_mode": "rgb_array"} if render else {})}
         try:
+            for module in self.imports:
+                importlib.import_module(module)
+            _let_plugin_register(self.id)
             envs = [self._make(index, kwargs) for index in indices]
         except gymnasium.error.UnregisteredEnv as error:
             near = difflib.get_close_matches(self.id, gymnasium.registry, n=3)
             hint = f"; near to it: {', '.join(near)}" if near else ""
-            raise ConfigurationError(f"Gymnasium knows no environment {self.id!r}{hint}") from error
+            named = f"module:{self.id.rpartition(':')[2]}"
+            raise ConfigurationError(
+                f"Gymnasium knows no environment {self.id!r}{hint}; if a module of yours registers "
+                f"it, workers must import that too: id={named!r} or imports=['module']"
+            ) from error
         except (gymnasium.error.Error, ImportError, TypeError, ValueError, AssertionError) as error:
             raise ConfigurationError(f"environment {self.id!r}: {error}") from error
         return SerialGroup(envs, indices)
@@ -67,6 +78,17 @@ class GymEnvs(EnvFactory):
     def _make(self, index: int, kwargs: dict[str, Any]) -> gymnasium.Env[Any, Any]:
         with called("make", index):
             return gymnasium.make(self.id, **kwargs)
+
+
+def _let_plugin_register(env_id: str) -> None:
+    """Have the package that an id's namespace names register its environments, if it has not.
+
+    Such packages have an entry point, which Gymnasium called in its versions before 1.
+    """
+    namespace, slash, _ = env_id.rpartition("/")
+    if slash and not any(known.startswith(namespace + slash) for known in gymnasium.registry):
+        for plugin in entry_points(group="gymnasium.envs", name=namespace):
+            plugin.load()()
 
 
 class SerialGroup:

@@ -38,6 +38,8 @@ def plain(values: Mapping[str, Any]) -> dict[str, Any]:
             kept[name] = plain(value)
         elif value is None or type(value) in (bool, int, float, str):
             kept[name] = value
+        elif type(value) is list and all(type(each) is str for each in value):
+            kept[name] = list(value)
         else:
             kept[name] = f"<{type(value).__name__}>"
     return kept
@@ -147,6 +149,8 @@ def _fits(value: object, hint: Any) -> bool:  # noqa: ANN401 - a type hint is an
         return type(value) is str and value in get_args(hint)
     if get_origin(hint) is dict:
         return type(value) is dict and all(type(name) is str for name in value)
+    if get_origin(hint) is list:
+        return type(value) is list and all(_fits(each, *get_args(hint)) for each in value)
     if hint is float:
         return type(value) in (int, float)
     if hint is str:  # an interpolation would read other settings, or the environment
