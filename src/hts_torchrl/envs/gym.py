@@ -23,6 +23,7 @@ from hts_torchrl.envs.group import (
     close_each,
     require_alike,
 )
+from hts_torchrl.envs.minatar import seeded_whole
 from hts_torchrl.envs.observed import DeclaredSpace, as_flag, as_returned, as_reward, observing
 from hts_torchrl.envs.spaces import env_spec
 from hts_torchrl.errors import ConfigurationError
@@ -77,7 +78,7 @@ class GymEnvs(EnvFactory):
 
     def _make(self, index: int, kwargs: dict[str, Any]) -> gymnasium.Env[Any, Any]:
         with called("make", index):
-            return gymnasium.make(self.id, **kwargs)
+            return seeded_whole(gymnasium.make(self.id, **kwargs))
 
 
 def _let_plugin_register(env_id: str) -> None:

@@ -379,7 +379,6 @@ class TestErrors:
             make_group(vector(count=3), [0, 1])
 
 
-
 @pytest.fixture
 def package(tmp_path, monkeypatch):
     """The name of a package that registers ``Mine-v0`` when it is imported."""
