@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from hts_torchrl.envs.group import Transition as Transition
     from hts_torchrl.envs.gym import GymEnvs as GymEnvs
     from hts_torchrl.envs.make_group import env_spec_of as env_spec_of
+    from hts_torchrl.envs.pettingzoo import PettingZooEnvs as PettingZooEnvs
     from hts_torchrl.errors import CheckpointError as CheckpointError
     from hts_torchrl.errors import ConfigurationError as ConfigurationError
     from hts_torchrl.errors import DifferenceError as DifferenceError
@@ -59,6 +60,7 @@ _NAMES = {
     "envs.group": ["EnvFactory", "EnvGroup", "SeededGroup", "Transition"],
     "envs.gym": ["GymEnvs"],
     "envs.make_group": ["env_spec_of"],
+    "envs.pettingzoo": ["PettingZooEnvs"],
     "errors": [
         "CheckpointError",
         "ConfigurationError",

@@ -27,6 +27,7 @@ from hts_torchrl import (
     FootballEnvs,
     GymEnvs,
     HTSCollector,
+    PettingZooEnvs,
     make_actor_critic,
 )
 from hts_torchrl.envs.atari import AtariGroup
@@ -474,6 +475,16 @@ MAKERS = {
         "mlp",
         {"num_envs": 4, "envs_per_executor": 2},
     ),
+    "several agents": (
+        PettingZooEnvs("tests.fakes:Duel", {"lengths": (3, 7)}),
+        "mlp",
+        {"num_envs": 4, "envs_per_executor": 2},
+    ),
+    "MinAtar": (
+        GymEnvs("MinAtar/Breakout-v1"),
+        "mlp",
+        {"num_envs": 4, "envs_per_executor": 2},
+    ),
     "Pendulum": (GymEnvs("Pendulum-v1", {"max_episode_steps": 15}), "mlp", {"num_envs": 3}),
     "football": (
         FootballEnvs("3_vs_1_with_keeper"),
@@ -505,6 +516,8 @@ def cartpole_policy() -> nn.Module:
 def test_a_collector_goes_on_with_the_same_batches(name, delay, stop, monkeypatch):
     if name == "gfootball":
         pytest.importorskip("gfootball_engine", reason="scripts/install_gfootball.sh")
+    if name == "MinAtar":
+        pytest.importorskip("minatar", reason="hts-torchrl[minatar]")
     create, network, settings = MAKERS[name]
     if name == "Pong, seeded often":
         monkeypatch.setattr(AtariGroup, "steps_per_seed", 20)

@@ -13,6 +13,7 @@ from hts_torchrl.envs.atari import AtariEnvs
 from hts_torchrl.envs.envpool import EnvPoolEnvs
 from hts_torchrl.envs.football.envs import FootballEnvs
 from hts_torchrl.envs.gym import GymEnvs
+from hts_torchrl.envs.pettingzoo import PettingZooEnvs
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.learner import A2C, PPO, Impala
 from hts_torchrl.models.actor_critic import BUILT_IN_TRUNKS
@@ -21,7 +22,7 @@ from hts_torchrl.training.run_settings import known_arguments
 
 _LEARNERS: dict[str, type] = {each.__name__: each for each in (A2C, PPO, Impala)}
 _FACTORIES: dict[str, type] = {
-    each.__name__: each for each in (AtariEnvs, EnvPoolEnvs, FootballEnvs, GymEnvs)
+    each.__name__: each for each in (AtariEnvs, EnvPoolEnvs, FootballEnvs, GymEnvs, PettingZooEnvs)
 }
 
 
@@ -100,7 +101,8 @@ class CheckpointSettings:
             self.withheld["data.env"] = name
             return
         known = _known(_FACTORIES[name], arguments, "data.env")
-        if name in ("EnvPoolEnvs", "GymEnvs") and _may_import(known):
+        may_import = name in ("EnvPoolEnvs", "GymEnvs") and _may_import(known)
+        if may_import or name == "PettingZooEnvs":
             imports = known.get("imports")
             flag = f" --data.env.imports={imports}" if imports else ""
             self.withheld["data.env"] = f"{name} --data.env.id={known.get('id')}{flag}"

@@ -84,7 +84,8 @@ class Evaluation:
                 answers = inference.answer(observation, draws[:, step], greedy=self.greedy)
                 transition = group.step(answers[action.key])
                 observation = transition.next_observation
-                yield transition.score, transition.episode_end
+                # Games of several agents are whole, and may have more of them than are counted.
+                yield transition.score[: self.episodes], transition.episode_end[: self.episodes]
             first += _CHUNK
 
 

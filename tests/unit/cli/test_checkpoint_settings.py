@@ -143,6 +143,11 @@ class TestAStrangersCheckpoint:
         assert message.startswith("the checkpoint's data.env is GymEnvs --data.env.id=")
         assert "which is imported only if your command names it" in message
 
+    def test_imports_no_game_of_several_agents(self, forged, capsys):
+        env = {"class_path": "PettingZooEnvs", "init_args": {"id": "evilmodule:game"}}
+        message = refused(capsys, "play", forged(env=env), *QUIET)
+        assert "PettingZooEnvs --data.env.id=evilmodule:game, which is imported only" in message
+
     def test_runs_no_program_of_an_environment(self, forged, capsys):
         """VizDoom's engine is a program, whose path is an argument."""
         arguments = {"id": "D1Basic-v1", "kwargs": {"vzd_path": "this.s"}}
