@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import gymnasium
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, VectorEnv
 
@@ -44,9 +45,20 @@ class VectorGroup:
         return {"observation": observation}
 
     def reset(self, seeds: Sequence[int]) -> Observation:
-        """Seed and reset every environment."""
+        """Seed and reset every environment.
+
+        Raises:
+            ConfigurationError: if the vector environment takes no list of seeds.
+        """
         many = [int(seed) for seed in seeds]
-        return self._arrays(self.envs.reset(seed=many)[0])  # type: ignore[arg-type]
+        try:
+            observation, _ = self.envs.reset(seed=many)  # type: ignore[arg-type]
+        except gymnasium.error.Error as error:
+            raise ConfigurationError(
+                f"reset(seed=[...]) of environments {self.indices}: {error}; it must take a "
+                "list with a seed for each, as SyncVectorEnv does"
+            ) from error
+        return self._arrays(observation)
 
     def step(self, actions: Array) -> Transition:
         """Step all environments at once, and reset those whose episode ended."""

@@ -1,5 +1,8 @@
 """Vector environments that reset in the next step, or not at all; see also ``test_gym.py``."""
 
+from functools import partial
+
+import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
@@ -150,6 +153,14 @@ def test_a_vector_environment_that_does_not_tell_when_it_resets_is_refused():
 
     with pytest.raises(ConfigurationError, match="does not tell when it resets"):
         make_group(make, [0, 1])
+
+
+def test_one_that_takes_a_single_seed_for_all_is_refused():
+    make = partial(gymnasium.make_vec, "CartPole-v1", 2, vectorization_mode="vector_entry_point")
+    group = make_group(lambda _: make(), [4, 5])
+    with pytest.raises(ConfigurationError, match=r"environments \[4, 5\]: .*a seed for each, as"):
+        group.reset(SEEDS)
+    group.close()
 
 
 def test_envpools_own_vector_environments_are_refused_with_what_seeds_them():
