@@ -100,6 +100,27 @@ class JitterEnv:
         return _Jitter(self.make(index), self.seed * 1000 + index, self.most_s)
 
 
+_PACKAGE = """
+import gymnasium
+from tests.fakes import CoordinateEnv
+
+def make():
+    return CoordinateEnv(0)
+
+def register_plugin():
+    gymnasium.register("Plugin/Mine-v0", entry_point=make)
+
+gymnasium.register("Mine-v0", entry_point=make)
+"""
+
+
+def write_package(folder: Path, name: str) -> None:
+    """Write a package of a user's, which registers ``Mine-v0`` when it is imported."""
+    package = folder / name
+    package.mkdir()
+    (package / "__init__.py").write_text(_PACKAGE)
+
+
 class Broken(RuntimeError):
     """What :class:`FailingEnv` raises."""
 
@@ -464,3 +485,60 @@ class ForgetfulEnvs:
 
     def __call__(self, index: int) -> gymnasium.Env:
         return _Forgetful(index) if index == self.index else CoordinateEnv(index)
+
+
+class Duel:
+    """A game of PettingZoo's parallel interface, whose agents each know their own place.
+
+    An agent observes float32 (agent, episode, step in it, last action of the one before it, seed
+    modulo 4096), and is rewarded with its own action and an eighth for each step. Episodes have
+    ``lengths[k % len(lengths)]`` steps, counted from the seed on; in the last one the first agent
+    terminates and the others are truncated, unless ``leaves`` names a step at which the first goes.
+    """
+
+    def __init__(self, agents=2, lengths=(3, 2), leaves=None, render_mode=None) -> None:
+        self.possible_agents = [f"player_{number}" for number in range(agents)]
+        self.lengths, self.leaves, self.render_mode = lengths, leaves, render_mode
+        self.agents, self.episode, self.seed, self.closed = [], -1, 0, False
+
+    def observation_space(self, agent):  # noqa: ARG002
+        return spaces.Box(-np.inf, np.inf, (5,), np.float32)
+
+    def action_space(self, agent):  # noqa: ARG002
+        return spaces.Discrete(NUM_ACTIONS)
+
+    def reset(self, seed=None, options=None):  # noqa: ARG002
+        if seed is not None:
+            self.seed, self.episode = seed % SEED_RANGE, -1
+        self.agents = list(self.possible_agents)
+        self.episode += 1
+        self.steps = 0
+        self.actions = dict.fromkeys(self.agents, -1)
+        return self._observations(), {name: {} for name in self.agents}
+
+    def step(self, actions):
+        assert actions.keys() == set(self.agents)
+        self.steps += 1
+        self.actions = actions
+        names = self.agents
+        ends = self.steps >= self.lengths[self.episode % len(self.lengths)]
+        leaves = self.steps == self.leaves
+        rewards = {name: int(actions[name]) + self.steps / 8 for name in names}
+        terminations = {name: (ends or leaves) and name == names[0] for name in names}
+        truncations = {name: ends and name != names[0] for name in names}
+        observations = self._observations()
+        self.agents = [name for name in names if not terminations[name] and not truncations[name]]
+        return observations, rewards, terminations, truncations, {name: {} for name in names}
+
+    def _observations(self):
+        others = [self.actions[self.agents[-1]], *self.actions.values()]
+        return {
+            name: np.array([row, self.episode, self.steps, others[row], self.seed], np.float32)
+            for row, name in enumerate(self.agents)
+        }
+
+    def render(self):
+        return np.full((4, 6, 3), self.steps, np.uint8)
+
+    def close(self):
+        self.closed = True

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from hts_torchrl.config import ArraySpec as ArraySpec
     from hts_torchrl.config import EnvSpec as EnvSpec
     from hts_torchrl.envs.atari import AtariEnvs as AtariEnvs
+    from hts_torchrl.envs.envpool import EnvPoolEnvs as EnvPoolEnvs
     from hts_torchrl.envs.football import FootballEnvs as FootballEnvs
     from hts_torchrl.envs.group import EnvFactory as EnvFactory
     from hts_torchrl.envs.group import EnvGroup as EnvGroup
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from hts_torchrl.envs.group import Transition as Transition
     from hts_torchrl.envs.gym import GymEnvs as GymEnvs
     from hts_torchrl.envs.make_group import env_spec_of as env_spec_of
+    from hts_torchrl.envs.pettingzoo import PettingZooEnvs as PettingZooEnvs
     from hts_torchrl.errors import CheckpointError as CheckpointError
     from hts_torchrl.errors import ConfigurationError as ConfigurationError
     from hts_torchrl.errors import DifferenceError as DifferenceError
@@ -55,10 +57,12 @@ _NAMES = {
     "collectors.hts": ["HTSCollector"],
     "config": ["ActionSpec", "ArraySpec", "EnvSpec"],
     "envs.atari": ["AtariEnvs"],
+    "envs.envpool": ["EnvPoolEnvs"],
     "envs.football": ["FootballEnvs"],
     "envs.group": ["EnvFactory", "EnvGroup", "SeededGroup", "Transition"],
     "envs.gym": ["GymEnvs"],
     "envs.make_group": ["env_spec_of"],
+    "envs.pettingzoo": ["PettingZooEnvs"],
     "errors": [
         "CheckpointError",
         "ConfigurationError",

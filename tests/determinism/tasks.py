@@ -10,7 +10,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from hts_torchrl import A2C, PPO, AtariEnvs, GymEnvs, HTSCollector, Impala
+from hts_torchrl import (
+    A2C,
+    PPO,
+    AtariEnvs,
+    EnvPoolEnvs,
+    GymEnvs,
+    HTSCollector,
+    Impala,
+    PettingZooEnvs,
+)
 from hts_torchrl.envs.make_group import make_group
 from hts_torchrl.learner import Learner
 from hts_torchrl.models import make_actor_critic
@@ -117,6 +126,8 @@ TASKS = {
     "coordinates": Task(CoordinateEnvs(), "echo"),
     "cartpole": Task(GymEnvs("CartPole-v1"), "mlp", num_envs=8, steps=16),
     "pendulum": Task(GymEnvs("Pendulum-v1", {"max_episode_steps": 30}), "mlp", steps=16),
+    "envpool": Task(EnvPoolEnvs("CartPole-v1"), "mlp", steps=24),
+    "agents": Task(PettingZooEnvs("tests.fakes:Duel"), "mlp", num_envs=8, steps=12),
     "squashed": Task(
         GymEnvs("Pendulum-v1", {"max_episode_steps": 30}), "mlp", settings={"squash": True}
     ),

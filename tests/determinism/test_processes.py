@@ -8,6 +8,7 @@ import itertools
 
 import pytest
 
+from hts_torchrl import ConfigurationError
 from tests.determinism.tasks import TASKS
 from tests.runs import digest, perturbed, play
 
@@ -34,6 +35,23 @@ def test_two_actors_give_the_bits_of_the_serial_twin(name):
 )
 def test_one_actor_and_groups_of_two_give_the_bits_of_the_serial_twin(name):
     assert run(name, num_actors=1, envs_per_executor=2) == run(name)
+
+
+@pytest.mark.parametrize("envs_per_executor", [1, 2, 4])
+def test_envpool_gives_the_same_bits_in_groups_of_any_size(envs_per_executor):
+    size = {"envs_per_executor": envs_per_executor}
+    assert run("envpool", num_actors=1, **size) == run("envpool")
+
+
+@pytest.mark.parametrize(("actors", "envs_per_executor"), [(1, 2), (2, 4), (0, 8)])
+def test_games_of_several_agents_give_the_bits_of_the_serial_twin(actors, envs_per_executor):
+    serial = run("agents", envs_per_executor=2)
+    assert run("agents", num_actors=actors, envs_per_executor=envs_per_executor) == serial
+
+
+def test_half_a_game_in_an_executor_is_refused():
+    with pytest.raises(ConfigurationError, match="envs_per_executor to multiples of 2"):
+        run("agents", num_actors=1, envs_per_executor=1)
 
 
 @pytest.mark.parametrize("delay", [0, 1])

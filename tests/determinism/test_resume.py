@@ -23,12 +23,15 @@ from hts_torchrl import (
     PPO,
     AtariEnvs,
     ConfigurationError,
+    EnvPoolEnvs,
     FootballEnvs,
     GymEnvs,
     HTSCollector,
+    PettingZooEnvs,
     make_actor_critic,
 )
 from hts_torchrl.envs.atari import AtariGroup
+from hts_torchrl.envs.envpool import EnvPoolGroup
 from hts_torchrl.envs.make_group import make_group
 from hts_torchrl.errors import ReplayError
 from hts_torchrl.training.callbacks import LastCheckpoint, LearningCurve, TrainingStatistics
@@ -472,10 +475,11 @@ class Vectors:
     """A vector environment of CartPoles, which cannot begin a single game with a seed."""
 
     size: int
+    mode: AutoresetMode = AutoresetMode.SAME_STEP
 
     def __call__(self, _: int) -> SyncVectorEnv:
         make = partial(gymnasium.make, "CartPole-v1", max_episode_steps=20)
-        return SyncVectorEnv([make] * self.size, autoreset_mode=AutoresetMode.SAME_STEP)
+        return SyncVectorEnv([make] * self.size, autoreset_mode=self.mode)
 
 
 def torchrl_env(_: int) -> GymEnv:
@@ -488,6 +492,26 @@ MAKERS = {
     "Pong": (PONG, "nature", {"num_envs": 2, "envs_per_executor": 2}),
     "Pong, seeded often": (PONG, "nature", {"num_envs": 2, "envs_per_executor": 2}),
     "a vector environment": (Vectors(4), "mlp", {"num_envs": 4, "envs_per_executor": 4}),
+    "a vector environment that resets later": (
+        Vectors(4, AutoresetMode.NEXT_STEP),
+        "mlp",
+        {"num_envs": 4, "envs_per_executor": 4},
+    ),
+    "EnvPool, seeded often": (
+        EnvPoolEnvs("CartPole-v1", {"max_episode_steps": 15}),
+        "mlp",
+        {"num_envs": 4, "envs_per_executor": 2},
+    ),
+    "several agents": (
+        PettingZooEnvs("tests.fakes:Duel", {"lengths": (3, 7)}),
+        "mlp",
+        {"num_envs": 4, "envs_per_executor": 2},
+    ),
+    "MinAtar": (
+        GymEnvs("MinAtar/Breakout-v1"),
+        "mlp",
+        {"num_envs": 4, "envs_per_executor": 2},
+    ),
     "Pendulum": (GymEnvs("Pendulum-v1", {"max_episode_steps": 15}), "mlp", {"num_envs": 3}),
     "football": (
         FootballEnvs("3_vs_1_with_keeper"),
@@ -519,9 +543,13 @@ def cartpole_policy() -> nn.Module:
 def test_a_collector_goes_on_with_the_same_batches(name, delay, stop, monkeypatch):
     if name == "gfootball":
         pytest.importorskip("gfootball_engine", reason="scripts/install_gfootball.sh")
+    if name == "MinAtar":
+        pytest.importorskip("minatar", reason="hts-torchrl[minatar]")
     create, network, settings = MAKERS[name]
     if name == "Pong, seeded often":
         monkeypatch.setattr(AtariGroup, "steps_per_seed", 20)
+    if name == "EnvPool, seeded often":
+        monkeypatch.setattr(EnvPoolGroup, "steps_per_seed", 20)
     torch.manual_seed(1)
     indices = range(settings.get("envs_per_executor", 1))
     policy = make_actor_critic(network, make_group(create, indices).spec)

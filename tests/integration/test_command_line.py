@@ -287,7 +287,12 @@ class TestExport:
         with safe_open(output, "pt") as file:
             about = json.loads(file.metadata()["about"])
         assert about == {
-            "environment": {"factory": "GymEnvs", "id": "CartPole-v1", "kwargs": {}},
+            "environment": {
+                "factory": "GymEnvs",
+                "id": "CartPole-v1",
+                "kwargs": {},
+                "imports": [],
+            },
             "updates": 3,
         }
 

@@ -28,6 +28,8 @@ FOOTBALL = [each for each in LOADED if each.values[0].startswith("football/")]
 @pytest.fixture
 def line(monkeypatch, tmp_path, request):
     """What the command line makes of a config, before it runs."""
+    if request.param.startswith("minatar/"):
+        pytest.importorskip("minatar")
     lines = []
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(HTSCommandLine, "_run_subcommand", lambda line, _: lines.append(line))

@@ -18,7 +18,7 @@ TUTORIALS = sorted(
 )
 FEW_FRAMES = 2560
 SMALL = [
-    *("--data.num_actors=0", "--data.num_envs=4", "--data.envs_per_executor=1"),
+    *("--data.num_actors=0", "--data.num_envs=4", "--data.envs_per_executor=2"),
     *("--data.frames_per_batch=32", "--data.evaluation_episodes=1"),
     *("--trainer.accelerator=cpu", "--trainer.enable_progress_bar=false"),
 ]

@@ -10,8 +10,10 @@ from typing import Any, Literal, Self
 import torch
 
 from hts_torchrl.envs.atari import AtariEnvs
+from hts_torchrl.envs.envpool import EnvPoolEnvs
 from hts_torchrl.envs.football.envs import FootballEnvs
 from hts_torchrl.envs.gym import GymEnvs
+from hts_torchrl.envs.pettingzoo import PettingZooEnvs
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.learner import A2C, PPO, Impala
 from hts_torchrl.models.actor_critic import is_built_in
@@ -19,7 +21,9 @@ from hts_torchrl.training.datamodule import HTSDataModule
 from hts_torchrl.training.run_settings import known_arguments
 
 _LEARNERS: dict[str, type] = {each.__name__: each for each in (A2C, PPO, Impala)}
-_FACTORIES: dict[str, type] = {each.__name__: each for each in (AtariEnvs, FootballEnvs, GymEnvs)}
+_FACTORIES: dict[str, type] = {
+    each.__name__: each for each in (AtariEnvs, EnvPoolEnvs, FootballEnvs, GymEnvs, PettingZooEnvs)
+}
 
 
 def _trainer(
@@ -99,8 +103,11 @@ class CheckpointSettings:
             self.withheld["data.env"] = name
             return
         known = _known(_FACTORIES[name], arguments, "data.env")
-        if name == "GymEnvs" and _may_import(known):
-            self.withheld["data.env"] = f"{name} --data.env.id={known.get('id')}"
+        may_import = name in ("EnvPoolEnvs", "GymEnvs") and _may_import(known)
+        if may_import or name == "PettingZooEnvs":
+            imports = known.get("imports")
+            flag = f" --data.env.imports={imports}" if imports else ""
+            self.withheld["data.env"] = f"{name} --data.env.id={known.get('id')}{flag}"
             return
         data["env"] = {"class_path": name, "init_args": known}
 
@@ -129,10 +136,10 @@ def _has_weights(content: dict[Any, Any]) -> bool:
 
 
 def _may_import(arguments: dict[str, Any]) -> bool:
-    """Return whether Gymnasium could import a module that an id or its arguments name."""
+    """Return whether a module or a program could be run that an id or its arguments name."""
     values = arguments.get("kwargs", {}).values()
     numbers = all(value is None or type(value) in (bool, int, float) for value in values)
-    return ":" in arguments.get("id", "") or not numbers
+    return ":" in arguments.get("id", "") or not numbers or bool(arguments.get("imports"))
 
 
 def _class_and_arguments(described: object, where: str) -> tuple[str, object]:

@@ -1,15 +1,16 @@
-"""Any Gymnasium environment: a factory by id, and the groups that wrap single and vector ones."""
+"""Any Gymnasium environment: a factory by id, and the group that steps single ones."""
 
 from __future__ import annotations
 
 import difflib
+import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from importlib.metadata import entry_points
 from typing import Any
 
 import gymnasium
 import numpy as np
-from gymnasium.vector import AutoresetMode, VectorEnv
 
 from hts_torchrl.config import ActionSpec, EnvSpec
 from hts_torchrl.envs.group import (
@@ -22,6 +23,7 @@ from hts_torchrl.envs.group import (
     close_each,
     require_alike,
 )
+from hts_torchrl.envs.minatar import seeded_whole
 from hts_torchrl.envs.observed import DeclaredSpace, as_flag, as_returned, as_reward, observing
 from hts_torchrl.envs.spaces import env_spec
 from hts_torchrl.errors import ConfigurationError
@@ -47,6 +49,8 @@ class GymEnvs(EnvFactory):
     """Gymnasium's id, ``CartPole-v1``; ``module:Name-v0`` imports the module first."""
     kwargs: dict[str, Any] = field(default_factory=dict)
     """Further arguments of ``gymnasium.make``."""
+    imports: list[str] = field(default_factory=list)
+    """Modules that each process imports first, because they register environments."""
 
     def group(self, indices: Sequence[int], *, render: bool = False) -> EnvGroup:
         """Make the environments of the given indices (:class:`EnvFactory`).
@@ -56,18 +60,36 @@ class GymEnvs(EnvFactory):
         """
         kwargs = {**self.kwargs, **({"render_mode": "rgb_array"} if render else {})}
         try:
+            for module in self.imports:
+                importlib.import_module(module)
+            _let_plugin_register(self.id)
             envs = [self._make(index, kwargs) for index in indices]
         except gymnasium.error.UnregisteredEnv as error:
             near = difflib.get_close_matches(self.id, gymnasium.registry, n=3)
             hint = f"; near to it: {', '.join(near)}" if near else ""
-            raise ConfigurationError(f"Gymnasium knows no environment {self.id!r}{hint}") from error
+            named = f"module:{self.id.rpartition(':')[2]}"
+            raise ConfigurationError(
+                f"Gymnasium knows no environment {self.id!r}{hint}; if a module of yours registers "
+                f"it, workers must import that too: id={named!r} or imports=['module']"
+            ) from error
         except (gymnasium.error.Error, ImportError, TypeError, ValueError, AssertionError) as error:
             raise ConfigurationError(f"environment {self.id!r}: {error}") from error
         return SerialGroup(envs, indices)
 
     def _make(self, index: int, kwargs: dict[str, Any]) -> gymnasium.Env[Any, Any]:
         with called("make", index):
-            return gymnasium.make(self.id, **kwargs)
+            return seeded_whole(gymnasium.make(self.id, **kwargs))
+
+
+def _let_plugin_register(env_id: str) -> None:
+    """Have the package that an id's namespace names register its environments, if it has not.
+
+    Such packages have an entry point, which Gymnasium called in its versions before 1.
+    """
+    namespace, slash, _ = env_id.rpartition("/")
+    if slash and not any(known.startswith(namespace + slash) for known in gymnasium.registry):
+        for plugin in entry_points(group="gymnasium.envs", name=namespace):
+            plugin.load()()
 
 
 class SerialGroup:
@@ -83,7 +105,7 @@ class SerialGroup:
         spaces = [(env.observation_space, env.action_space) for env in self.envs]
         self._action_spaces = [action for _, action in spaces]
         specs = {
-            index: _spec_of(env, index, *pair)
+            index: spec_of(env, index, *pair)
             for env, index, pair in zip(self.envs, self.indices, spaces, strict=True)
         }
         self.spec: EnvSpec = require_alike(specs)
@@ -110,7 +132,7 @@ class SerialGroup:
     def restart(self, rows: Sequence[int], seeds: Sequence[int]) -> Observation:
         """Seed and reset some environments."""
         for row, seed in zip(rows, seeds, strict=True):
-            _store(self._reset(row, int(seed)), self._next, row)
+            store(self._reset(row, int(seed)), self._next, row)
         return self._next
 
     def step(self, actions: Array) -> Transition:
@@ -131,9 +153,9 @@ class SerialGroup:
                 seen = self._declared[row].entries(observation)
             if terminated[row] or truncated[row]:
                 ended.append(row)
-                _store(seen, self._after, row)
+                store(seen, self._after, row)
                 seen = self._reset(row, None if self.next_seed is None else self.next_seed(row))
-            _store(seen, self._next, row)
+            store(seen, self._next, row)
         after = self._observed_after(ended) if ended else self._next
         ends = terminated | truncated
         return Transition(after, self._next, rewards, rewards, terminated, truncated, ends)
@@ -155,74 +177,13 @@ class SerialGroup:
         close_each(dict(zip(self.indices, self.envs, strict=True)))
 
 
-class VectorGroup:
-    """A Gymnasium vector environment that resets within the step (an :class:`EnvGroup`)."""
-
-    def __init__(self, envs: VectorEnv[Any, Any, Any], indices: Sequence[int]) -> None:
-        if envs.num_envs != len(indices):
-            raise ConfigurationError(
-                f"the vector environment has {envs.num_envs} environments, but an executor has "
-                f"{len(indices)}: set envs_per_executor={envs.num_envs}"
-            )
-        if envs.metadata.get("autoreset_mode") is not AutoresetMode.SAME_STEP:
-            raise ConfigurationError(
-                "the vector environment must reset within the step that ends an episode: make it "
-                "with autoreset_mode=AutoresetMode.SAME_STEP"
-            )
-        self.envs = envs
-        self.indices = list(indices)
-        self.num_envs = envs.num_envs
-        space, self._action_space = envs.single_observation_space, envs.single_action_space
-        self.spec = _spec_of(envs, self.indices[0], space, self._action_space)
-        self._declared = DeclaredSpace(space, self.spec.observations)
-        self._stepping = observing("step", self.indices)
-
-    def _arrays(self, observation: Any) -> Observation:  # noqa: ANN401
-        if isinstance(observation, dict):
-            return {key: observation[key] for key in self.spec.observations}
-        return {"observation": observation}
-
-    def reset(self, seeds: Sequence[int]) -> Observation:
-        """Seed and reset every environment."""
-        many = [int(seed) for seed in seeds]
-        return self._arrays(self.envs.reset(seed=many)[0])  # type: ignore[arg-type]
-
-    def step(self, actions: Array) -> Transition:
-        """Step all environments at once."""
-        batch = env_action(self.spec.action, actions, self._action_space)
-        observation, reward, terminated, truncated, info = self.envs.step(batch)
-        following = self._arrays(observation)
-        ends = terminated | truncated
-        after = following
-        if ends.any():
-            after = {key: array.copy() for key, array in following.items()}
-            for row in np.flatnonzero(ends).tolist():
-                with observing("step", self.indices[row]):
-                    _store(self._declared.entries(_last_of(info, row)), after, row)
-        if reward.shape != ends.shape:
-            with self._stepping:
-                reward = np.array([as_reward(each) for each in reward])
-        reward = reward.astype(np.float32)
-        return Transition(after, following, reward, reward, terminated, truncated, ends)
-
-    def render(self) -> Array:
-        """Return the first environment's picture."""
-        frames = self.envs.render()
-        if not frames:
-            raise ConfigurationError("the vector environment renders nothing")
-        return np.asarray(frames[0])
-
-    def close(self) -> None:
-        """Close the vector environment."""
-        self.envs.close()
-
-
-def _spec_of(
+def spec_of(
     env: Any,  # noqa: ANN401 - a single or a vector environment
     index: int,
     observation_space: gymnasium.Space[Any],
     action_space: gymnasium.Space[Any],
 ) -> EnvSpec:
+    """Describe the environment of an index, which is named where a space is refused."""
     try:
         return env_spec(observation_space, action_space)
     except ConfigurationError as error:
@@ -247,15 +208,7 @@ def env_action(spec: ActionSpec, action: Array, space: gymnasium.Space[Any]) -> 
     return chosen if chosen.dtype == space.dtype else chosen.astype(space.dtype)
 
 
-def _last_of(info: Any, row: int) -> Any:  # noqa: ANN401
-    if not isinstance(info, dict) or "final_obs" not in info:
-        raise ConfigurationError(
-            "the last observation of an episode is missing: vector environments of Gymnasium give "
-            "it as info['final_obs']"
-        )
-    return info["final_obs"][row]
-
-
-def _store(entries: Observation, into: Observation, row: int) -> None:
+def store(entries: Observation, into: Observation, row: int) -> None:
+    """Write the entries of one environment's observation into its row."""
     for key, array in into.items():
         array[row] = entries[key]

@@ -13,8 +13,9 @@ import cloudpickle
 
 from hts_torchrl.config import EnvSpec, PoolConfig
 from hts_torchrl.envs.group import CreateEnv, EnvFactory, EnvGroup, called
-from hts_torchrl.envs.gym import SerialGroup, VectorGroup
+from hts_torchrl.envs.gym import SerialGroup
 from hts_torchrl.envs.layers import is_a
+from hts_torchrl.envs.vector import VectorGroup
 from hts_torchrl.errors import ConfigurationError
 
 

@@ -72,8 +72,8 @@ def save_onnx(
     policy = as_policy(policy, spec)
     if keys := memory_keys(policy):
         raise ConfigurationError(
-            f"the policy remembers {keys[0]!r}, for which torch's ONNX exporter fixes the number of "
-            "rows: export it to a .safetensors file"
+            f"the policy remembers {keys[0]!r}, whose rows torch's ONNX exporter fixes in number: "
+            "export it to a .safetensors file"
         )
     answers = _Answers(copy.deepcopy(policy).cpu().eval(), spec)
     program = _exported(answers, type(policy).__name__)

@@ -90,7 +90,8 @@ class Evaluation:
                 transition = group.step(answers[action.key])
                 memory.carry(answers, transition.terminated | transition.truncated)
                 observation = transition.next_observation
-                yield transition.score, transition.episode_end
+                # Games of several agents are whole, and may have more of them than are counted.
+                yield transition.score[: self.episodes], transition.episode_end[: self.episodes]
             first += _CHUNK
 
 

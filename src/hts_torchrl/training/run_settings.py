@@ -154,6 +154,8 @@ def _fits(value: object, hint: Any) -> bool:  # noqa: ANN401 - a type hint is an
     if get_origin(hint) is dict:  # no interpolation in it either, however deep
         names = all(type(name) is str for name in value) if type(value) is dict else False
         return names and "${" not in repr(value)
+    if get_origin(hint) is list:
+        return type(value) is list and all(_fits(each, *get_args(hint)) for each in value)
     if hint is float:
         return type(value) in (int, float)
     if hint is str:  # an interpolation would read other settings, or the environment

@@ -7,6 +7,7 @@ import pytest
 import torch
 import yaml
 
+from hts_torchrl import EnvPoolEnvs
 from hts_torchrl.cli.checkpoint_settings import CheckpointSettings
 from hts_torchrl.errors import ConfigurationError
 from tests.command_line import A2C, CARTPOLE, refused, run
@@ -142,12 +143,25 @@ class TestAStrangersCheckpoint:
             {"id": "CartPole-v1", "kwargs": {"entry_point": "this:s"}},
             {"id": "CartPole-v1", "kwargs": {"wrapper": {"class_path": "this.s"}}},
             {"id": "CartPole-v1", "kwargs": {"wrappers": ["this.s"]}},
+            {"id": "CartPole-v1", "imports": ["evilmodule"]},
         ],
     )
     def test_names_no_module_of_an_environment(self, arguments, forged, capsys):
         message = refused(capsys, "play", forged(env={"init_args": arguments}), *QUIET)
         assert message.startswith("the checkpoint's data.env is GymEnvs --data.env.id=")
         assert "which is imported only if your command names it" in message
+
+    def test_imports_no_game_of_several_agents(self, forged, capsys):
+        env = {"class_path": "PettingZooEnvs", "init_args": {"id": "evilmodule:game"}}
+        message = refused(capsys, "play", forged(env=env), *QUIET)
+        assert "PettingZooEnvs --data.env.id=evilmodule:game, which is imported only" in message
+
+    def test_runs_no_program_of_an_environment(self, forged, capsys):
+        """VizDoom's engine is a program, whose path is an argument."""
+        arguments = {"id": "D1Basic-v1", "kwargs": {"vzd_path": "this.s"}}
+        env = {"class_path": "EnvPoolEnvs", "init_args": arguments}
+        message = refused(capsys, "play", forged(env=env), *QUIET)
+        assert message.startswith("the checkpoint's data.env is EnvPoolEnvs --data.env.id=D1Basic")
 
 
 @pytest.mark.parametrize(
@@ -205,6 +219,21 @@ def test_a_field_that_no_checkpoint_may_give_is_left_out_with_a_warning(forgery,
     assert line.model.policy is None
     assert not line.datamodule.accept_changes
     assert not {"this"} & {type(each).__module__ for each in line.trainer.callbacks}
+
+
+def test_environments_of_envpool_need_not_be_named_again(forged, made):
+    env = {"class_path": "EnvPoolEnvs", "init_args": {"id": "CartPole-v1", "kwargs": {}}}
+    assert made("validate", forged(env=env), *QUIET).datamodule.env == EnvPoolEnvs("CartPole-v1")
+
+
+def test_modules_of_environments_are_named_by_the_checkpoint_and_imported_by_the_command(
+    forged, made, capsys
+):
+    path = forged(env={"init_args": {"id": "CartPole-v1", "imports": ["tests.fakes"]}})
+    message = refused(capsys, "play", path, *QUIET)
+    assert "--data.env.id=CartPole-v1 --data.env.imports=['tests.fakes']" in message
+    named = ["--data.env=GymEnvs", "--data.env.id=CartPole-v1", "--data.env.imports=[tests.fakes]"]
+    assert made("validate", path, *named, *QUIET).datamodule.env.imports == ["tests.fakes"]
 
 
 def test_what_the_command_names_is_imported(forged, made):

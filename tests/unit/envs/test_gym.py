@@ -1,3 +1,5 @@
+import sys
+
 import gymnasium
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ from tests.fakes import (
     MultiDiscreteEnv,
     RecordingEnv,
     UndeclaredEnv,
+    write_package,
 )
 
 SEEDS = [100, 200]
@@ -27,7 +30,10 @@ def vector(make=CoordinateEnv, count=2, mode=AutoresetMode.SAME_STEP):
     return lambda _: SyncVectorEnv(makers, autoreset_mode=mode)
 
 
-GROUPS = pytest.mark.parametrize("create", [CoordinateEnvs(), vector()], ids=["serial", "vector"])
+VECTORS = {mode.name.lower(): vector(mode=mode) for mode in AutoresetMode}
+GROUPS = pytest.mark.parametrize(
+    "create", [CoordinateEnvs(), *VECTORS.values()], ids=["serial", *VECTORS]
+)
 
 
 class TestAnyGroup:
@@ -98,7 +104,11 @@ class TestAnyGroup:
         assert transition.reward.dtype == transition.score.dtype == np.float32
         assert transition.reward.tolist() == transition.score.tolist() == [5 / 32, 1 + 11 / 64]
 
-    @pytest.mark.parametrize("create", [DictEnv, vector(DictEnv)], ids=["serial", "vector"])
+    @pytest.mark.parametrize(
+        "create",
+        [DictEnv, *(vector(DictEnv, mode=mode) for mode in AutoresetMode)],
+        ids=["serial", *VECTORS],
+    )
     def test_every_entry_of_a_dictionary_is_kept_through_the_end_of_an_episode(self, create):
         group = make_group(create, [0, 1])
         group.reset(SEEDS)
@@ -368,10 +378,16 @@ class TestErrors:
         with pytest.raises(ConfigurationError, match="envs_per_executor=3"):
             make_group(vector(count=3), [0, 1])
 
-    @pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.DISABLED])
-    def test_a_vector_environment_that_does_not_reset_in_the_same_step_is_refused(self, mode):
-        with pytest.raises(ConfigurationError, match="SAME_STEP"):
-            make_group(vector(mode=mode), [0, 1])
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """The name of a package that registers ``Mine-v0`` when it is imported."""
+    write_package(tmp_path, "gym_test_package")
+    monkeypatch.syspath_prepend(tmp_path)
+    yield "gym_test_package"
+    for env_id in ("Mine-v0", "Plugin/Mine-v0"):
+        gymnasium.registry.pop(env_id, None)
+    sys.modules.pop("gym_test_package", None)
 
 
 class TestGymEnvs:
@@ -390,6 +406,34 @@ class TestGymEnvs:
     def test_a_mistyped_id_is_refused_with_what_is_near(self):
         with pytest.raises(ConfigurationError, match=r"near to it: .*CartPole-v1"):
             GymEnvs("CartPol-v1").group([0])
+
+    def test_an_id_that_is_not_found_may_need_an_import(self):
+        message = r"workers must import that too: id='module:Mine-v0' or imports=\['module'\]"
+        with pytest.raises(ConfigurationError, match=message):
+            GymEnvs("Mine-v0").group([0])
+
+    def test_modules_are_imported_before_an_environment_is_made(self, package):
+        group = GymEnvs("Mine-v0", imports=[package]).group([0])
+        assert group.reset([3])["observation"].tolist() == [[0, 0, 0, -1, 3]]
+        group.close()
+
+    def test_a_module_that_cannot_be_imported_is_refused(self):
+        with pytest.raises(ConfigurationError, match=r"'CartPole-v1': .*no_such_module"):
+            GymEnvs("CartPole-v1", imports=["no_such_module"]).group([0])
+
+    def test_an_installed_package_registers_its_namespace_by_its_entry_point(
+        self, package, tmp_path
+    ):
+        """Gymnasium called such entry points in its versions before 1."""
+        metadata = tmp_path / "plugin-1.0.dist-info"
+        metadata.mkdir()
+        metadata.joinpath("METADATA").write_text("Name: plugin\nVersion: 1.0\n")
+        metadata.joinpath("entry_points.txt").write_text(
+            f"[gymnasium.envs]\nPlugin = {package}:register_plugin\n"
+        )
+        group = GymEnvs("Plugin/Mine-v0").group([0])
+        assert group.spec.action.sizes == (4,)
+        group.close()
 
     def test_an_unknown_namespace_is_refused(self):
         with pytest.raises(ConfigurationError, match="NoSuchPackage/Game-v0"):

@@ -9,8 +9,9 @@ from torchrl.data import Categorical, Composite, Unbounded
 from torchrl.envs import EnvBase, EnvCreator, SerialEnv
 
 from hts_torchrl.envs.group import EnvFactory
-from hts_torchrl.envs.gym import SerialGroup, VectorGroup
+from hts_torchrl.envs.gym import SerialGroup
 from hts_torchrl.envs.make_group import env_spec_of, make_group, number_of_envs
+from hts_torchrl.envs.vector import VectorGroup
 from hts_torchrl.errors import ConfigurationError
 from tests.fakes import CoordinateEnv, CoordinateEnvs
 

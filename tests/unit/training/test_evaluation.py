@@ -7,7 +7,7 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
-from hts_torchrl import A2C, AtariEnvs, GymEnvs, make_actor_critic
+from hts_torchrl import A2C, AtariEnvs, GymEnvs, PettingZooEnvs, make_actor_critic
 from hts_torchrl.training.evaluation import Evaluation
 from tests import philox
 from tests.fakes import RecallEnv
@@ -54,6 +54,17 @@ def test_only_the_first_game_of_each_environment_counts():
 def test_a_policy_remembers_what_it_saw_in_the_first_step_of_each_game():
     result = Evaluation(lambda: RecallEnv(10), 6, seed=1).run(recalling_policy())
     assert result.scores.tolist() == [10.0] * 6
+
+
+def test_agents_of_one_game_each_count_and_the_last_game_may_have_more():
+    """An odd number of episodes, of two agents a game; the first games have 3 steps."""
+    duels = PettingZooEnvs("tests.fakes:Duel")
+    policy = make_actor_critic("mlp", duels.group([0]).spec)
+    result = Evaluation(duels, 3, seed=0).run(policy)
+    whole = Evaluation(duels, 4, seed=0).run(policy)
+    assert result.lengths.tolist() == [3, 3, 3]
+    assert result.scores.tolist() == whole.scores[:3].tolist()
+    assert [frame[0, 0, 0] for frame in Evaluation(duels, 1, seed=0).frames(policy)] == [1, 2, 0]
 
 
 def test_the_same_evaluation_gives_the_same_scores():

@@ -1,0 +1,169 @@
+"""Vector environments that reset in the next step, or not at all; see also ``test_gym.py``."""
+
+from functools import partial
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector.utils import batch_space
+
+from hts_torchrl.envs.make_group import make_group
+from hts_torchrl.envs.vector import VectorGroup
+from hts_torchrl.errors import ConfigurationError
+from tests.fakes import CoordinateEnv
+
+LATER = pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.DISABLED])
+SEEDS = [100, 200]
+
+
+class Counting(CoordinateEnv):
+    """Counts the calls."""
+
+    def __init__(self, index) -> None:
+        super().__init__(index)
+        self.calls = []
+
+    def reset(self, **given):
+        self.calls.append("reset")
+        return super().reset(**given)
+
+    def step(self, action):
+        self.calls.append("step")
+        return super().step(action)
+
+
+class Native(VectorEnv):
+    """Counts to 2 in the first environment and to 3 in the others; heeds no mask, if told so."""
+
+    metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}  # noqa: RUF012 - as Gymnasium has it
+
+    def __init__(self, num_envs, *, heeds) -> None:
+        self.num_envs, self.heeds = num_envs, heeds
+        self.single_observation_space = spaces.Box(0, 9, (1,), np.float64)
+        self.single_action_space = spaces.Discrete(2)
+        self.action_space = batch_space(self.single_action_space, num_envs)
+        self.count = np.zeros((num_envs, 1))
+        self.last = np.array([2] + [3] * (num_envs - 1))
+        self.ends = np.zeros(num_envs, bool)
+
+    def reset(self, *, seed=None, options=None):  # noqa: ARG002
+        mask = options["reset_mask"] if options and self.heeds else slice(None)
+        self.count[mask] = 0
+        self.ends[mask] = False
+        return self.count, {}
+
+    def step(self, actions):  # noqa: ARG002
+        self.count += 1
+        np.equal(self.count[:, 0], self.last, out=self.ends)
+        return self.count, self.count[:, 0], self.ends, np.zeros(self.num_envs, bool), {}
+
+
+def native(num_envs=2, *, heeds=True):
+    return lambda _: Native(num_envs, heeds=heeds)
+
+
+@LATER
+def test_nobody_is_stepped_or_reset_more_often_than_in_an_episode(mode):
+    """Episodes of environment 0 have 3, 5 and 2 steps, those of environment 1 have 5, 2 and 3."""
+    envs = [Counting(0), Counting(1)]
+    group = VectorGroup(SyncVectorEnv([lambda e=e: e for e in envs], autoreset_mode=mode), [0, 1])
+    group.reset(SEEDS)
+    for _ in range(9):
+        group.step(np.array([1, 2]))
+    begin, step = ["reset"], ["step"]
+    assert envs[0].calls == begin + 3 * step + begin + 5 * step + begin + step
+    assert envs[1].calls == begin + 5 * step + begin + 2 * step + begin + 2 * step
+
+
+@LATER
+def test_all_modes_give_the_same_transitions(mode):
+    def played(mode):
+        makers = [lambda: CoordinateEnv(0), lambda: CoordinateEnv(1)]
+        group = VectorGroup(SyncVectorEnv(makers, autoreset_mode=mode), [0, 1])
+        group.reset(SEEDS)
+        for step in range(12):
+            t = group.step(np.array([step % 4, 1]))
+            observations = t.observation["observation"], t.next_observation["observation"]
+            flags = t.terminated, t.truncated, t.episode_end
+            yield [each.tolist() for each in (*observations, t.reward, t.score, *flags)]
+
+    assert list(played(mode)) == list(played(AutoresetMode.SAME_STEP))
+
+
+@pytest.mark.processes
+@LATER
+def test_environments_in_processes_of_their_own_are_reset_at_once(mode):
+    makers = [lambda: CoordinateEnv(0), lambda: CoordinateEnv(1)]
+    group = VectorGroup(AsyncVectorEnv(makers, autoreset_mode=mode), [0, 1])
+    try:
+        group.reset(SEEDS)
+        seen = [group.step(np.array([2, 3])) for _ in range(4)][2:]
+    finally:
+        group.close()
+    third, fourth = seen
+    assert third.observation["observation"].tolist() == [[0, 0, 3, 2, 100], [1, 0, 3, 3, 200]]
+    assert third.next_observation["observation"][0].tolist() == [0, 1, 0, -1, 100]
+    assert fourth.observation["observation"].tolist() == [[0, 1, 1, 2, 100], [1, 0, 4, 3, 200]]
+
+
+@pytest.mark.processes
+def test_processes_that_would_reset_twice_are_refused():
+    envs = AsyncVectorEnv([lambda: CoordinateEnv(0)], shared_memory=False)
+    try:
+        with pytest.raises(ConfigurationError, match=r"shared_memory=False .*SAME_STEP"):
+            VectorGroup(envs, [0])
+    finally:
+        envs.close()
+
+
+def test_memory_that_is_written_again_by_the_reset_is_copied_first():
+    group = make_group(native(), [0, 1])
+    group.reset(SEEDS)
+    group.step(np.array([0, 0]))
+    ended = group.step(np.array([0, 0]))
+    assert ended.observation["observation"].tolist() == [[2], [2]]
+    assert ended.next_observation["observation"].tolist() == [[0], [2]]
+    assert ended.reward.tolist() == [2, 2]
+    assert ended.terminated.tolist() == [True, False]
+
+
+def test_a_mask_that_is_not_heeded_is_noticed():
+    group = make_group(native(heeds=False), [6, 7])
+    group.reset(SEEDS)
+    group.step(np.array([0, 0]))
+    message = r"reset_mask.* of environments \[6, 7\] changed those .*goes on.*SAME_STEP"
+    with pytest.raises(ConfigurationError, match=message):
+        group.step(np.array([0, 0]))
+
+
+def test_one_environment_needs_no_mask():
+    group = make_group(native(1, heeds=False), [0])
+    group.reset([1])
+    firsts = [group.step(np.array([0])).next_observation["observation"].item() for _ in range(4)]
+    assert firsts == [1, 0, 1, 0]
+
+
+def test_a_vector_environment_that_does_not_tell_when_it_resets_is_refused():
+    def make(_):
+        envs = Native(2, heeds=True)
+        envs.metadata = {}
+        return envs
+
+    with pytest.raises(ConfigurationError, match="does not tell when it resets"):
+        make_group(make, [0, 1])
+
+
+def test_one_that_takes_a_single_seed_for_all_is_refused():
+    make = partial(gymnasium.make_vec, "CartPole-v1", 2, vectorization_mode="vector_entry_point")
+    group = make_group(lambda _: make(), [4, 5])
+    with pytest.raises(ConfigurationError, match=r"environments \[4, 5\]: .*a seed for each, as"):
+        group.reset(SEEDS)
+    group.close()
+
+
+def test_envpools_own_vector_environments_are_refused_with_what_seeds_them():
+    envpool = pytest.importorskip("envpool")
+    with pytest.raises(ConfigurationError, match=r"EnvPoolEnvs\('CartPole-v1'\)"):
+        make_group(lambda _: envpool.make_gymnasium("CartPole-v1", num_envs=2), [0, 1])
