@@ -20,7 +20,7 @@ class Cells(Protocol):
         """Fill the cells of a step."""
 
 
-_NUMBERS: dict[Key, str] = {
+NUMBERS: dict[Key, str] = {
     ("next", "reward"): "float32",
     ("next", "terminated"): "bool",
     ("next", "truncated"): "bool",
@@ -28,6 +28,7 @@ _NUMBERS: dict[Key, str] = {
     ("next", "episode_reward"): "float32",
     ("next", "step_count"): "int64",
 }
+"""What executors count and note of each step, with its type."""
 
 
 def next_key(key: Key) -> Key:
@@ -48,7 +49,7 @@ def storage_specs(spec: EnvSpec, outputs: Mapping[Key, ArraySpec]) -> dict[Key, 
     for key, array in spec.observations.items():
         specs[key] = specs[next_key(key)] = array
     specs.update(outputs)
-    specs.update({key: ArraySpec((1,), np.dtype(dtype)) for key, dtype in _NUMBERS.items()})
+    specs.update({key: ArraySpec((1,), np.dtype(dtype)) for key, dtype in NUMBERS.items()})
     specs["collector", "traj_ids"] = ArraySpec((), np.dtype(np.int64))
     return specs
 
@@ -69,7 +70,7 @@ class RolloutStorage:
         Views are made once, as an executor's step has time for little else than writing to them.
         """
         cells = {key: array[rows].swapaxes(0, 1) for key, array in self.arrays.items()}
-        return cells | {key: cells[key][..., 0] for key in _NUMBERS}
+        return cells | {key: cells[key][..., 0] for key in NUMBERS}
 
 
 _POISON = 0xFF
