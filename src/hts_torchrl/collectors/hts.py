@@ -266,12 +266,15 @@ class HTSCollector(ContractCollector):
     def state_dict(self) -> OrderedDict[str, Any]:
         """Return what a run needs to go on with the batch after the last, bit for bit.
 
-        That is counters, the running games, the weights that act in the running round and, where
-        TorchRL has them, those of the policy that the collector was given.
+        That is counters, the running games and the weights that act in the running round. The
+        newest, which TorchRL's ``policy_state_dict`` has, are the caller's to load.
         """
         state = self.state_at(self._progress.round_index)
-        weights = copy.deepcopy(self.policy.state_dict())
-        return OrderedDict(policy_state_dict=weights, iter=self._iter, **state)
+        if self._runner is None:
+            newest = copy.deepcopy(self.policy.state_dict())
+        else:
+            newest = self._runner.weights.copy_of(self.policy_version)
+        return OrderedDict(policy_state_dict=newest, iter=self._iter, **state)
 
     def state_at(self, round_index: int, *, envs: bool = True) -> OrderedDict[str, Any]:
         """Return the state of a run whose next batch is round ``round_index``.
@@ -296,7 +299,7 @@ class HTSCollector(ContractCollector):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on where a state was taken: its environments are restored when the worker pool starts.
 
-        A state without games begins new ones; one with weights of the policy loads them into it.
+        A state without games begins new ones.
 
         Raises:
             ProtocolError: if the worker pool already runs.
@@ -307,8 +310,6 @@ class HTSCollector(ContractCollector):
         self._progress = Progress.from_state(
             state_dict, self.config, self.env_spec.action, self._steps_per_seed
         )
-        if "policy_state_dict" in state_dict:
-            self.policy.load_state_dict(state_dict["policy_state_dict"])
 
     def shutdown(
         self,
