@@ -95,7 +95,7 @@ class TorchRLSettings:
                 "trajs_per_batch hands out padded trajectories, which TorchRL will change: say "
                 "traj_format='padded' or 'cat'",
                 FutureWarning,
-                stacklevel=5,  # __init__ of this, of the collector that takes it, and its caller
+                stacklevel=7,  # of this record, of the collector, and of what checks names
             )
 
     def policy_device(self, given: Device | None) -> str:
@@ -123,7 +123,7 @@ class TorchRLSettings:
             ConfigurationError: for another kind of exploration.
         """
         kind = self.exploration_type or InteractionType.RANDOM
-        spread = kind is InteractionType.MODE and env_spec.action.kind == "continuous"
+        spread = kind == InteractionType.MODE and env_spec.action.kind == "continuous"
         if spread or kind not in (*_GREEDY, InteractionType.RANDOM):
             raise ConfigurationError(
                 f"exploration_type={kind!r} of {env_spec.action.kind} actions; "
