@@ -35,6 +35,7 @@ EXAMPLES = {
     "replay_buffer": ReplayBuffer(storage=ListStorage(8)),
     "no_cuda_sync": True,
     "track_policy_version": True,
+    "worker_idx": 0,
     "trajs_per_batch": 1,
     "trajs_per_write": 1,
     "traj_format": "cat",
@@ -75,7 +76,10 @@ def test_every_row_is_tried():
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_an_argument_that_is_done_is_accepted(name):
-    collect(**NEEDED.get(name, {}), **{name: EXAMPLES[name]}).shutdown()
+    collector = collect(**NEEDED.get(name, {}), **{name: EXAMPLES[name]})
+    if name not in ("no_cuda_sync", "policy_device"):
+        assert getattr(collector, name) == EXAMPLES[name]
+    collector.shutdown()
 
 
 @pytest.mark.parametrize("name", LIMITED)
@@ -110,7 +114,7 @@ def test_defaults_of_torchrl_change_nothing():
     ("name", "value"),
     [("reset_at_each_iter", 0), ("extend_buffer", 1), ("sync", False), ("env_device", "cuda:0"),
      ("init_random_frames", 100), ("backend", "ray"), ("compile_policy", {"mode": "default"}),
-     ("use_buffers", False), ("worker_idx", 0)],
+     ("use_buffers", False)],
 )  # fmt: skip
 def test_values_that_are_nearly_accepted_are_refused(name, value):
     with pytest.raises(ConfigurationError, match=f"^{name}="):

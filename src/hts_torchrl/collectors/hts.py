@@ -58,6 +58,9 @@ class HTSCollector(ContractCollector):
     The same seed gives the same bits whatever ``num_actors``, ``envs_per_executor``,
     ``step_barrier``, ``start_method`` and timing.
 
+    An argument of TorchRL's ``Collector`` that is not below may be given with the values that say
+    what happens anyway, and is refused with others.
+
     Args:
         create_env_fn: an environment factory (``AtariEnvs``, ``GymEnvs``); or a function returning
             a ``gymnasium.Env``, a vector environment of ``envs_per_executor``, or a TorchRL

@@ -40,7 +40,6 @@ FIXED: Mapping[str, Fixed] = {
     "weight_updater": Fixed((None,), _PUBLISH),
     "weight_sync_schemes": Fixed((None,), _PUBLISH),
     "weight_recv_schemes": Fixed((None,), _PUBLISH),
-    "worker_idx": Fixed((None,), "the ranks of a run differ in first_env"),
     "auto_register_policy_transforms": Fixed((None, False), "environments stay as they are made"),
 }
 

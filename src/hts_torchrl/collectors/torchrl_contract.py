@@ -48,6 +48,8 @@ class ContractCollector(OnePolicyCollector):
         self._torchrl = TorchRLSettings(**{name: rest.pop(name) for name in names & rest.keys()})
         for name in sorted(names):
             setattr(self, name, getattr(self._torchrl, name))
+        self.storing_device = self._torchrl.batch_device
+        self.traj_format = self._torchrl.traj_format or "padded"
         return rest
 
     def _set_form(self, env_spec: EnvSpec, *, clone: bool, schedule: Schedule) -> None:

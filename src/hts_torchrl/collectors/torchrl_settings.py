@@ -58,6 +58,8 @@ class TorchRLSettings:
     """whole trajectories by which a buffer is extended at once; None is all that are there."""
     traj_format: Literal["padded", "cat"] | None = None
     """form of whole trajectories: ``padded`` rows or one after another (``cat``)."""
+    worker_idx: int | None = None
+    """kept as an attribute; the ranks of a run differ in ``first_env``."""
     pre_collect_hook: Callable[[], None] | None = None
     """called before each round is started."""
     post_collect_hook: Callable[[TensorDictBase], None] | None = None
