@@ -284,6 +284,22 @@ class TestHooks:
             list(collector)
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"compact_obs": True, "track_policy_version": True}, {"storing_device": "cpu"},
+     {"postproc": lambda batch: batch.select("action").flatten()}, {"set_truncated": True}],
+)  # fmt: skip
+def test_zeros_of_the_form_of_a_batch_are_there_without_a_step(settings):
+    collector = collect(**settings)
+    zeros = collector.fake_tensordict()
+    (batch, *_) = play(collector)
+    assert (zeros.shape, zeros.names, zeros.device) == (batch.shape, batch.names, batch.device)
+    form = {key: (value.shape, value.dtype) for key, value in batch.items(True, True)}
+    assert {key: (value.shape, value.dtype) for key, value in zeros.items(True, True)} == form
+    ends = {("next", "truncated"), ("next", "done")} if "set_truncated" in settings else set()
+    assert {key for key, value in zeros.items(True, True) if value.any()} == ends
+
+
 def test_coordinates_are_those_of_a_run_without_arguments():
     """Nothing of a batch is shifted: each observation names environment, game and step."""
     from tests.policies import echo_policy  # noqa: PLC0415

@@ -15,7 +15,7 @@ from torch import nn
 
 from hts_torchrl.collectors.progress import Progress
 from hts_torchrl.collectors.round_runner import MakePool, RoundRunner
-from hts_torchrl.collectors.run_times import RunTimes, Trace
+from hts_torchrl.collectors.run_times import RunTimes
 from hts_torchrl.collectors.torchrl_arguments import FIXED
 from hts_torchrl.collectors.torchrl_contract import ContractCollector
 from hts_torchrl.collectors.torchrl_settings import Device, TorchRLSettings
@@ -128,7 +128,7 @@ class HTSCollector(ContractCollector):
             all_outputs=all_outputs,
         )
         self._actor = replace(actor, greedy=self._torchrl.greedy(self.env_spec))
-        self._set_form(self.env_spec, clone=clone, schedule=self.schedule)
+        self._set_form(self.schedule, clone=clone)
         self._progress = Progress.blank(self.config, self.env_spec.action, self._steps_per_seed)
         self._times = RunTimes(self.config)
 
@@ -191,16 +191,6 @@ class HTSCollector(ContractCollector):
         self.shutdown()
 
     @property
-    def rounds(self) -> int:
-        """Rounds that have been handed out since the start of the run."""
-        return self._progress.round_index
-
-    @property
-    def _frames(self) -> int:
-        """Environment steps handed out: TorchRL's counter."""
-        return self._progress.frames
-
-    @property
     def acting_weights(self) -> dict[str, torch.Tensor] | None:
         """The weights of a loaded state with which the next round will act, until it starts."""
         return self._progress.acting_weights
@@ -214,38 +204,6 @@ class HTSCollector(ContractCollector):
 
     def _publish(self, weights: Mapping[str, torch.Tensor]) -> None:
         self._running().weights.publish(weights)
-
-    def trace_round(self, round_index: int) -> None:
-        """Keep who works when in a round that has not yet started; :attr:`trace` has it then.
-
-        Raises:
-            ProtocolError: if that round has started.
-        """
-        if round_index <= self._progress.started:
-            raise ProtocolError(f"round {round_index} cannot be traced: it has started")
-        self._times.traced_round = round_index
-
-    @property
-    def trace(self) -> Trace | None:
-        """Spans of work in the traced round, by worker; None until it is finished.
-
-        Each is ``(begin, end)`` in seconds of ``time.perf_counter``; whoever has no span waits.
-        ``executor 3`` works when it steps, ``actor 0`` when it runs a pass, ``learner`` from one
-        ``next`` to the other.
-        """
-        return self._times.trace or None
-
-    def stats(self) -> dict[str, int | float | bool]:
-        """Add to TorchRL's counters what the worker pool has waited for.
-
-        Seconds at work and waiting, summed by role, since the start; ``rendezvous_skew_s``, the
-        seconds between the first executor's end of a round and the last one's, summed over rounds;
-        ``slowest_env``, the first environment of the executor that was last.
-        """
-        stats = {**super().stats(), **self._times.learner_stats()}
-        if self._runner is not None:
-            stats |= self._times.worker_stats(self._runner.shared.status)
-        return stats
 
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
         """Set the run's seed, before the first batch; returns it.
