@@ -77,6 +77,13 @@ class TorchRLSettings:
         tracked = isinstance(self.track_policy_version, bool)
         kind = type(self.track_policy_version).__name__
         require(tracked, f"track_policy_version of type {kind}", "True or False")
+        for name in ("postproc", "pre_collect_hook", "post_collect_hook"):
+            value = getattr(self, name)
+            called = value is None or callable(value)
+            require(called, f"{name} of type {type(value).__name__}", "a function")
+        buffer = self.replay_buffer
+        extends = buffer is None or hasattr(buffer, "extend")
+        require(extends, f"replay_buffer of type {type(buffer).__name__}", "a ReplayBuffer")
         self._require_trajectories()
 
     def _require_trajectories(self) -> None:
@@ -107,13 +114,13 @@ class TorchRLSettings:
             given: what was asked for; None is ``device``, and else the CPU.
         """
         device = self.device if given is None else given
-        return "cpu" if device is None else str(torch.device(device))
+        return "cpu" if device is None else str(_there("policy_device", device))
 
     @property
     def batch_device(self) -> torch.device | None:
         """Where batches lie; None leaves them where they are, and does not name it."""
         device = self.device if self.storing_device is None else self.storing_device
-        return None if device is None else torch.device(device)
+        return None if device is None else _there("storing_device", device)
 
     def greedy(self, env_spec: EnvSpec) -> bool:
         """Return whether actors answer the likeliest action instead of a drawn one.
@@ -132,3 +139,18 @@ class TorchRLSettings:
                 "ExplorationType.RANDOM or DETERMINISTIC is needed"
             )
         return kind in _GREEDY
+
+
+def _there(setting: str, device: Device) -> torch.device:
+    """Return a device of this machine.
+
+    Raises:
+        ConfigurationError: naming the setting, for a device that is not there.
+    """
+    try:
+        return torch.empty(0, device=device).device
+    except (AssertionError, RuntimeError, TypeError) as error:
+        reason = str(error).partition("\n")[0]
+        raise ConfigurationError(
+            f"{setting}={device!r}; a device of this machine is needed ({reason})"
+        ) from error
