@@ -9,34 +9,37 @@ import functools
 import inspect
 import itertools
 import textwrap
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from inspect import Parameter
 from typing import Any, TypeVar, get_type_hints
 
 Class = TypeVar("Class", bound=type)
 
 
-def takes_settings(record: type, *, besides: Collection[str] = ()) -> Callable[[Class], Class]:
-    """Give a class that passes ``**settings`` to a record the record's signature and help.
+def takes_settings(
+    *records: type, besides: Collection[str] = (), silently: Collection[str] = ()
+) -> Callable[[Class], Class]:
+    """Give a class that passes ``**settings`` to records the records' signature and help.
 
-    ``inspect.signature``, ``help()``, Sphinx and the command line then show every field of the
+    ``inspect.signature``, ``help()``, Sphinx and the command line then show every field of a
     record as a keyword argument, with its type, default and docstring. A keyword that is neither
-    the class's nor the record's is refused, with the nearest that is known.
+    the class's nor a record's is refused, with the nearest that is known.
 
     Static types end here: ``Unpack[TypedDict]`` would need every name and type a second time. The
-    record refuses wrong values when it is built.
+    records refuse wrong values when they are built.
 
     Args:
-        record: a dataclass with keyword-only fields, each followed by a docstring.
+        records: dataclasses with keyword-only fields, each followed by a docstring.
         besides: fields that the class sets itself, and its callers cannot.
+        silently: further keywords that the class takes, and that neither signature nor help show.
     """
 
     def decorate(taking: Class) -> Class:
         init = vars(taking)["__init__"]
         own = inspect.signature(init)
-        hints = get_type_hints(record)
         added = [
-            each.replace(annotation=hints[name])
+            each.replace(annotation=get_type_hints(record)[name])
+            for record in records
             for name, each in inspect.signature(record).parameters.items()
             if name not in {*own.parameters, *besides}
         ]
@@ -45,7 +48,7 @@ def takes_settings(record: type, *, besides: Collection[str] = ()) -> Callable[[
 
         @functools.wraps(init)
         def checked(*args: Any, **kwargs: Any) -> None:  # noqa: ANN401
-            if unknown := kwargs.keys() - known:
+            if unknown := kwargs.keys() - known - {*silently}:
                 raise TypeError(_refusal(taking.__name__, min(unknown), known))
             init(*args, **kwargs)
 
@@ -53,7 +56,7 @@ def takes_settings(record: type, *, besides: Collection[str] = ()) -> Callable[[
         checked.__signature__ = signature  # type: ignore[attr-defined]
         checked.__annotations__ = get_type_hints(init) | {p.name: p.annotation for p in added}
         setattr(taking, "__init__", checked)  # noqa: B010 - mypy cannot know which class
-        taking.__doc__ = _with_arguments(taking.__doc__, record, [each.name for each in added])
+        taking.__doc__ = _with_arguments(taking.__doc__, records, [each.name for each in added])
         return taking
 
     return decorate
@@ -65,11 +68,11 @@ def _refusal(name: str, unknown: str, known: Collection[str]) -> str:
     return f"{name}() has no setting {unknown!r}{hint}"
 
 
-def _with_arguments(doc: str | None, record: type, names: list[str]) -> str | None:
+def _with_arguments(doc: str | None, records: Iterable[type], names: list[str]) -> str | None:
     """Add the docstrings of fields to the ``Args`` of a class."""
     if doc is None:  # python -OO
         return None
-    docs = field_docs(record)
+    docs = {name: text for record in records for name, text in field_docs(record).items()}
     lines = "".join(f"\n    {name}: {docs[name]}" for name in names if name in docs)
     doc = inspect.cleandoc(doc)
     before, args, after = doc.partition("\nArgs:\n")

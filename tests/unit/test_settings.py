@@ -76,6 +76,30 @@ def test_an_unknown_setting_is_refused_with_the_nearest(given, message):
         Box("it", size=3, **given)
 
 
+def test_several_records_are_shown_one_after_another_and_silent_names_not_at_all():
+    @dataclass(frozen=True, kw_only=True)
+    class Colour:
+        hue: int = 3
+        """of the rainbow."""
+
+    @takes_settings(Record, Colour, silently=["weight"])
+    class Painted:
+        """Painted.
+
+        Args:
+            name: what it is called.
+        """
+
+        def __init__(self, name: str, **settings) -> None:
+            self.name, self.settings = name, settings
+
+    assert list(inspect.signature(Painted).parameters) == ["name", "size", "speed", "place", "hue"]
+    assert inspect.getdoc(Painted).splitlines()[-1] == "    hue: of the rainbow."
+    assert Painted("it", size=3, hue=1, weight=2).settings == {"size": 3, "hue": 1, "weight": 2}
+    with pytest.raises(TypeError, match="did you mean 'hue'"):
+        Painted("it", hues=1)
+
+
 @pytest.mark.parametrize(
     ("taking", "hidden"), [(HTSCollector, set()), (HTSDataModule, {"first_env"})]
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -12,14 +13,16 @@ import torch
 from tensordict import TensorDictBase
 from torch import nn
 
-from hts_torchrl.collectors.one_policy import OnePolicyCollector
 from hts_torchrl.collectors.progress import Progress
 from hts_torchrl.collectors.round_runner import MakePool, RoundRunner
-from hts_torchrl.collectors.run_times import RunTimes, Trace
+from hts_torchrl.collectors.run_times import RunTimes
+from hts_torchrl.collectors.torchrl_arguments import FIXED
+from hts_torchrl.collectors.torchrl_contract import ContractCollector
+from hts_torchrl.collectors.torchrl_settings import Device, TorchRLSettings
 from hts_torchrl.config import CollectorSettings, Precision
 from hts_torchrl.envs.group import CreateEnv, EnvFactory, SeededGroup
 from hts_torchrl.envs.layers import warn_of_statistics
-from hts_torchrl.envs.make_group import make_group, number_of_envs
+from hts_torchrl.envs.make_group import arranged, make_group, number_of_envs
 from hts_torchrl.errors import ConfigurationError, ProtocolError
 from hts_torchrl.policy.as_policy import as_policy
 from hts_torchrl.policy.memory import with_memory
@@ -28,8 +31,8 @@ from hts_torchrl.workers.actor import find_settings
 from hts_torchrl.workers.make_pool import make_pool
 
 
-@takes_settings(CollectorSettings)
-class HTSCollector(OnePolicyCollector):
+@takes_settings(CollectorSettings, TorchRLSettings, silently=FIXED)
+class HTSCollector(ContractCollector):
     """Collects rounds of ``frames_per_batch`` environment steps, each while the one before is used.
 
     ``next`` on its iterator *is* the rendezvous: it waits for the running round, takes the weights
@@ -56,6 +59,9 @@ class HTSCollector(OnePolicyCollector):
     The same seed gives the same bits whatever ``num_actors``, ``envs_per_executor``,
     ``step_barrier``, ``start_method`` and timing.
 
+    An argument of TorchRL's ``Collector`` that is not below may be given with the values that say
+    what happens anyway, and is refused with others.
+
     Args:
         create_env_fn: an environment factory (``AtariEnvs``, ``GymEnvs``); or a function returning
             a ``gymnasium.Env``, a vector environment of ``envs_per_executor``, or a TorchRL
@@ -68,7 +74,7 @@ class HTSCollector(OnePolicyCollector):
         policy_factory: makes the policy, where it cannot be pickled; instead of ``policy``.
         num_envs: environments; None is the length of a list, and else 16.
         precision: of the actors, in Lightning's words; give the learner the same.
-        policy_device: where actors compute.
+        policy_device: where actors compute; None is ``device``, or the CPU.
         clone: hand out batches with memory of their own, copied while the next round runs; False
             hands out views of the shared memory, each valid until the following ``next`` only.
         all_outputs: store all that the policy answers; False leaves out what is neither action,
@@ -82,8 +88,6 @@ class HTSCollector(OnePolicyCollector):
             process it is the cause of a ``WorkerError``.
     """
 
-    init_random_frames = 0
-
     def __init__(  # noqa: PLR0913 - TorchRL's constructor, keyword only
         self,
         create_env_fn: CreateEnv | EnvFactory,
@@ -92,7 +96,7 @@ class HTSCollector(OnePolicyCollector):
         policy_factory: Callable[[], nn.Module] | None = None,
         num_envs: int | None = None,
         precision: Precision = "32-true",
-        policy_device: str = "cpu",
+        policy_device: Device | None = None,
         clone: bool = True,
         all_outputs: bool = True,
         **settings: Any,  # noqa: ANN401
@@ -100,6 +104,10 @@ class HTSCollector(OnePolicyCollector):
         super().__init__()
         self._runner: RoundRunner | None = None
         self._closed = False
+        settings = self._take_arguments(settings)
+        self._create_env_fn = create_env_fn = arranged(
+            create_env_fn, self._torchrl.create_env_kwargs, self._torchrl.max_frames_per_traj
+        )
         num_envs = number_of_envs(create_env_fn, num_envs, settings.get("first_env", 0))
         self.config = CollectorSettings(num_envs=num_envs, **settings)
         self.schedule = self.config.schedule
@@ -107,26 +115,32 @@ class HTSCollector(OnePolicyCollector):
             raise ConfigurationError("give a policy or a policy_factory, one of the two")
         self.total_frames, self.seed = self.config.total_frames, self.config.seed
         self.frames_per_batch = self.requested_frames_per_batch = self.config.frames_per_batch
-        self._clone, self._create_env_fn = clone, create_env_fn
         self._policy_factory = policy_factory
-        group = make_group(create_env_fn, self.config.global_envs_of(0))
+        self._try_environments()
+        self._source = policy if policy is not None else policy_factory()  # type: ignore[misc]
+        self.policy = as_policy(self._source, self.env_spec)
+        self.env_spec = with_memory(self.policy, self.env_spec)
+        self.policy_device = self._torchrl.policy_device(policy_device)
+        actor, self._outputs = find_settings(
+            self.policy,
+            self.env_spec,
+            batch_size=self.config.batch_size,
+            device=self.policy_device,
+            precision=precision,
+            all_outputs=all_outputs,
+        )
+        self._actor = replace(actor, greedy=self._torchrl.greedy(self.env_spec))
+        self._set_form(self.schedule, clone=clone)
+        self._progress = Progress.blank(self.config, self.env_spec, self._steps_per_seed)
+        self._times = RunTimes(self.config)
+
+    def _try_environments(self) -> None:
+        """Make those of the first executor, to ask what they observe and accept."""
+        group = make_group(self._create_env_fn, self.config.global_envs_of(0))
         self.env_spec = group.spec
         self._steps_per_seed = group.steps_per_seed if isinstance(group, SeededGroup) else None
         warn_of_statistics(group)
         group.close()
-        self._source = policy if policy is not None else policy_factory()  # type: ignore[misc]
-        self.policy = as_policy(self._source, self.env_spec)
-        self.env_spec = with_memory(self.policy, group.spec)
-        self._actor, self._outputs = find_settings(
-            self.policy,
-            self.env_spec,
-            batch_size=self.config.batch_size,
-            device=policy_device,
-            precision=precision,
-            all_outputs=all_outputs,
-        )
-        self._progress = Progress.blank(self.config, self.env_spec, self._steps_per_seed)
-        self._times = RunTimes(self.config)
 
     def start(self) -> None:
         """Start the worker pool, if it is not yet running; the first ``next`` does so by itself."""
@@ -173,24 +187,10 @@ class HTSCollector(OnePolicyCollector):
         self._times.begin()
         while self.schedule.exists(self._progress.round_index):
             self._refuse_if_closed()
-            batch = runner.next_batch(self.pre_collect_hook)
-            if self._clone:
-                batch = batch.clone()
-            if self.post_collect_hook is not None:
-                self.post_collect_hook(batch)
+            batch = self._hand_out(runner.next_batch(self.pre_collect_hook))
             self._times.hand_out()
             yield batch
         self.shutdown()
-
-    @property
-    def rounds(self) -> int:
-        """Rounds that have been handed out since the start of the run."""
-        return self._progress.round_index
-
-    @property
-    def _frames(self) -> int:
-        """Environment steps handed out: TorchRL's counter."""
-        return self._progress.frames
 
     @property
     def acting_weights(self) -> dict[str, torch.Tensor] | None:
@@ -206,51 +206,6 @@ class HTSCollector(OnePolicyCollector):
 
     def _publish(self, weights: Mapping[str, torch.Tensor]) -> None:
         self._running().weights.publish(weights)
-
-    def enable_profile(self, **settings: Any) -> None:  # noqa: ANN401
-        """Profile rounds as TorchRL does, with everything in this process only.
-
-        Raises:
-            ConfigurationError: where workers collect, whom the profiler would not see.
-        """
-        if self.config.num_actors > 0:
-            raise ConfigurationError(
-                "enable_profile sees this process, not the workers: give num_actors=0, or ask "
-                "trace_round(n) who works when"
-            )
-        super().enable_profile(**settings)
-
-    def trace_round(self, round_index: int) -> None:
-        """Keep who works when in a round that has not yet started; :attr:`trace` has it then.
-
-        Raises:
-            ProtocolError: if that round has started.
-        """
-        if round_index <= self._progress.started:
-            raise ProtocolError(f"round {round_index} cannot be traced: it has started")
-        self._times.traced_round = round_index
-
-    @property
-    def trace(self) -> Trace | None:
-        """Spans of work in the traced round, by worker; None until it is finished.
-
-        Each is ``(begin, end)`` in seconds of ``time.perf_counter``; whoever has no span waits.
-        ``executor 3`` works when it steps, ``actor 0`` when it runs a pass, ``learner`` from one
-        ``next`` to the other.
-        """
-        return self._times.trace or None
-
-    def stats(self) -> dict[str, int | float | bool]:
-        """Add to TorchRL's counters what the worker pool has waited for.
-
-        Seconds at work and waiting, summed by role, since the start; ``rendezvous_skew_s``, the
-        seconds between the first executor's end of a round and the last one's, summed over rounds;
-        ``slowest_env``, the first environment of the executor that was last.
-        """
-        stats = {**super().stats(), **self._times.learner_stats()}
-        if self._runner is not None:
-            stats |= self._times.worker_stats(self._runner.shared.status)
-        return stats
 
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
         """Set the run's seed, before the first batch; returns it.
@@ -274,10 +229,15 @@ class HTSCollector(OnePolicyCollector):
     def state_dict(self) -> OrderedDict[str, Any]:
         """Return what a run needs to go on with the batch after the last, bit for bit.
 
-        That is counters, the running games, and the weights that act in the running round. The
-        newest weights are the caller's to keep.
+        That is counters, the running games and the weights that act in the running round. The
+        newest, which TorchRL's ``policy_state_dict`` has, are the caller's to load.
         """
-        return self.state_at(self._progress.round_index)
+        state = self.state_at(self._progress.round_index)
+        if self._runner is None:
+            newest = copy.deepcopy(self.policy.state_dict())
+        else:
+            newest = self._runner.weights.copy_of(self.policy_version)
+        return OrderedDict(policy_state_dict=newest, iter=self._iter, **state)
 
     def state_at(self, round_index: int, *, envs: bool = True) -> OrderedDict[str, Any]:
         """Return the state of a run whose next batch is round ``round_index``.
@@ -289,6 +249,7 @@ class HTSCollector(OnePolicyCollector):
         Raises:
             ProtocolError: for another round.
         """
+        self._refuse_state_of_trajectories()
         progress, frames = self._progress, self.schedule.frames_per_round
         state = progress.state_at(round_index, frames, envs=envs)
         state["policy_version"] = self.policy_version

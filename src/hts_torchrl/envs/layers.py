@@ -44,7 +44,7 @@ def warn_of_statistics(env: Any) -> None:  # noqa: ANN401
             "begin anew in those of an evaluation: use fixed ones (torchrl's ObservationNorm with "
             "loc and scale, gymnasium.wrappers.TransformObservation and TransformReward), or "
             "normalise in the network",
-            stacklevel=4,  # __init__ of a class that takes settings, and its caller
+            stacklevel=5,  # a method, __init__ of a class that takes settings, and its caller
         )
 
 

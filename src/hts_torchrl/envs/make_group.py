@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from inspect import Parameter
 from typing import Any
 
 import cloudpickle
+from gymnasium.wrappers import TimeLimit
 
 from hts_torchrl.config import EnvSpec, PoolConfig
 from hts_torchrl.envs.group import CreateEnv, EnvFactory, EnvGroup, called
@@ -55,6 +57,67 @@ def make_group(
             with contextlib.suppress(Exception):  # what was raised first is reported
                 env.close()
         raise
+
+
+@dataclass(frozen=True)
+class Limited:
+    """What makes one environment, and the steps after which each of its games is truncated."""
+
+    maker: Any
+    most_steps: int
+
+    def limit(self, env: Any) -> Any:  # noqa: ANN401
+        """Return an environment that ends its games in time."""
+        if is_a(env, "gymnasium.Env"):
+            return TimeLimit(env, self.most_steps)
+        if is_a(env, "torchrl.EnvBase"):
+            from hts_torchrl.envs.torchrl import limited  # noqa: PLC0415 - it imports torch
+
+            return limited(env, self.most_steps)
+        raise ConfigurationError(
+            f"max_frames_per_traj={self.most_steps} of a {type(env).__name__}: a gymnasium.Env or "
+            "a TorchRL EnvBase is needed; a vector environment is made with its own limit"
+        )
+
+
+def arranged(
+    create_env_fn: CreateEnv | EnvFactory, kwargs: Mapping[str, Any] | None, most_steps: int | None
+) -> CreateEnv | EnvFactory:
+    """Return what makes the same environments with further arguments, and a limit of their games.
+
+    Args:
+        create_env_fn: what makes them.
+        kwargs: arguments by keyword; None or none at all leaves it as it is.
+        most_steps: after which a game is truncated; None or less than 1 is no limit.
+
+    Raises:
+        ConfigurationError: if it takes none of them.
+    """
+    limit = most_steps if most_steps is not None and most_steps >= 1 else None
+    if not kwargs and limit is None:
+        return create_env_fn
+    if isinstance(create_env_fn, EnvFactory):
+        setting = "create_env_kwargs" if kwargs else f"max_frames_per_traj={limit}"
+        raise ConfigurationError(
+            f"{setting} of a {type(create_env_fn).__name__}: say it to the factory, as in "
+            "GymEnvs('CartPole-v1', {'max_episode_steps': 50})"
+        )
+    given: Any = create_env_fn
+    makers: list[Any] = list(given) if _is_list(given) else [given]
+    if kwargs:
+        makers = [_with_kwargs(maker, kwargs) for maker in makers]
+    if limit is not None:
+        makers = [Limited(maker, limit) for maker in makers]
+    return makers if _is_list(given) else makers[0]
+
+
+def _with_kwargs(maker: Any, kwargs: Mapping[str, Any]) -> Any:  # noqa: ANN401
+    if is_a(maker, "torchrl.EnvBase") or not callable(maker):
+        raise ConfigurationError(
+            f"create_env_kwargs of a {type(maker).__name__}; a function that makes an environment "
+            "is needed"
+        )
+    return partial(maker, **kwargs)
 
 
 def env_spec_of(create_env_fn: CreateEnv | EnvFactory, index: int = 0) -> EnvSpec:
@@ -117,6 +180,8 @@ def _makers(create_env_fn: Any, indices: Sequence[int]) -> list[Any]:  # noqa: A
 
 
 def _make(maker: Any, index: int) -> Any:  # noqa: ANN401
+    if isinstance(maker, Limited):
+        return maker.limit(_make(maker.maker, index))
     kind = type(maker).__name__
     if is_a(maker, "torchrl.EnvBase"):
         return _copy(maker, kind)

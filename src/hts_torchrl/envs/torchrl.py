@@ -22,7 +22,7 @@ from torchrl.data import (
     TensorSpec,
     Unbounded,
 )
-from torchrl.envs import EnvBase
+from torchrl.envs import EnvBase, StepCounter, TransformedEnv
 
 from hts_torchrl.config import ActionSpec, ArraySpec, EnvSpec, Key, MemorySpec
 from hts_torchrl.envs.group import (
@@ -123,6 +123,24 @@ class EnvBaseGroup:
         """Close every environment."""
         envs = zip(self.indices, self.envs, strict=True)
         close_each({index: env for index, env in envs if not env.is_closed})
+
+
+def limited(env: EnvBase, most_steps: int) -> EnvBase:
+    """Return an environment that counts its steps and truncates each game after so many.
+
+    Args:
+        env: which has no ``step_count`` yet.
+        most_steps: of a game.
+
+    Raises:
+        ConfigurationError: if it counts its steps already.
+    """
+    if "step_count" in env.observation_spec.keys():  # noqa: SIM118 - a spec
+        raise ConfigurationError(
+            f"max_frames_per_traj={most_steps}, but the environment has a step_count already: set "
+            "max_steps of its StepCounter"
+        )
+    return TransformedEnv(env, StepCounter(max_steps=most_steps))
 
 
 def _env_spec(env: EnvBase) -> EnvSpec:

@@ -20,7 +20,7 @@ class Cells(Protocol):
         """Fill the cells of a step."""
 
 
-_NUMBERS: dict[Key, str] = {
+NUMBERS: dict[Key, str] = {
     ("next", "reward"): "float32",
     ("next", "terminated"): "bool",
     ("next", "truncated"): "bool",
@@ -28,6 +28,7 @@ _NUMBERS: dict[Key, str] = {
     ("next", "episode_reward"): "float32",
     ("next", "step_count"): "int64",
 }
+"""What executors count and note of each step, with its type."""
 
 
 DISCOUNTED: Key = ("next", "discounted_return")
@@ -50,7 +51,7 @@ def storage_specs(
         specs[key] = specs[next_key(key)] = array
     specs.update(spec.memory.arrays)
     specs.update(outputs)
-    specs.update({key: ArraySpec((1,), np.dtype(dtype)) for key, dtype in _NUMBERS.items()})
+    specs.update({key: ArraySpec((1,), np.dtype(dtype)) for key, dtype in NUMBERS.items()})
     if discounted:
         specs[DISCOUNTED] = ArraySpec((1,), np.dtype(np.float32))
     specs["collector", "traj_ids"] = ArraySpec((), np.dtype(np.int64))
@@ -73,7 +74,7 @@ class RolloutStorage:
         Views are made once, as an executor's step has time for little else than writing to them.
         """
         cells = {key: array[rows].swapaxes(0, 1) for key, array in self.arrays.items()}
-        return cells | {key: cells[key][..., 0] for key in (*_NUMBERS, DISCOUNTED) if key in cells}
+        return cells | {key: cells[key][..., 0] for key in (*NUMBERS, DISCOUNTED) if key in cells}
 
 
 _POISON = 0xFF

@@ -32,6 +32,8 @@ class ActorSettings:
     precision: Precision
     extras: tuple[Key, ...] = ()
     """What is answered in addition to action, log-probability, value and memory."""
+    greedy: bool = False
+    """Answer the likeliest action instead of a drawn one."""
     matmul_precision: str = field(default_factory=torch.get_float32_matmul_precision)
     deterministic: bool = field(default_factory=torch.are_deterministic_algorithms_enabled)
     aggregate: bool = field(default_factory=partial(composite_lp_aggregate, nowarn=True))
@@ -82,7 +84,7 @@ class Actor:
 
     def __init__(self, shared: SharedBuffers, policy: nn.Module, settings: ActorSettings) -> None:
         self._shared = shared
-        self.batch_size = settings.batch_size
+        self.batch_size, self._greedy = settings.batch_size, settings.greedy
         self._weights = PolicyWeights(shared.arrays, policy)
         self._inference = PolicyInference(
             policy,
@@ -99,7 +101,9 @@ class Actor:
         self._version = self._weights.load(self._inference.policy, self._version)
         state = self._shared.state
         inputs = {key: slots[envs] for key, slots in state.inputs.items()}
-        self._shared.actions.put(envs, self._inference.answer(inputs, state.draws[envs]))
+        draws = state.draws[envs]
+        answers = self._inference.answer(inputs, draws, greedy=self._greedy)
+        self._shared.actions.put(envs, answers)
 
 
 def make_actor(

@@ -18,7 +18,7 @@ from hts_torchrl.rng import draws_of, env_seed
 from hts_torchrl.shared.action_log import Segment
 from hts_torchrl.shared.buffers import SharedBuffers
 from hts_torchrl.shared.memory import Memory
-from hts_torchrl.shared.rollout import DISCOUNTED
+from hts_torchrl.shared.rollout import DISCOUNTED, NUMBERS
 from hts_torchrl.shared.worker_status import BusyTimer
 from hts_torchrl.workers.replay import Replay
 
@@ -98,7 +98,9 @@ class Executor:
             array[...] = [segment.memory[key] for segment in segments]
         self._answers = {key: array[self._rows] for key, array in shared.actions.answers.items()}
         self._actions = self._answers[shared.spec.action.key]
-        self._next_keys = {key: next_key(key) for key in shared.spec.observations}
+        following = {key: next_key(key) for key in shared.spec.observations}
+        # An environment may count its steps too, as TorchRL's StepCounter does: ours is written.
+        self._next_keys = {k: after for k, after in following.items() if after not in NUMBERS}
         self._cells_of = [shared.storages[half].cells(self._rows) for half in range(2)]
 
     def _seed_of(self, row: int) -> int:
@@ -188,8 +190,8 @@ class Executor:
 
     def _record(self, step: int, transition: Transition) -> None:
         cells = self._cells
-        for key, array in transition.observation.items():
-            cells[self._next_keys[key]][step] = array
+        for key, after in self._next_keys.items():
+            cells[after][step] = transition.observation[key]
         cells["next", "reward"][step] = transition.reward
         cells["next", "terminated"][step] = transition.terminated
         cells["next", "truncated"][step] = transition.truncated

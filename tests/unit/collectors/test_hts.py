@@ -15,7 +15,6 @@ from tensordict.nn import (
 )
 from torch import nn
 from torch.distributions import Categorical
-from torchrl.modules import LSTMModule
 
 from hts_torchrl import ConfigurationError, GymEnvs, HTSCollector, ProtocolError
 from hts_torchrl.config import ActionSpec, ArraySpec, EnvSpec
@@ -167,14 +166,6 @@ def test_statistics_kept_by_each_environment_are_told_once():
         play(collect(create=_normalised))
     assert len(told) == 1
     assert told[0].filename == __file__
-
-
-def test_a_policy_with_a_memory_is_refused_before_anything_starts():
-    memory = LSTMModule(input_size=5, hidden_size=3, in_key="observation", out_key="hidden")
-    net = TensorDictModule(nn.Linear(3, NUM_ACTIONS), ["hidden"], ["logits"])
-    actor = ProbabilisticTensorDictModule(["logits"], ["action"], distribution_class=Categorical)
-    with pytest.raises(ConfigurationError, match="LSTMModule"):
-        collect(ProbabilisticTensorDictSequential(memory, net, actor))
 
 
 class _Flat(nn.Linear):

@@ -1,0 +1,88 @@
+"""From a finished round to what the caller gets, in the caller's process.
+
+Shapes: N environments, T steps.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+from torchrl.collectors.utils import split_trajectories
+from torchrl.data import ReplayBuffer
+
+from hts_torchrl.collectors.torchrl_settings import TorchRLSettings
+from hts_torchrl.config import EnvSpec, next_key
+
+
+class HandingOut:
+    """Gives rounds the form that TorchRL's settings ask for, while the next one runs.
+
+    Args:
+        settings: TorchRL's.
+        env_spec: of the environments.
+        clone: whether a batch has memory of its own.
+    """
+
+    def __init__(self, settings: TorchRLSettings, env_spec: EnvSpec, *, clone: bool) -> None:
+        self._settings, self._clone = settings, clone
+        self._compacted = [next_key(key) for key in env_spec.observations]
+        self._device = settings.batch_device
+        self.postproc = _placed(settings.postproc, self._device)
+
+    def form(self, batch: TensorDictBase) -> TensorDictBase:
+        """Return what is handed out of a round ``[N, T]``, which is not changed itself.
+
+        With ``split_trajs`` that is ``[trajectories, longest]``; ``postproc`` may return anything.
+        """
+        if self._device is not None and self._device.type != "cpu":
+            batch = batch.to(self._device)
+        elif self._clone:
+            batch = batch.clone()
+        if self._device is not None and self._device.type == "cpu":
+            batch = batch.to(self._device)
+        self._mark(batch)
+        batch = self._without(batch)
+        if self._settings.split_trajs:
+            batch = split_trajectories(batch, prefix="collector")
+        return batch if self.postproc is None else self.postproc(batch)
+
+    def _mark(self, batch: TensorDictBase) -> None:
+        """Set entries; those of a view are replaced, not written to."""
+        if self._settings.set_truncated:
+            last = torch.zeros_like(batch["next", "truncated"])
+            last[:, -1] = True
+            for name in ("truncated", "done"):
+                batch["next", name] = batch["next", name] | last
+        if self._settings.track_policy_version:
+            version = batch["collector", "policy_version"]
+            batch["policy_version"] = batch["next", "policy_version"] = version
+
+    def _without(self, batch: TensorDictBase) -> TensorDictBase:
+        left_out = self._compacted if self._settings.compact_obs else []
+        if not self._settings.track_traj_ids:
+            left_out = [*left_out, ("collector", "traj_ids")]
+        return batch.exclude(*left_out) if left_out else batch
+
+
+def _placed(postproc: Any, device: torch.device | None) -> Any:  # noqa: ANN401
+    """Move a transform or a module to where batches lie, as TorchRL does."""
+    if device is None or not hasattr(postproc, "to"):
+        return postproc
+    return postproc.to(device) or postproc
+
+
+def extend(buffer: ReplayBuffer, batch: TensorDictBase, rows: tuple[int, int]) -> None:
+    """Put a batch into a buffer: transition by transition, unless it has dimensions for rows.
+
+    Args:
+        buffer: to be extended.
+        batch: whatever is handed out.
+        rows: ``(N, T)``; a batch of another shape, as ``postproc`` and ``split_trajs`` may return
+            one, is put there as it is.
+    """
+    dimensions = getattr(buffer.storage, "ndim", 1)
+    if dimensions == 1 and tuple(batch.shape) == rows:
+        batch = batch.reshape(-1)
+    buffer.extend(batch)

@@ -1,0 +1,62 @@
+"""Arguments of TorchRL's ``Collector`` that are accepted only where they change nothing here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hts_torchrl.errors import ConfigurationError
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """An argument with the values that say what happens anyway, and why no other is possible."""
+
+    accepted: tuple[object, ...]
+    reason: str
+
+
+_PUBLISH = "weights are published with update_policy_weights_()"
+_BITS = "it may change the last bits: compile a module inside your policy instead"
+
+FIXED: Mapping[str, Fixed] = {
+    "backend": Fixed((None, "direct"), "workers are set by num_actors and envs_per_executor"),
+    "backend_options": Fixed((None, {}), "there is one backend"),
+    "num_collectors": Fixed((None,), "num_envs and num_actors say how many there are"),
+    "sync": Fixed((None, True), "every round is synchronous"),
+    "env_device": Fixed((None, "cpu"), "environments run on the CPU"),
+    "init_random_frames": Fixed((None, 0, -1), "the policy decides every action"),
+    "reset_at_each_iter": Fixed((False,), "games go on in the next round, which runs already"),
+    "return_same_td": Fixed((False,), "clone=False saves the copy"),
+    "reset_when_done": Fixed((True,), "a game that has ended is followed by another"),
+    "interruptor": Fixed((None,), "a round always has all of its steps"),
+    "use_buffers": Fixed((None, True), "rounds are written to shared memory"),
+    "extend_buffer": Fixed((True,), "a buffer is extended by whole rounds"),
+    "trust_policy": Fixed((None, False), "every policy is tried before it acts"),
+    "compile_policy": Fixed((None, False), _BITS),
+    "cudagraph_policy": Fixed((None, False), _BITS),
+    "no_cuda_sync": Fixed((False, True), "a boolean is needed"),
+    "weight_updater": Fixed((None,), _PUBLISH),
+    "weight_sync_schemes": Fixed((None,), _PUBLISH),
+    "weight_recv_schemes": Fixed((None,), _PUBLISH),
+    "auto_register_policy_transforms": Fixed((None, False), "environments stay as they are made"),
+}
+
+
+def without_fixed(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments that are not in the table :data:`FIXED`.
+
+    Raises:
+        ConfigurationError: for one of the table with a value that is not accepted.
+    """
+    for name in FIXED.keys() & arguments.keys():
+        value, fixed = arguments[name], FIXED[name]
+        plain = str(value) if name == "env_device" and value is not None else value
+        if not any(type(plain) is type(each) and plain == each for each in fixed.accepted):
+            accepted = " or ".join(map(repr, fixed.accepted))
+            shown = value if isinstance(value, bool | int | str) else type(value).__name__
+            raise ConfigurationError(
+                f"{name}={shown!r} is not supported, only {accepted}: {fixed.reason}"
+            )
+    return {name: value for name, value in arguments.items() if name not in FIXED}

@@ -1,0 +1,155 @@
+"""The part of TorchRL's collector interface that is about batches and counters."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDict, TensorDictBase
+
+from hts_torchrl.collectors.handing_out import HandingOut, extend
+from hts_torchrl.collectors.one_policy import OnePolicyCollector
+from hts_torchrl.collectors.progress import Progress
+from hts_torchrl.collectors.round_runner import RoundRunner
+from hts_torchrl.collectors.run_times import RunTimes, Trace
+from hts_torchrl.collectors.torchrl_arguments import without_fixed
+from hts_torchrl.collectors.torchrl_settings import TorchRLSettings
+from hts_torchrl.config import ArraySpec, CollectorSettings, EnvSpec, Key
+from hts_torchrl.errors import ConfigurationError, ProtocolError
+from hts_torchrl.schedule import Schedule
+from hts_torchrl.shared.rollout import storage_specs
+
+
+class ContractCollector(OnePolicyCollector):
+    """Hands out rounds in the form that TorchRL's arguments ask for, and keeps its attributes."""
+
+    init_random_frames = 0
+    reset_at_each_iter = False
+    extend_buffer = True
+    _ignore_rb = False
+    """TorchRL's name: whole trajectories go into the buffer in place of rounds."""
+    config: CollectorSettings
+    _progress: Progress
+    _times: RunTimes
+    _runner: RoundRunner | None
+    env_spec: EnvSpec
+    _outputs: dict[Key, ArraySpec]
+
+    @property
+    def rounds(self) -> int:
+        """Rounds that have been handed out since the start of the run."""
+        return self._progress.round_index
+
+    @property
+    def _frames(self) -> int:
+        """Environment steps handed out: TorchRL's counter."""
+        return self._progress.frames
+
+    @property
+    def _iter(self) -> int:
+        """The last batch, counted from 0: TorchRL's counter."""
+        return self.rounds - 1
+
+    def _take_arguments(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Keep TorchRL's arguments as attributes of their names; return the others.
+
+        Raises:
+            ConfigurationError: for those that are not supported, or contradict themselves.
+        """
+        rest = without_fixed(arguments)
+        names = {field.name for field in fields(TorchRLSettings)}
+        self._torchrl = TorchRLSettings(**{name: rest.pop(name) for name in names & rest.keys()})
+        for name in sorted(names):
+            setattr(self, name, getattr(self._torchrl, name))
+        self.storing_device = self._torchrl.batch_device
+        self.traj_format = self._torchrl.traj_format or "padded"
+        return rest
+
+    def _set_form(self, schedule: Schedule, *, clone: bool) -> None:
+        self._handing_out = HandingOut(self._torchrl, self.env_spec, clone=clone)
+        self.postproc = self._handing_out.postproc
+        self._shape = (schedule.num_envs, schedule.steps_per_round)
+
+    def _hand_out(self, batch: TensorDictBase) -> TensorDictBase | None:
+        """Return a round in the form asked for; None if the replay buffer got it."""
+        batch = self._handing_out.form(batch)
+        if self.post_collect_hook is not None:
+            self.post_collect_hook(batch)
+        if self.replay_buffer is None or self._ignore_rb:
+            return batch
+        extend(self.replay_buffer, batch, self._shape)
+        return None
+
+    def fake_tensordict(self) -> TensorDictBase:
+        """Return zeros in the form of a batch; no environment is stepped."""
+        specs = storage_specs(self.env_spec, self._outputs)
+        batch = TensorDict(
+            {
+                key: torch.from_numpy(np.zeros((*self._shape, *array.shape), array.dtype))
+                for key, array in specs.items()
+            },
+            self._shape,
+            names=[None, "time"],
+        )
+        for key in ("done", "terminated", "truncated", ("next", "done")):
+            batch[key] = torch.zeros(*self._shape, 1, dtype=torch.bool)
+        batch["collector", "policy_version"] = torch.zeros(self._shape, dtype=torch.int64)
+        return self._handing_out.form(batch)
+
+    def _refuse_state_of_trajectories(self) -> None:
+        if self.trajs_per_batch is not None:
+            raise ConfigurationError(
+                "with trajs_per_batch no state is complete: the steps of games that have not ended "
+                "are held back; collect rounds instead, and split them with split_trajs"
+            )
+
+    def get_policy_version(self) -> int:
+        """Return the updates in the weights that were published last."""
+        return int(self.policy_version)
+
+    def enable_profile(self, **settings: Any) -> None:  # noqa: ANN401
+        """Profile rounds as TorchRL does, with everything in this process only.
+
+        Raises:
+            ConfigurationError: where workers collect, whom the profiler would not see.
+        """
+        if self.config.num_actors > 0:
+            raise ConfigurationError(
+                "enable_profile sees this process, not the workers: give num_actors=0, or ask "
+                "trace_round(n) who works when"
+            )
+        super().enable_profile(**settings)
+
+    def trace_round(self, round_index: int) -> None:
+        """Keep who works when in a round that has not yet started; :attr:`trace` has it then.
+
+        Raises:
+            ProtocolError: if that round has started.
+        """
+        if round_index <= self._progress.started:
+            raise ProtocolError(f"round {round_index} cannot be traced: it has started")
+        self._times.traced_round = round_index
+
+    @property
+    def trace(self) -> Trace | None:
+        """Spans of work in the traced round, by worker; None until it is finished.
+
+        Each is ``(begin, end)`` in seconds of ``time.perf_counter``; whoever has no span waits.
+        ``executor 3`` works when it steps, ``actor 0`` when it runs a pass, ``learner`` from one
+        ``next`` to the other.
+        """
+        return self._times.trace or None
+
+    def stats(self) -> dict[str, int | float | bool]:
+        """Add to TorchRL's counters what the worker pool has waited for.
+
+        Seconds at work and waiting, summed by role, since the start; ``rendezvous_skew_s``, the
+        seconds between the first executor's end of a round and the last one's, summed over rounds;
+        ``slowest_env``, the first environment of the executor that was last.
+        """
+        stats = {**super().stats(), **self._times.learner_stats()}
+        if self._runner is not None:
+            stats |= self._times.worker_stats(self._runner.shared.status)
+        return stats

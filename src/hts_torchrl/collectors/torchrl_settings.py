@@ -1,0 +1,156 @@
+"""Settings that have the names and meanings of TorchRL's ``Collector``."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import torch
+from tensordict import TensorDictBase
+from tensordict.nn import InteractionType
+from torchrl.data import ReplayBuffer
+
+from hts_torchrl.config import EnvSpec
+from hts_torchrl.errors import ConfigurationError, require
+
+Device: TypeAlias = torch.device | str | int
+_GREEDY = (InteractionType.DETERMINISTIC, InteractionType.MODE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TorchRLSettings:
+    """What TorchRL's collector can be told, too, and this one does alike.
+
+    All of it happens in the caller's process or where environments are made, so that the rounds
+    themselves keep their bits.
+    """
+
+    device: Device | None = None
+    """of actors and batches, unless ``policy_device`` or ``storing_device`` says it."""
+    storing_device: Device | None = None
+    """where batches lie."""
+    create_env_kwargs: dict[str, Any] | None = None
+    """arguments by keyword for the function, or functions, that make environments."""
+    max_frames_per_traj: int | None = None
+    """steps after which a game is truncated; None or less than 1 is no limit."""
+    exploration_type: InteractionType | None = InteractionType.RANDOM
+    """``RANDOM`` draws actions; ``DETERMINISTIC`` takes the likeliest one or the (squashed) mean,
+    as ``MODE`` does for discrete actions."""
+    postproc: Callable[[TensorDictBase], TensorDictBase] | None = None
+    """applied to each batch before it is handed out; a ``torchrl`` transform is a function, too."""
+    split_trajs: bool | None = None
+    """hand out a row for each trajectory, padded, with ``("collector", "mask")``."""
+    track_traj_ids: bool = True
+    """False leaves out ``("collector", "traj_ids")``."""
+    track_policy_version: bool = False
+    """write the version of the acting weights to ``"policy_version"``, too."""
+    set_truncated: bool = False
+    """mark the last step of each row as truncated, and so done."""
+    compact_obs: bool = False
+    """leave out observations under ``next``."""
+    replay_buffer: ReplayBuffer | None = None
+    """extended by the transitions of each batch; None is then handed out instead."""
+    trajs_per_batch: int | None = None
+    """hand out so many whole trajectories at once instead of rounds."""
+    trajs_per_write: int | None = None
+    """whole trajectories by which a buffer is extended at once; None is all that are there."""
+    traj_format: Literal["padded", "cat"] | None = None
+    """form of whole trajectories: ``padded`` rows or one after another (``cat``)."""
+    worker_idx: int | None = None
+    """kept as an attribute; the ranks of a run differ in ``first_env``."""
+    pre_collect_hook: Callable[[], None] | None = None
+    """called before each round is started."""
+    post_collect_hook: Callable[[TensorDictBase], None] | None = None
+    """called with each batch before it is handed out."""
+
+    def __post_init__(self) -> None:
+        """Refuse what contradicts itself."""
+        if not self.track_traj_ids and (self.split_trajs or self.trajs_per_batch is not None):
+            raise ConfigurationError(
+                "track_traj_ids=False leaves out what split_trajs and trajs_per_batch tell "
+                "trajectories by"
+            )
+        if self.split_trajs and self.trajs_per_batch is not None:
+            raise ConfigurationError("give split_trajs or trajs_per_batch, one of the two")
+        tracked = isinstance(self.track_policy_version, bool)
+        kind = type(self.track_policy_version).__name__
+        require(tracked, f"track_policy_version of type {kind}", "True or False")
+        for name in ("postproc", "pre_collect_hook", "post_collect_hook"):
+            value = getattr(self, name)
+            called = value is None or callable(value)
+            require(called, f"{name} of type {type(value).__name__}", "a function")
+        buffer = self.replay_buffer
+        extends = buffer is None or hasattr(buffer, "extend")
+        require(extends, f"replay_buffer of type {type(buffer).__name__}", "a ReplayBuffer")
+        self._require_trajectories()
+
+    def _require_trajectories(self) -> None:
+        for name in ("trajs_per_batch", "trajs_per_write"):
+            count = getattr(self, name)
+            require(count is None or count >= 1, f"{name}={count}", "1 or more")
+        formats = (None, "padded", "cat")
+        require(self.traj_format in formats, f"traj_format={self.traj_format!r}", str(formats))
+        if self.trajs_per_batch is None and self.traj_format == "cat":
+            raise ConfigurationError("traj_format='cat' says nothing without trajs_per_batch")
+        to_buffer = self.trajs_per_batch is not None and self.replay_buffer is not None
+        if self.trajs_per_write is not None and not to_buffer:
+            raise ConfigurationError(
+                "trajs_per_write says nothing without trajs_per_batch and replay_buffer"
+            )
+        if self.trajs_per_batch is not None and not to_buffer and self.traj_format is None:
+            warnings.warn(
+                "trajs_per_batch hands out padded trajectories, which TorchRL will change: say "
+                "traj_format='padded' or 'cat'",
+                FutureWarning,
+                stacklevel=7,  # of this record, of the collector, and of what checks names
+            )
+
+    def policy_device(self, given: Device | None) -> str:
+        """Return where actors compute.
+
+        Args:
+            given: what was asked for; None is ``device``, and else the CPU.
+        """
+        device = self.device if given is None else given
+        return "cpu" if device is None else str(_there("policy_device", device))
+
+    @property
+    def batch_device(self) -> torch.device | None:
+        """Where batches lie; None leaves them where they are, and does not name it."""
+        device = self.device if self.storing_device is None else self.storing_device
+        return None if device is None else _there("storing_device", device)
+
+    def greedy(self, env_spec: EnvSpec) -> bool:
+        """Return whether actors answer the likeliest action instead of a drawn one.
+
+        Args:
+            env_spec: what the environments accept.
+
+        Raises:
+            ConfigurationError: for another kind of exploration.
+        """
+        kind = self.exploration_type or InteractionType.RANDOM
+        spread = kind == InteractionType.MODE and env_spec.action.kind == "continuous"
+        if spread or kind not in (*_GREEDY, InteractionType.RANDOM):
+            raise ConfigurationError(
+                f"exploration_type={kind!r} of {env_spec.action.kind} actions; "
+                "ExplorationType.RANDOM or DETERMINISTIC is needed"
+            )
+        return kind in _GREEDY
+
+
+def _there(setting: str, device: Device) -> torch.device:
+    """Return a device of this machine.
+
+    Raises:
+        ConfigurationError: naming the setting, for a device that is not there.
+    """
+    try:
+        return torch.empty(0, device=device).device
+    except (AssertionError, RuntimeError, TypeError) as error:
+        reason = str(error).partition("\n")[0]
+        raise ConfigurationError(
+            f"{setting}={device!r}; a device of this machine is needed ({reason})"
+        ) from error

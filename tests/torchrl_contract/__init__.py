@@ -1,0 +1,1 @@
+"""What TorchRL says of every collector, said of ours."""
