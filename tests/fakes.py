@@ -444,3 +444,62 @@ class ForgetfulEnvs:
 
     def __call__(self, index: int) -> gymnasium.Env:
         return _Forgetful(index) if index == self.index else CoordinateEnv(index)
+
+
+class ForbiddenAction(RuntimeError):
+    """What :class:`MaskedEnv` raises for an action that its mask forbade."""
+
+
+class MaskedEnv(gymnasium.Env):
+    """Forbids all actions but some, others in every step, and raises for a forbidden one.
+
+    In step ``k`` the choices ``c`` with ``(c + k + environment) % 3 == 0`` are forbidden; the
+    reward is 1 for the smallest that is allowed. An episode has 6 steps, and its last observation
+    allows nothing, as the end of a board game does.
+    """
+
+    def __init__(self, index: int, action_space: spaces.Space | None = None) -> None:
+        self.action_space = action_space or spaces.Discrete(NUM_ACTIONS)
+        discrete = isinstance(self.action_space, spaces.Discrete)
+        self.sizes = [int(self.action_space.n)] if discrete else self.action_space.nvec.tolist()
+        self.index, self.steps = index, 0
+        self.observation_space = spaces.Dict(
+            {
+                "action_mask": spaces.MultiBinary(sum(self.sizes)),
+                "observation": spaces.Box(-np.inf, np.inf, (3,), np.float32),
+            }
+        )
+
+    def masks(self) -> list[Any]:
+        turn = self.steps + self.index
+        return [np.array([(c + turn) % 3 != 0 for c in range(size)]) for size in self.sizes]
+
+    def _observation(self, ended: bool = False) -> dict[str, Any]:
+        mask = np.concatenate(self.masks()) & (not ended)
+        place = np.array([self.index, self.steps, self.steps % 3], np.float32)
+        return {"action_mask": mask.astype(np.int8), "observation": place}
+
+    def reset(self, *, seed=None, options=None):  # noqa: ARG002
+        self.steps = 0
+        return self._observation(), {}
+
+    def step(self, action):
+        choices = np.atleast_1d(action).tolist()
+        for choice, mask in zip(choices, self.masks(), strict=True):
+            if not mask[choice]:
+                raise ForbiddenAction(f"{choice} in step {self.steps}")
+        reward = float(choices[0] == int(np.flatnonzero(self.masks()[0])[0]))
+        self.steps += 1
+        ended = self.steps == 6
+        return self._observation(ended), reward, ended, False, {}
+
+
+@dataclass(frozen=True)
+class MaskedEnvs:
+    """Makes :class:`MaskedEnv` by index, with one choice or with two."""
+
+    sizes: tuple[int, ...] = (NUM_ACTIONS,)
+
+    def __call__(self, index: int) -> gymnasium.Env:
+        one = len(self.sizes) == 1
+        return MaskedEnv(index, None if one else spaces.MultiDiscrete(self.sizes))

@@ -82,6 +82,13 @@ class EnvSpec:
                 "torchrl's RenameTransform"
             )
 
+    @property
+    def action_mask(self) -> Key | None:
+        """Key of the observation that tells which actions are allowed: it is beside the action."""
+        action = self.action.key
+        key = "action_mask" if isinstance(action, str) else (*action[:-1], "action_mask")
+        return key if key in self.observations else None
+
     def __str__(self) -> str:
         """Name shapes, types and bounds in one line."""
         seen = ", ".join(f"{key!r} {array}" for key, array in self.observations.items())

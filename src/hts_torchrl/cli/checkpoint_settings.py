@@ -14,7 +14,7 @@ from hts_torchrl.envs.football.envs import FootballEnvs
 from hts_torchrl.envs.gym import GymEnvs
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.learner import A2C, PPO, Impala
-from hts_torchrl.models.actor_critic import BUILT_IN_TRUNKS
+from hts_torchrl.models.trunks import BUILT_IN_TRUNKS
 from hts_torchrl.training.datamodule import HTSDataModule
 from hts_torchrl.training.run_settings import known_arguments
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from hts_torchrl.errors import ConfigurationError
-from hts_torchrl.models.actor_critic import BUILT_IN_TRUNKS
+from hts_torchrl.models.trunks import BUILT_IN_TRUNKS
 from hts_torchrl.policy.spec_json import spec_from_json
 from hts_torchrl.training.run_settings import class_name, known_arguments
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 import warnings
 from collections.abc import Callable, Mapping
+from functools import partial
 
-import numpy as np
 import torch
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModule
@@ -23,11 +22,12 @@ from torchrl.modules import (
 from hts_torchrl.config import ActionSpec, ArraySpec, EnvSpec, Key
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.machine import require_memory
+from hts_torchrl.models.action_mask import MaskedLogits, mask_of
+from hts_torchrl.models.combined import CombinedTrunk, combined_trunk
 from hts_torchrl.models.distributions import action_head, parameter_keys
-from hts_torchrl.models.impala import ImpalaResNet, SeedResNet
 from hts_torchrl.models.initialization import orthogonal
 from hts_torchrl.models.mlp import MLP
-from hts_torchrl.models.nature import NatureCNN, NipsCNN, PixelTrunk
+from hts_torchrl.models.trunks import BUILT_IN_TRUNKS, make_trunk
 
 _NARROWEST = 4
 
@@ -87,18 +87,30 @@ class GaussianHead(nn.Module):
         return loc, self.log_scale.float().exp().expand_as(loc)
 
 
+class SeparateCritic(nn.Sequential):
+    """A trunk for the value alone, and the value's layer: observations to ``[B, 1]``."""
+
+    def forward(self, *observations: Tensor) -> Tensor:
+        """Return values ``[B, 1]``."""
+        trunk, layer = self
+        value: Tensor = layer(trunk(*observations))
+        return value
+
+
 class ActorCritic(ActorValueOperator):
-    """Policy and value of one observation, over a common trunk or over two.
+    """Policy and value of an observation, or of several, over a common trunk or over two.
 
     To TorchRL it is an ``ActorValueOperator`` (``get_policy_operator``, ``get_value_operator``);
     :meth:`heads` runs the same modules once without the TensorDict between them, which costs a
-    tenth.
+    tenth. Where the environment has an observation ``action_mask``, what it forbids has
+    probability 0; the trunk does not read it.
 
     Args:
         trunk: module with ``out_features``.
         spec: observations and actions of the environment.
         critic_trunk: a trunk for the value alone; None shares ``trunk``.
-        observation: key of the observation that the trunk reads.
+        observation: key of the observation that the trunk reads, or a list of the keys of several,
+            in the order of its arguments.
         squash: whether continuous actions pass through tanh into their bounds.
         several_players: whether the trunk gives features ``[B, k, width]`` of k players, who choose
             by the same policy; the value is then the mean of theirs.
@@ -110,7 +122,7 @@ class ActorCritic(ActorValueOperator):
         spec: EnvSpec,
         *,
         critic_trunk: nn.Module | None = None,
-        observation: Key = "observation",
+        observation: Key | list[Key] = "observation",
         squash: bool = False,
         several_players: bool = False,
     ) -> None:
@@ -122,19 +134,23 @@ class ActorCritic(ActorValueOperator):
             actor = GaussianHead(width, math.prod(action.array.shape))
         else:
             actor = NarrowLinear(width, sum(action.sizes), 0.01)
+        mask = mask_of(spec)
+        if mask is not None:
+            actor = MaskedLogits(actor)
         head = action_head(action, squash=squash)
-        policy = TensorDictModule(actor, in_keys=["hidden"], out_keys=parameters)
+        masks = [] if mask is None else [mask]
+        policy = TensorDictModule(actor, in_keys=["hidden", *masks], out_keys=parameters)
         critic: nn.Module = (PlayersValue if several_players else NarrowLinear)(width, 1, 1.0)
         if critic_trunk is not None:
-            critic = nn.Sequential(critic_trunk, critic)
-        critic_input: Key = observation if critic_trunk is not None else "hidden"
+            critic = SeparateCritic(critic_trunk, critic)
+        keys = list(observation) if isinstance(observation, list) else [observation]
         super().__init__(
-            TensorDictModule(trunk, in_keys=[observation], out_keys=["hidden"]),
+            TensorDictModule(trunk, in_keys=keys, out_keys=["hidden"]),
             # The class by which TorchRL recognises a policy operator that its losses can use.
             SafeProbabilisticTensorDictSequential(policy, head),
-            ValueOperator(critic, in_keys=[critic_input]),
+            ValueOperator(critic, in_keys=["hidden"] if critic_trunk is None else keys),
         )
-        self.observation = observation
+        self._observations, self._masks = keys, masks
         self._separate = critic_trunk is not None
         self._distribution: Callable[..., d.Distribution] = head.distribution_class
         self._distribution_kwargs = dict(head.distribution_kwargs)
@@ -148,12 +164,13 @@ class ActorCritic(ActorValueOperator):
     def fused(self, observations: Mapping[Key, Tensor]) -> tuple[Tensor, dict[str, Tensor], Tensor]:
         """Return what :meth:`heads` does, and before it the trunk's features: ``hidden``."""
         common, policy, value = self.module
-        observation = observations[self.observation]
-        features = common.module(observation)
-        outputs = policy.module[0].module(features)
+        seen = [observations[key] for key in self._observations]
+        features = common.module(*seen)
+        masks = [observations[key] for key in self._masks]
+        outputs = policy.module[0].module(features, *masks)
         parameters = outputs if isinstance(outputs, tuple) else (outputs,)
         named = dict(zip(self._distribution_keys, parameters, strict=True))
-        return features, named, value.module(observation if self._separate else features)
+        return features, named, value.module(*seen) if self._separate else value.module(features)
 
     def distribution(self, parameters: Mapping[str, Tensor]) -> d.Distribution:
         """Return the distribution of B actions."""
@@ -182,15 +199,6 @@ class ActorCritic(ActorValueOperator):
         return list(self.get_policy_operator().log_prob_keys)
 
 
-BUILT_IN_TRUNKS: dict[str, Callable[[tuple[int, ...]], nn.Module]] = {
-    "nature": NatureCNN,
-    "nips": NipsCNN,
-    "impala": ImpalaResNet,
-    "seed": SeedResNet,
-    "mlp": MLP,
-}
-
-
 def make_actor_critic(network: str, spec: EnvSpec, *, squash: bool = False) -> ActorCritic:
     """Build an actor-critic by the name of its trunk.
 
@@ -198,9 +206,13 @@ def make_actor_critic(network: str, spec: EnvSpec, *, squash: bool = False) -> A
     same size) there is one network for all of them, which takes k for a dimension of the batch: the
     action's log-probability is the sum of theirs, and the value the mean of theirs.
 
+    Of several observations each picture goes through a trunk of that name, and all else, joined to
+    one vector, through an MLP (:class:`~hts_torchrl.models.CombinedTrunk`).
+
     Args:
         network: ``nature`` (which is the paper's for football too), ``nips``, ``impala``, ``seed``,
             ``mlp``, or ``module.Class`` of a trunk of yours, called with the observation's shape.
+            Among several observations ``mlp`` leaves pictures to ``nature``.
         spec: observations and actions of the environment.
         squash: whether continuous actions pass through tanh into their bounds.
 
@@ -227,72 +239,59 @@ def _briefly(spec: EnvSpec) -> str:
 
 
 def _make_actor_critic(network: str, spec: EnvSpec, *, squash: bool) -> ActorCritic:
-    if len(spec.observations) != 1:
-        raise ConfigurationError(
-            f"the environment has the observations {sorted(map(str, spec.observations))}; a "
-            "built-in network reads one: give a policy of your own"
-        )
-    ((key, array),) = spec.observations.items()
-    make_trunk = _trunk(network)
-    several = _has_players(array, spec.action)
-    shape = array.shape[1:] if several else array.shape
-    try:
-        trunk = make_trunk(shape)
-        # Two small trunks, as in Stable-Baselines3: the errors of a value in the hundreds would
-        # drown the policy's gradient in a common one.
-        critic_trunk = make_trunk(shape) if make_trunk is MLP else None
-        with torch.no_grad():
-            trunk(torch.zeros(1, *array.shape))
-    except (RuntimeError, IndexError, ValueError, TypeError) as error:
-        raise ConfigurationError(
-            f"the network {network!r} cannot read observations of shape {array.shape}: {error}"
-        ) from error
-    if not hasattr(trunk, "out_features"):
-        raise ConfigurationError(f"the network {network!r} has no out_features, its trunk's width")
-    _mind_type(network, trunk, array)
+    mask = mask_of(spec)
+    # By name: the order in which a space lists its entries decides no bits.
+    keys = sorted((key for key in spec.observations if key != mask), key=_path)
+    observations = {key: spec.observations[key] for key in keys}
+    if not observations:
+        raise ConfigurationError(f"the environment has no observation but {mask!r}")
+    make: Callable[[], nn.Module]
+    several_players = False
+    if len(keys) == 1:
+        (array,) = observations.values()
+        several_players = _has_players(array, spec.action)
+        make = partial(make_trunk, network, array, several_players=several_players)
+    else:
+        make = partial(combined_trunk, network, observations)
+    trunk = make()
+    _mind_choices(trunk, observations)
     return ActorCritic(
         trunk,
         spec,
-        critic_trunk=critic_trunk,
-        observation=key,
+        # Two small trunks, as in Stable-Baselines3: the errors of a value in the hundreds would
+        # drown the policy's gradient in a common one.
+        critic_trunk=make() if _is_mlp(trunk) else None,
+        observation=keys,
         squash=squash,
-        several_players=several,
+        several_players=several_players,
     )
 
 
-def _mind_type(network: str, trunk: nn.Module, observation: ArraySpec) -> None:
-    """Refuse pictures that would be scaled wrongly, and warn of a choice that is read as a size."""
-    if isinstance(trunk, PixelTrunk) and observation.dtype != np.uint8:
-        raise ConfigurationError(
-            f"the network {network!r} reads pictures of uint8 and scales them itself, but these "
-            f"are {observation.dtype}: leave out torchrl's ToTensorImage, or give uint8 from 0 to "
-            "255 by gymnasium.wrappers.TransformObservation"
-        )
-    if isinstance(trunk, MLP) and not observation.shape and observation.dtype.kind in "iu":
-        warnings.warn(
-            "the observation is one integer, whose size the network reads: if it is a choice "
-            "(Discrete), gymnasium.wrappers.FlattenObservation shows it as a vector of 0 and 1",
-            stacklevel=4,
-        )
+def _path(key: Key) -> tuple[str, ...]:
+    return (key,) if isinstance(key, str) else key
+
+
+def _is_mlp(trunk: nn.Module) -> bool:
+    if isinstance(trunk, CombinedTrunk):
+        return not trunk.pictures and type(trunk.vector) is MLP
+    return type(trunk) is MLP
+
+
+def _mind_choices(trunk: nn.Module, observations: Mapping[Key, ArraySpec]) -> None:
+    """Warn of a choice that is read as a size."""
+    if not isinstance(trunk, MLP | CombinedTrunk):
+        return
+    for key, array in observations.items():
+        if not array.shape and array.dtype.kind in "iu":
+            warnings.warn(
+                f"the observation {key!r} is one integer, whose size the network reads: if it is a "
+                "choice (Discrete), gymnasium.wrappers.FlattenObservation (or, for one of several, "
+                "TransformObservation) shows it as a vector of 0 and 1",
+                stacklevel=4,
+            )
 
 
 def _has_players(observation: ArraySpec, action: ActionSpec) -> bool:
     """Whether k players each see pictures of their own, and have a choice of the same size."""
     pictures = len(observation.shape) == 4 and observation.shape[0] == len(action.sizes)
     return pictures and action.kind == "multi_discrete" and len(set(action.sizes)) == 1
-
-
-def _trunk(network: str) -> Callable[[tuple[int, ...]], nn.Module]:
-    if network in BUILT_IN_TRUNKS:
-        return BUILT_IN_TRUNKS[network]
-    module, _, name = network.rpartition(".")
-    try:
-        trunk: Callable[[tuple[int, ...]], nn.Module] = getattr(
-            importlib.import_module(module), name
-        )
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigurationError(
-            f"no network {network!r}; {', '.join(BUILT_IN_TRUNKS)} or module.Class of a trunk is "
-            "needed"
-        ) from error
-    return trunk

@@ -28,6 +28,12 @@ TASKS = {
     "nips": (PIXELS, spaces.Discrete(6), False),
     "mlp": (VECTOR, spaces.MultiDiscrete([3, 5]), False),
     "mlp, continuous": (VECTOR, spaces.Box(*BOUNDS), False),
+    "nips, combined": (spaces.Dict({"eye": PIXELS, "place": VECTOR}), spaces.Discrete(6), False),
+    "mlp, masked": (
+        spaces.Dict({"place": VECTOR, "action_mask": spaces.MultiBinary(8)}),
+        spaces.MultiDiscrete([3, 5]),
+        False,
+    ),
     "mlp, squashed": (VECTOR, spaces.Box(-1, np.array([0.1, 2.0], np.float32)), True),
 }
 
