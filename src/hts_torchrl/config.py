@@ -57,6 +57,11 @@ class ActionSpec:
         """Uniform numbers that decide one action."""
         return len(self.sizes) if self.sizes else math.prod(self.array.shape)
 
+    @property
+    def mask_key(self) -> Key:
+        """Where an observation tells which actions are allowed: ``action_mask``, beside the key."""
+        return "action_mask" if isinstance(self.key, str) else (*self.key[:-1], "action_mask")
+
 
 _TAKEN: frozenset[Key] = frozenset(
     {"action", "next", "reward", "done", "terminated", "truncated", "collector"}
@@ -84,10 +89,8 @@ class EnvSpec:
 
     @property
     def action_mask(self) -> Key | None:
-        """Key of the observation that tells which actions are allowed: it is beside the action."""
-        action = self.action.key
-        key = "action_mask" if isinstance(action, str) else (*action[:-1], "action_mask")
-        return key if key in self.observations else None
+        """Key of the observation that tells which actions are allowed, if there is one."""
+        return self.action.mask_key if self.action.mask_key in self.observations else None
 
     def __str__(self) -> str:
         """Name shapes, types and bounds in one line."""

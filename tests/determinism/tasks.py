@@ -14,7 +14,7 @@ from hts_torchrl import A2C, PPO, AtariEnvs, GymEnvs, HTSCollector, Impala
 from hts_torchrl.envs.make_group import make_group
 from hts_torchrl.learner import Learner
 from hts_torchrl.models import make_actor_critic
-from tests.fakes import CoordinateEnvs, MultiDiscreteEnv
+from tests.fakes import CoordinateEnvs, DictEnv, MaskedEnvs, MultiDiscreteEnv
 from tests.policies import echo_policy, policy_with
 
 
@@ -109,5 +109,7 @@ TASKS = {
         GymEnvs("Pendulum-v1", {"max_episode_steps": 30}), "mlp", settings={"squash": True}
     ),
     "choices": Task(MultiDiscreteEnv, "mlp"),
+    "masked": Task(MaskedEnvs((3, 5)), "mlp"),
+    "combined": Task(DictEnv, "impala"),
     "breakout": Task(AtariEnvs("breakout", max_frames=120), "nature", num_envs=2, rounds=6),
 }

@@ -136,7 +136,13 @@ def _env_spec(env: EnvBase) -> EnvSpec:
         for key, spec in env.observation_spec.items(include_nested=True, leaves_only=True)
         if not isinstance(spec, Composite)
     }
-    return EnvSpec(observations, _action_spec(env))
+    action = _action_spec(env)
+    if action.mask_key in env.state_spec.keys(include_nested=True):
+        raise ConfigurationError(
+            f"{action.mask_key!r} is in the state_spec, of which torchrl's step_mdp hands on what "
+            "was before the step: it is needed in the observation_spec"
+        )
+    return EnvSpec(observations, action)
 
 
 def _require_one_game(env: EnvBase) -> None:

@@ -13,8 +13,9 @@ from torchrl.data import (
     Unbounded,
 )
 from torchrl.envs import EnvBase, GymEnv, TransformedEnv
-from torchrl.envs.transforms import LineariseRewards, TensorDictPrimer
+from torchrl.envs.transforms import ActionMask, LineariseRewards, TensorDictPrimer
 
+from hts_torchrl import HTSCollector, make_actor_critic
 from hts_torchrl.envs.make_group import make_group
 from hts_torchrl.envs.torchrl import EnvBaseGroup
 from hts_torchrl.errors import ConfigurationError
@@ -313,3 +314,52 @@ def test_an_exception_names_the_environment_and_the_call(monkeypatch, call, name
         envs.step(np.zeros(2, np.int64))
         envs.close()
     assert raised.value.__notes__ == [f"raised by {name}() of environment 4"]
+
+
+class MaskedCountingEnv(CountingEnv):
+    """Forbids the action ``step % 4``."""
+
+    def __init__(self, index: int) -> None:
+        super().__init__(index)
+        mask = Composite(action_mask=Binary(4, dtype=torch.bool))
+        self.observation_spec = self.observation_spec.clone().update(mask)
+
+    def _masked(self, tensordict):
+        return tensordict.set("action_mask", torch.arange(4) != self.steps % 4)
+
+    def _reset(self, tensordict=None, **_):
+        return self._masked(super()._reset(tensordict))
+
+    def _step(self, tensordict):
+        assert int(tensordict["action"]) != self.steps % 4
+        return self._masked(super()._step(tensordict))
+
+
+def test_a_mask_that_the_state_spec_holds_is_refused():
+    def make(index):
+        env = CountingEnv(index)
+        env.state_spec = Composite(action_mask=Binary(4, dtype=torch.bool))
+        return TransformedEnv(env, ActionMask())
+
+    with pytest.raises(
+        ConfigurationError, match=r"'action_mask' .* needed in the observation_spec"
+    ):
+        make_group(make, [0])
+
+
+def test_what_torchrls_mask_forbids_is_not_done():
+    def make(index):
+        return TransformedEnv(MaskedCountingEnv(index), ActionMask())
+
+    spec = make_group(make, [0]).spec
+    assert spec.action_mask == "action_mask"
+    policy = make_actor_critic("mlp", spec)
+    collector = HTSCollector(
+        make, policy, num_envs=2, num_actors=0, frames_per_batch=16, total_frames=64
+    )
+    for batch in collector:
+        forbidden = batch["place"][..., 2].long() % 4
+        assert (batch["action"] != forbidden).all()
+        assert (batch["action_mask"].int().argmin(-1) == forbidden).all()
+        collector.update_policy_weights_()
+    collector.shutdown()

@@ -83,7 +83,9 @@ class TestMaskedActions:
     def test_likelihood_and_entropy_are_those_of_torchrls_masked_distribution(self, kind):
         policy, seen = policy_of(kind), rows(kind)
         dist = policy.distribution(policy.heads(seen)[0])
-        plain = make_actor_critic("mlp", replace(masked(kind), observations={"observation": VECTOR}))
+        plain = make_actor_critic(
+            "mlp", replace(masked(kind), observations={"observation": VECTOR})
+        )
         state = {name.replace(".actor.", "."): w for name, w in policy.state_dict().items()}
         plain.load_state_dict(state)
         logits = plain.heads({"observation": seen["observation"]})[0]["logits"]

@@ -75,8 +75,9 @@ class TestVectors:
 
     def test_the_value_has_a_trunk_of_its_own(self):
         policy = make_actor_critic("mlp", self.SPEC)
-        policy.heads(rows(self.SPEC))[0]["logits"][:, 0].sum().backward()
-        assert all(weight.grad is None for weight in policy.get_value_head().parameters())
+        policy.heads(rows(self.SPEC))[1].sum().backward()
+        assert all(weight.grad is None for weight in trunk_of(policy).parameters())
+        assert all(weight.grad.any() for weight in policy.get_value_head().parameters())
 
     def test_a_network_for_pictures_is_refused(self):
         with pytest.raises(ConfigurationError, match=r"'impala' reads pictures .* float32 \[3\]"):
