@@ -503,3 +503,38 @@ class MaskedEnvs:
     def __call__(self, index: int) -> gymnasium.Env:
         one = len(self.sizes) == 1
         return MaskedEnv(index, None if one else spaces.MultiDiscrete(self.sizes))
+
+
+class NestedActionEnv(gymnasium.Env):
+    """Takes ``{"arm": (numbers, choice from 5 on), "gear": choice}``; 4 steps an episode.
+
+    The observation repeats the action; it raises for one that its space does not contain.
+    """
+
+    observation_space = spaces.Box(-np.inf, np.inf, (6,), np.float32)
+    action_space = spaces.Dict(
+        {
+            "arm": spaces.Tuple(
+                [spaces.Box(-1.0, np.array([[1.0], [2.0]]), dtype=np.float64),
+                 spaces.Discrete(4, start=5)]
+            ),
+            "gear": spaces.MultiDiscrete([3, 2], dtype=np.int32),
+        }
+    )  # fmt: skip
+
+    def __init__(self, index: int) -> None:
+        self.index, self.steps = index, 0
+
+    def reset(self, *, seed=None, options=None):  # noqa: ARG002
+        self.steps = 0
+        return np.full(6, self.index, np.float32), {}
+
+    def step(self, action):
+        (numbers, grip), gear = action["arm"], action["gear"]
+        # A box of float64 takes the float32 that a policy gives.
+        assert self.action_space.contains(
+            {"arm": (np.asarray(numbers, np.float64), grip), "gear": gear}
+        ), action
+        self.steps += 1
+        observation = np.concatenate([[self.steps], numbers.ravel(), [grip], gear])
+        return observation.astype(np.float32), float(gear[0] == 2), self.steps == 4, False, {}

@@ -14,7 +14,7 @@ from hts_torchrl import A2C, PPO, AtariEnvs, GymEnvs, HTSCollector, Impala
 from hts_torchrl.envs.make_group import make_group
 from hts_torchrl.learner import Learner
 from hts_torchrl.models import make_actor_critic
-from tests.fakes import CoordinateEnvs, DictEnv, MaskedEnvs, MultiDiscreteEnv
+from tests.fakes import CoordinateEnvs, DictEnv, MaskedEnvs, MultiDiscreteEnv, NestedActionEnv
 from tests.policies import echo_policy, policy_with
 
 
@@ -110,6 +110,7 @@ TASKS = {
     ),
     "choices": Task(MultiDiscreteEnv, "mlp"),
     "masked": Task(MaskedEnvs((3, 5)), "mlp"),
+    "mixed": Task(NestedActionEnv, "mlp"),
     "combined": Task(DictEnv, "impala"),
     "breakout": Task(AtariEnvs("breakout", max_frames=120), "nature", num_envs=2, rounds=6),
 }

@@ -28,6 +28,7 @@ def run(name: str, seed: int = 0, **settings) -> str:
         pytest.param("pendulum", marks=pytest.mark.thorough),
         "breakout",
         "masked",
+        "mixed",
         pytest.param("combined", marks=pytest.mark.thorough),
     ],
 )

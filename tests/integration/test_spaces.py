@@ -5,8 +5,8 @@ import torch
 from torch.nn.functional import one_hot
 
 from hts_torchrl import A2C, PPO, HTSDataModule, Impala
-from tests.fakes import DictEnv, MaskedEnvs
-from tests.fits import quiet_trainer, watched_fit
+from tests.fakes import DictEnv, MaskedEnvs, NestedActionEnv
+from tests.fits import flat, quiet_trainer, watched_fit
 
 LEARNERS = {
     "A2C": lambda **settings: A2C(learning_rate=0.01, **settings),
@@ -66,6 +66,41 @@ def test_processes_and_an_evaluation_never_do_what_is_forbidden():
     trainer.fit(learner, datamodule=data(MaskedEnvs(), num_actors=1))
     (scores,) = trainer.validate(learner, datamodule=data(MaskedEnvs()), verbose=False)
     assert scores["eval/episode_length"] == 6.0
+
+
+@pytest.mark.parametrize("learner", LEARNERS)
+def test_choices_and_numbers_are_learned_together(learner):
+    """The environment raises for what its space does not contain."""
+    own = LEARNERS[learner]()
+    watch = watched_fit(own, data(NestedActionEnv, num_envs=4, frames_per_batch=32))
+    for round_ in watch.rounds:
+        assert round_["action"].shape == (4, 8, 5)
+        choices = round_["action"][..., :3]
+        assert torch.equal(choices, choices.round())
+        assert (choices >= 0).all()
+        assert (choices < torch.tensor([4, 3, 2])).all()
+    assert watch.final_weights.isfinite().all()
+    log_scale = own.policy.module[1].module[0].module.numbers.log_scale
+    assert (log_scale != 0).all()
+
+
+@pytest.mark.parametrize(
+    ("env", "network"), [(MaskedEnvs((3, 5)), "mlp"), (NestedActionEnv, "mlp"), (DictEnv, "impala")]
+)
+def test_a_resumed_run_has_the_bits_of_the_whole_one(env, network, tmp_path):
+    def fit(ckpt_path=None, **settings):
+        torch.manual_seed(0)
+        learner, trainer = A2C(network=network), quiet_trainer(**settings)
+        rounds = data(env, num_envs=4, frames_per_batch=20, rounds=5)
+        trainer.fit(learner, datamodule=rounds, ckpt_path=ckpt_path)
+        return trainer, flat(learner.policy)
+
+    _, whole = fit()
+    stopped, before = fit(max_steps=2, max_epochs=-1)
+    stopped.save_checkpoint(tmp_path / "two.ckpt")
+    _, resumed = fit(tmp_path / "two.ckpt")
+    assert not torch.equal(before, whole)
+    assert torch.equal(resumed, whole)
 
 
 @pytest.mark.parametrize("learner", ["A2C", "PPO"])

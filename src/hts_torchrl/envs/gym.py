@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,8 +22,9 @@ from hts_torchrl.envs.group import (
     close_each,
     require_alike,
 )
+from hts_torchrl.envs.joined_action import split
 from hts_torchrl.envs.observed import DeclaredSpace, as_flag, as_returned, as_reward, observing
-from hts_torchrl.envs.spaces import env_spec
+from hts_torchrl.envs.spaces import action_of, env_spec, leaves_of
 from hts_torchrl.errors import ConfigurationError
 
 _RESET = ("observation", "info")
@@ -81,12 +82,12 @@ class SerialGroup:
         self.indices = list(indices)
         self.num_envs = len(self.envs)
         spaces = [(env.observation_space, env.action_space) for env in self.envs]
-        self._action_spaces = [action for _, action in spaces]
         specs = {
             index: _spec_of(env, index, *pair)
             for env, index, pair in zip(self.envs, self.indices, spaces, strict=True)
         }
         self.spec: EnvSpec = require_alike(specs)
+        self._action_of = [action_maker(self.spec.action, space) for _, space in spaces]
         self._declared = [DeclaredSpace(space, self.spec.observations) for space, _ in spaces]
         self._after = self._empty()
         self._next = self._empty()
@@ -121,7 +122,7 @@ class SerialGroup:
         ended = []
         for row, env in enumerate(self.envs):
             with self._stepping[row]:
-                action = env_action(self.spec.action, actions[row], self._action_spaces[row])
+                action = self._action_of[row](actions[row])
                 observation, reward, terminates, truncates, _ = as_returned(env.step(action), _STEP)
                 rewards[row] = as_reward(reward)
                 if terminates is not False:
@@ -172,8 +173,9 @@ class VectorGroup:
         self.envs = envs
         self.indices = list(indices)
         self.num_envs = envs.num_envs
-        space, self._action_space = envs.single_observation_space, envs.single_action_space
-        self.spec = _spec_of(envs, self.indices[0], space, self._action_space)
+        space, action_space = envs.single_observation_space, envs.single_action_space
+        self.spec = _spec_of(envs, self.indices[0], space, action_space)
+        self._action_of = action_maker(self.spec.action, action_space)
         self._declared = DeclaredSpace(space, self.spec.observations)
         self._stepping = observing("step", self.indices)
 
@@ -189,7 +191,7 @@ class VectorGroup:
 
     def step(self, actions: Array) -> Transition:
         """Step all environments at once."""
-        batch = env_action(self.spec.action, actions, self._action_space)
+        batch = self._action_of(actions)
         observation, reward, terminated, truncated, info = self.envs.step(batch)
         following = self._arrays(observation)
         ends = terminated | truncated
@@ -228,6 +230,33 @@ def _spec_of(
     except ConfigurationError as error:
         name = env.spec.id if env.spec is not None else type(env.unwrapped).__name__
         raise ConfigurationError(f"environment {index} ({name}): {error}") from None
+
+
+def action_maker(spec: ActionSpec, space: gymnasium.Space[Any]) -> Callable[[Array], Any]:
+    """Return what turns an answer of the policy into what the environment accepts.
+
+    Args:
+        spec: of the action.
+        space: the environment's own; an answer to a ``Dict`` or ``Tuple`` has all parts in one.
+    """
+    if not isinstance(space, gymnasium.spaces.Dict | gymnasium.spaces.Tuple):
+        return lambda action: env_action(spec, action, space)
+    leaves = leaves_of(space)
+    parts = [action_of(leaf) for leaf in leaves]
+
+    def nested(action: Array) -> Any:  # noqa: ANN401
+        arrays = zip(parts, split(action, parts), leaves, strict=True)
+        return _in_form_of(space, iter([env_action(*each) for each in arrays]))
+
+    return nested
+
+
+def _in_form_of(space: gymnasium.Space[Any], leaves: Iterator[Any]) -> Any:  # noqa: ANN401
+    if isinstance(space, gymnasium.spaces.Dict):
+        return {name: _in_form_of(part, leaves) for name, part in space.spaces.items()}
+    if isinstance(space, gymnasium.spaces.Tuple):
+        return tuple(_in_form_of(part, leaves) for part in space.spaces)
+    return next(leaves)
 
 
 def env_action(spec: ActionSpec, action: Array, space: gymnasium.Space[Any]) -> Any:  # noqa: ANN401

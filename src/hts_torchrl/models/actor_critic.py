@@ -87,6 +87,24 @@ class GaussianHead(nn.Module):
         return loc, self.log_scale.float().exp().expand_as(loc)
 
 
+class MixedHead(nn.Module):
+    """Logits of the choices, and mean and standard deviation of the numbers.
+
+    Args:
+        choices: features, and what else it is given, to logits.
+        numbers: features to mean and standard deviation.
+    """
+
+    def __init__(self, choices: nn.Module, numbers: GaussianHead) -> None:
+        super().__init__()
+        self.choices, self.numbers = choices, numbers
+
+    def forward(self, features: Tensor, *masks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return logits ``[B, sum(sizes)]``, mean and standard deviation ``[B, C]``."""
+        loc, scale = self.numbers(features)
+        return self.choices(features, *masks), loc, scale
+
+
 class SeparateCritic(nn.Sequential):
     """A trunk for the value alone, and the value's layer: observations to ``[B, 1]``."""
 
@@ -137,6 +155,9 @@ class ActorCritic(ActorValueOperator):
         mask = mask_of(spec)
         if mask is not None:
             actor = MaskedLogits(actor)
+        if action.kind == "mixed":
+            numbers = math.prod(action.array.shape) - len(action.sizes)
+            actor = MixedHead(actor, GaussianHead(width, numbers))
         head = action_head(action, squash=squash)
         masks = [] if mask is None else [mask]
         policy = TensorDictModule(actor, in_keys=["hidden", *masks], out_keys=parameters)

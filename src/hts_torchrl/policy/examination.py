@@ -158,7 +158,7 @@ def _refuse_other_actions(wanted: ActionSpec, action: Tensor, dist: Distribution
             f"the policy's action has shape {shape}, but the environment "
             f"accepts {wanted.array.shape} ({wanted.kind})"
         )
-    if _is_discrete(dist, action) == (wanted.kind == "continuous"):
+    if _is_discrete(dist, action) == (wanted.kind in ("continuous", "mixed")):
         raise ConfigurationError(
             f"the policy draws actions from a {type(dist).__name__}, but the environment's are "
             f"{wanted.kind}"

@@ -129,7 +129,7 @@ class Executor:
     def begin_round(self, round_index: int) -> None:
         """Draw the round's random numbers and turn to its storage."""
         steps, action = self._schedule.steps_per_round, self._shared.spec.action
-        draw = draws_of(action.kind)
+        draw = draws_of(action.kind, len(action.sizes))
         self._draws = np.stack(
             [
                 draw(self._seed, env, round_index * steps, steps, action.num_draws)

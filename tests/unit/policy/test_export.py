@@ -34,6 +34,11 @@ TASKS = {
         spaces.MultiDiscrete([3, 5]),
         False,
     ),
+    "mlp, mixed": (
+        VECTOR,
+        spaces.Dict({"gear": spaces.Discrete(3), "force": spaces.Box(*BOUNDS)}),
+        False,
+    ),
     "mlp, squashed": (VECTOR, spaces.Box(-1, np.array([0.1, 2.0], np.float32)), True),
 }
 
@@ -214,6 +219,7 @@ class TestRefusals:
             ("action.dtype", "int64"),
             ("action.kind", "discrete"),
             ("action.kind", "smooth"),
+            ("action.kind", "mixed"),
             ("action.sizes", [10**10]),
             ("action.low", [0.0]),
             ("action.low", [float("nan"), 0.0]),
