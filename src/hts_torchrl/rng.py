@@ -77,7 +77,7 @@ def mixed_draws(
 
 
 def draws_of(
-    kind: str, choices: int = 0
+    kind: str, choices: int
 ) -> Callable[[int, int, int, int, int], np.ndarray[Any, Any]]:
     """Return what draws for actions of a kind: normal for numbers, and uniform for choices.
 

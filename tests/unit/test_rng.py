@@ -82,7 +82,7 @@ def test_mixed_draws_are_uniform_for_choices_and_of_other_counters_for_numbers()
 
 def test_each_kind_of_action_has_its_draws():
     assert np.array_equal(draws_of("discrete", 1)(7, 3, 5, 2, 1), uniform_draws(7, 3, 5, 2, 1))
-    assert np.array_equal(draws_of("continuous")(7, 3, 5, 2, 3), normal_draws(7, 3, 5, 2, 3))
+    assert np.array_equal(draws_of("continuous", 0)(7, 3, 5, 2, 3), normal_draws(7, 3, 5, 2, 3))
     assert np.array_equal(draws_of("mixed", 2)(7, 3, 5, 2, 3), mixed_draws(2, 7, 3, 5, 2, 3))
 
 

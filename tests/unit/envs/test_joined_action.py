@@ -94,6 +94,7 @@ class TestGymnasium:
         group.step(self.ACTIONS)
         (first, grip), gear = maker.actions[0]["arm"], maker.actions[0]["gear"]
         assert (first.tolist(), grip, gear.tolist()) == ([[0.25], [2.0]], 8, [2, 1])
+        assert isinstance(maker.actions[0]["arm"], tuple)
         assert (grip.dtype, gear.dtype) == (np.int64, np.int32)
         (first, grip), gear = maker.actions[1]["arm"], maker.actions[1]["gear"]
         assert (first.tolist(), grip, gear.tolist()) == ([[-1.0], [1.5]], 5, [0, 0])

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -247,6 +248,18 @@ class TestRefusals:
         assert told.startswith(f"{place}")
         assert "\n" not in told
         assert len(told) < 1000
+
+    def test_choices_without_the_numbers_that_are_described_are_refused(self, place):
+        policy, spec = save(place, "mlp, mixed")
+        no_numbers = replace(
+            spec.action,
+            array=ArraySpec((1,), np.dtype(np.float32)),
+            low=BOUNDS[0][:0],
+            high=BOUNDS[0][:0],
+        )
+        wrong = EnvSpec(spec.observations, no_numbers)
+        save_policy(policy, place, spec=wrong, network="mlp")
+        assert "mixed actions of float32 [1] with 1 choices" in self.refusal(place)
 
     @pytest.mark.parametrize(
         ("change", "told"),
