@@ -76,9 +76,7 @@ def mixed_draws(
     return np.concatenate(parts, 1)[:, :width]
 
 
-def draws_of(
-    kind: str, choices: int
-) -> Callable[[int, int, int, int, int], np.ndarray[Any, Any]]:
+def draws_of(kind: str, choices: int) -> Callable[[int, int, int, int, int], np.ndarray[Any, Any]]:
     """Return what draws for actions of a kind: normal for numbers, and uniform for choices.
 
     Args:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +11,7 @@ import gymnasium
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from hts_torchrl.config import ActionSpec, EnvSpec
+from hts_torchrl.config import EnvSpec
 from hts_torchrl.envs.group import (
     Array,
     EnvFactory,
@@ -22,9 +22,9 @@ from hts_torchrl.envs.group import (
     close_each,
     require_alike,
 )
-from hts_torchrl.envs.joined_action import split
+from hts_torchrl.envs.gym_action import action_maker
 from hts_torchrl.envs.observed import DeclaredSpace, as_flag, as_returned, as_reward, observing
-from hts_torchrl.envs.spaces import action_of, env_spec, leaves_of
+from hts_torchrl.envs.spaces import env_spec
 from hts_torchrl.errors import ConfigurationError
 
 _RESET = ("observation", "info")
@@ -230,50 +230,6 @@ def _spec_of(
     except ConfigurationError as error:
         name = env.spec.id if env.spec is not None else type(env.unwrapped).__name__
         raise ConfigurationError(f"environment {index} ({name}): {error}") from None
-
-
-def action_maker(spec: ActionSpec, space: gymnasium.Space[Any]) -> Callable[[Array], Any]:
-    """Return what turns an answer of the policy into what the environment accepts.
-
-    Args:
-        spec: of the action.
-        space: the environment's own; an answer to a ``Dict`` or ``Tuple`` has all parts in one.
-    """
-    if not isinstance(space, gymnasium.spaces.Dict | gymnasium.spaces.Tuple):
-        return lambda action: env_action(spec, action, space)
-    leaves = leaves_of(space)
-    parts = [action_of(leaf) for leaf in leaves]
-
-    def nested(action: Array) -> Any:  # noqa: ANN401
-        arrays = zip(parts, split(action, parts), leaves, strict=True)
-        return _in_form_of(space, iter([env_action(*each) for each in arrays]))
-
-    return nested
-
-
-def _in_form_of(space: gymnasium.Space[Any], leaves: Iterator[Any]) -> Any:  # noqa: ANN401
-    if isinstance(space, gymnasium.spaces.Dict):
-        return {name: _in_form_of(part, leaves) for name, part in space.spaces.items()}
-    if isinstance(space, gymnasium.spaces.Tuple):
-        return tuple(_in_form_of(part, leaves) for part in space.spaces)
-    return next(leaves)
-
-
-def env_action(spec: ActionSpec, action: Array, space: gymnasium.Space[Any]) -> Any:  # noqa: ANN401
-    """Turn an answer of the policy into what the environment accepts, in memory of its own.
-
-    Choices begin where the space begins. Continuous actions are clipped to the bounds, as in
-    Stable-Baselines3; the storage keeps the action that was drawn.
-
-    Args:
-        spec: of the action.
-        action: the answer for one environment.
-        space: the environment's own.
-    """
-    if spec.kind == "continuous":
-        return np.clip(action, spec.low, spec.high)
-    chosen = action + getattr(space, "start", 0)
-    return chosen if chosen.dtype == space.dtype else chosen.astype(space.dtype)
 
 
 def _last_of(info: Any, row: int) -> Any:  # noqa: ANN401

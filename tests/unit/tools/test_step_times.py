@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from hts_torchrl.envs.gym import action_maker
+from hts_torchrl.envs.gym_action import action_maker
 from hts_torchrl.envs.spaces import env_spec
 from hts_torchrl.tools.step_times import _random_action, busy_cores
 from tests.fakes import NestedActionEnv
