@@ -542,3 +542,97 @@ class Duel:
 
     def close(self):
         self.closed = True
+
+
+class ForbiddenAction(RuntimeError):
+    """What :class:`MaskedEnv` raises for an action that its mask forbade."""
+
+
+class MaskedEnv(gymnasium.Env):
+    """Forbids all actions but some, others in every step, and raises for a forbidden one.
+
+    In step ``k`` the choices ``c`` with ``(c + k + environment) % 3 == 0`` are forbidden; the
+    reward is 1 for the smallest that is allowed. An episode has 6 steps, and its last observation
+    allows nothing, as the end of a board game does.
+    """
+
+    def __init__(self, index: int, action_space: spaces.Space | None = None) -> None:
+        self.action_space = action_space or spaces.Discrete(NUM_ACTIONS)
+        discrete = isinstance(self.action_space, spaces.Discrete)
+        self.sizes = [int(self.action_space.n)] if discrete else self.action_space.nvec.tolist()
+        self.index, self.steps = index, 0
+        self.observation_space = spaces.Dict(
+            {
+                "action_mask": spaces.MultiBinary(sum(self.sizes)),
+                "observation": spaces.Box(-np.inf, np.inf, (3,), np.float32),
+            }
+        )
+
+    def masks(self) -> list[Any]:
+        turn = self.steps + self.index
+        return [np.array([(c + turn) % 3 != 0 for c in range(size)]) for size in self.sizes]
+
+    def _observation(self, ended: bool = False) -> dict[str, Any]:
+        mask = np.concatenate(self.masks()) & (not ended)
+        place = np.array([self.index, self.steps, self.steps % 3], np.float32)
+        return {"action_mask": mask.astype(np.int8), "observation": place}
+
+    def reset(self, *, seed=None, options=None):  # noqa: ARG002
+        self.steps = 0
+        return self._observation(), {}
+
+    def step(self, action):
+        choices = np.atleast_1d(action).tolist()
+        for choice, mask in zip(choices, self.masks(), strict=True):
+            if not mask[choice]:
+                raise ForbiddenAction(f"{choice} in step {self.steps}")
+        reward = float(choices[0] == int(np.flatnonzero(self.masks()[0])[0]))
+        self.steps += 1
+        ended = self.steps == 6
+        return self._observation(ended), reward, ended, False, {}
+
+
+@dataclass(frozen=True)
+class MaskedEnvs:
+    """Makes :class:`MaskedEnv` by index, with one choice or with two."""
+
+    sizes: tuple[int, ...] = (NUM_ACTIONS,)
+
+    def __call__(self, index: int) -> gymnasium.Env:
+        one = len(self.sizes) == 1
+        return MaskedEnv(index, None if one else spaces.MultiDiscrete(self.sizes))
+
+
+class NestedActionEnv(gymnasium.Env):
+    """Takes ``{"arm": (numbers, choice from 5 on), "gear": choice}``; 4 steps an episode.
+
+    The observation repeats the action; it raises for one that its space does not contain.
+    """
+
+    observation_space = spaces.Box(-np.inf, np.inf, (6,), np.float32)
+    action_space = spaces.Dict(
+        {
+            "arm": spaces.Tuple(
+                [spaces.Box(-1.0, np.array([[1.0], [2.0]]), dtype=np.float64),
+                 spaces.Discrete(4, start=5)]
+            ),
+            "gear": spaces.MultiDiscrete([3, 2], dtype=np.int32),
+        }
+    )  # fmt: skip
+
+    def __init__(self, index: int) -> None:
+        self.index, self.steps = index, 0
+
+    def reset(self, *, seed=None, options=None):  # noqa: ARG002
+        self.steps = 0
+        return np.full(6, self.index, np.float32), {}
+
+    def step(self, action):
+        (numbers, grip), gear = action["arm"], action["gear"]
+        # A box of float64 takes the float32 that a policy gives.
+        assert self.action_space.contains(
+            {"arm": (np.asarray(numbers, np.float64), grip), "gear": gear}
+        ), action
+        self.steps += 1
+        observation = np.concatenate([[self.steps], numbers.ravel(), [grip], gear])
+        return observation.astype(np.float32), float(gear[0] == 2), self.steps == 4, False, {}

@@ -17,7 +17,7 @@ Array: TypeAlias = np.ndarray[Any, Any]
 Key: TypeAlias = str | tuple[str, ...]
 """A TensorDict key: a name, or a path of names."""
 
-ActionKind: TypeAlias = Literal["discrete", "one_hot", "multi_discrete", "continuous"]
+ActionKind: TypeAlias = Literal["discrete", "one_hot", "multi_discrete", "continuous", "mixed"]
 Precision: TypeAlias = Literal["32-true", "bf16-mixed", "bf16-true", "64-true"]
 StartMethod: TypeAlias = Literal["forkserver", "spawn"]
 Collection: TypeAlias = Literal["rounds", "actors", "server"]
@@ -42,6 +42,7 @@ class ActionSpec:
 
     ``sizes`` holds the number of choices: one for ``discrete`` and ``one_hot``, one a component
     for ``multi_discrete``, empty for ``continuous``, which has ``low`` and ``high`` instead.
+    ``mixed`` has both: a vector of choices, and after them numbers.
     """
 
     kind: ActionKind
@@ -54,8 +55,14 @@ class ActionSpec:
 
     @property
     def num_draws(self) -> int:
-        """Uniform numbers that decide one action."""
-        return len(self.sizes) if self.sizes else math.prod(self.array.shape)
+        """Random numbers that decide one action."""
+        one_each = self.kind in ("continuous", "mixed")
+        return math.prod(self.array.shape) if one_each else len(self.sizes)
+
+    @property
+    def mask_key(self) -> Key:
+        """Where an observation tells which actions are allowed: ``action_mask``, beside the key."""
+        return "action_mask" if isinstance(self.key, str) else (*self.key[:-1], "action_mask")
 
 
 def next_key(key: Key) -> Key:
@@ -118,6 +125,11 @@ class EnvSpec:
                 "batch: give them other names, with gymnasium.wrappers.TransformObservation or "
                 "torchrl's RenameTransform"
             )
+
+    @property
+    def action_mask(self) -> Key | None:
+        """Key of the observation that tells which actions are allowed, if there is one."""
+        return self.action.mask_key if self.action.mask_key in self.observations else None
 
     def __str__(self) -> str:
         """Name shapes, types and bounds in one line."""

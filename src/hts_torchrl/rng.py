@@ -6,6 +6,7 @@ step can be made without those before it. What a learner draws is keyed by (seed
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import struct
 from collections.abc import Callable
@@ -50,15 +51,40 @@ def normal_draws(
     environment lives and not on a batch: there its last bits would depend on the row's place.
     The arguments are those of :func:`uniform_draws`.
     """
-    pairs = -(-width // 2)
-    uniform = uniform_draws(seed, env, first_step, num_steps, 2 * pairs)
+    return mixed_draws(0, seed, env, first_step, num_steps, width)
+
+
+def mixed_draws(
+    choices: int, seed: int, env: int, first_step: int, num_steps: int, width: int
+) -> np.ndarray[Any, Any]:
+    """Return draws ``[num_steps, width]``, of which the first are uniform, the others normal.
+
+    Args:
+        choices: how many are uniform.
+        seed: as in :func:`uniform_draws`, and so are the others.
+        env: global index of the environment.
+        first_step: number of the environment's step.
+        num_steps: how many steps.
+        width: of all draws of a step.
+    """
+    pairs = -(-(width - choices) // 2)
+    both = uniform_draws(seed, env, first_step, num_steps, choices + 2 * pairs)
+    uniform = both[:, choices:]
     radius = np.sqrt(-2.0 * np.log(uniform[:, :pairs]))
     angle = 2.0 * np.pi * uniform[:, pairs:]
-    return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)], 1)[:, :width]
+    parts = [both[:, :choices], radius * np.cos(angle), radius * np.sin(angle)]
+    return np.concatenate(parts, 1)[:, :width]
 
 
-def draws_of(kind: str) -> Callable[[int, int, int, int, int], np.ndarray[Any, Any]]:
-    """Return what draws for actions of a kind: normal for ``continuous`` ones, else uniform."""
+def draws_of(kind: str, choices: int) -> Callable[[int, int, int, int, int], np.ndarray[Any, Any]]:
+    """Return what draws for actions of a kind: normal for numbers, and uniform for choices.
+
+    Args:
+        kind: of the action.
+        choices: of a ``mixed`` one.
+    """
+    if kind == "mixed":
+        return functools.partial(mixed_draws, choices)
     return normal_draws if kind == "continuous" else uniform_draws
 
 

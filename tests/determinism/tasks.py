@@ -23,7 +23,7 @@ from hts_torchrl import (
 from hts_torchrl.envs.make_group import make_group
 from hts_torchrl.learner import Learner
 from hts_torchrl.models import make_actor_critic
-from tests.fakes import CoordinateEnvs, MultiDiscreteEnv
+from tests.fakes import CoordinateEnvs, DictEnv, MaskedEnvs, MultiDiscreteEnv, NestedActionEnv
 from tests.policies import counting_policy, echo_policy, policy_with
 
 
@@ -135,5 +135,8 @@ TASKS = {
     "gru": Task(PENDULUM, "mlp+gru"),
     "counting": Task(CARTPOLE, "counting"),
     "choices": Task(MultiDiscreteEnv, "mlp"),
+    "masked": Task(MaskedEnvs((3, 5)), "mlp"),
+    "mixed": Task(NestedActionEnv, "mlp"),
+    "combined": Task(DictEnv, "impala"),
     "breakout": Task(AtariEnvs("breakout", max_frames=120), "nature", num_envs=2, rounds=6),
 }

@@ -24,7 +24,15 @@ def run(name: str, seed: int = 0, **settings) -> str:
 
 @pytest.mark.parametrize(
     "name",
-    ["cartpole", pytest.param("pendulum", marks=pytest.mark.thorough), "breakout", "lstm"],
+    [
+        "cartpole",
+        pytest.param("pendulum", marks=pytest.mark.thorough),
+        "breakout",
+        "lstm",
+        "masked",
+        "mixed",
+        pytest.param("combined", marks=pytest.mark.thorough),
+    ],
 )
 def test_two_actors_give_the_bits_of_the_serial_twin(name):
     assert run(name, num_actors=2, start_method="forkserver") == run(name)

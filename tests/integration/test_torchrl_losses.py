@@ -21,6 +21,12 @@ LOSSES = [A2CLoss, ClipPPOLoss, KLPENPPOLoss, PPOLoss, ReinforceLoss]
 ESTIMATORS = [GAE, TD0Estimator, TD1Estimator, TDLambdaEstimator, VTrace]
 VECTOR = ArraySpec((6,), np.dtype(np.float32))
 PIXELS = ArraySpec((1, 36, 36), np.dtype(np.uint8))
+GEARS = ArraySpec((2, 2), np.dtype(np.int8))
+MASK = {
+    kind: ArraySpec((sum(action.sizes),), np.dtype(bool))
+    for kind, action in ACTIONS.items()
+    if action.sizes
+}
 TEAM = ActionSpec("multi_discrete", ArraySpec((2,), np.dtype(np.int64)), (3, 3))
 NETWORKS = {
     **{f"mlp {kind}": ("mlp", VECTOR, action, False) for kind, action in ACTIONS.items()},
@@ -28,33 +34,43 @@ NETWORKS = {
     **{name: (name, PIXELS, ACTIONS["discrete"], False)
        for name in ("nature", "nips", "impala", "seed")},
     "players": ("nature", ArraySpec((2, *PIXELS.shape), PIXELS.dtype), TEAM, False),
+    "vectors": ("mlp", {"a": VECTOR, "b": GEARS}, ACTIONS["discrete"], False),
+    "combined": ("nips", {"a": VECTOR, "b": PIXELS}, ACTIONS["continuous"], False),
+    **{f"masked {kind}": ("mlp", {"observation": VECTOR, "action_mask": MASK[kind]}, action, False)
+       for kind, action in ACTIONS.items() if kind in MASK},
 }  # fmt: skip
 
 
 @pytest.fixture(params=NETWORKS)
 def policy(request):
-    network, observation, action, squash = NETWORKS[request.param]
+    network, seen, action, squash = NETWORKS[request.param]
     torch.manual_seed(0)
-    policy = make_actor_critic(
-        network, EnvSpec({"observation": observation}, action), squash=squash
-    )
-    policy.seen = observation
+    seen = seen if isinstance(seen, dict) else {"observation": seen}
+    policy = make_actor_critic(network, EnvSpec(seen, action), squash=squash)
+    policy.seen = seen
     return policy
+
+
+def observe(array, shape):
+    """Random numbers; of a mask every second element, which leaves each choice one."""
+    if array.dtype == bool:
+        return (torch.arange(array.shape[0]) % 2 == 0).expand(*shape, -1).clone()
+    if array.dtype == np.uint8:
+        return torch.randint(0, 255, (*shape, *array.shape), dtype=torch.uint8)
+    numbers = torch.randn(*shape, *array.shape)
+    return numbers if array is VECTOR else numbers.to(torch.int8)
 
 
 def batch_of(policy, envs=2, steps=3):
     """What a collector of TorchRL hands over: all that the policy writes is in it."""
-    shape = (envs, steps, *policy.seen.shape)
 
-    def observe():
-        if policy.seen is VECTOR:
-            return torch.randn(shape)
-        return torch.randint(0, 255, shape, dtype=torch.uint8)
+    def seen():
+        return {key: observe(array, (envs, steps)) for key, array in policy.seen.items()}
 
     flags = {name: torch.zeros(envs, steps, 1, dtype=torch.bool) for name in ("done", "terminated")}
-    after = {"observation": observe(), "reward": torch.randn(envs, steps, 1), **flags}
+    after = {**seen(), "reward": torch.randn(envs, steps, 1), **flags}
     batch = TensorDict(
-        {"observation": observe(), "next": TensorDict(after, [envs, steps])},
+        {**seen(), "next": TensorDict(after, [envs, steps])},
         [envs, steps],
         names=[None, "time"],
     )

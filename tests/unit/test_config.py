@@ -57,6 +57,7 @@ def test_a_pass_has_as_many_rows_as_were_asked_for():
         (ActionSpec("one_hot", ArraySpec((6,), np.dtype(np.int64)), (6,)), 1),
         (ActionSpec("multi_discrete", ArraySpec((2,), np.dtype(np.int64)), (3, 5)), 2),
         (ActionSpec("continuous", ArraySpec((2, 3), FLOATS)), 6),
+        (ActionSpec("mixed", ArraySpec((5,), FLOATS), (3, 5)), 5),
     ],
 )
 def test_an_action_takes_one_draw_for_each_choice_or_dimension(action, draws):

@@ -16,7 +16,7 @@ from hts_torchrl.envs.gym import GymEnvs
 from hts_torchrl.envs.pettingzoo import PettingZooEnvs
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.learner import A2C, PPO, Impala
-from hts_torchrl.models.actor_critic import is_built_in
+from hts_torchrl.models.trunks import is_built_in
 from hts_torchrl.training.datamodule import HTSDataModule
 from hts_torchrl.training.run_settings import known_arguments
 

@@ -124,7 +124,7 @@ def _action_spec(action: ActionSpec, count: int) -> TensorSpec:
             return OneHot(action.sizes[0], shape=shape)
         case "multi_discrete":
             return MultiCategorical(action.sizes, shape=shape)
-    if action.low is None or action.high is None:
+    if action.kind == "mixed" or action.low is None or action.high is None:
         return _unbounded(shape, action.array.dtype)
     low, high = (torch.as_tensor(bound).expand(shape) for bound in (action.low, action.high))
     return Bounded(low, high, shape=shape, dtype=low.dtype)

@@ -12,7 +12,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from hts_torchrl.config import ActionSpec, EnvSpec
+from hts_torchrl.config import EnvSpec
 from hts_torchrl.envs.group import (
     Array,
     EnvFactory,
@@ -23,6 +23,7 @@ from hts_torchrl.envs.group import (
     close_each,
     require_alike,
 )
+from hts_torchrl.envs.gym_action import action_maker
 from hts_torchrl.envs.minatar import seeded_whole
 from hts_torchrl.envs.observed import DeclaredSpace, as_flag, as_returned, as_reward, observing
 from hts_torchrl.envs.spaces import env_spec
@@ -103,12 +104,12 @@ class SerialGroup:
         self.indices = list(indices)
         self.num_envs = len(self.envs)
         spaces = [(env.observation_space, env.action_space) for env in self.envs]
-        self._action_spaces = [action for _, action in spaces]
         specs = {
             index: spec_of(env, index, *pair)
             for env, index, pair in zip(self.envs, self.indices, spaces, strict=True)
         }
         self.spec: EnvSpec = require_alike(specs)
+        self._action_of = [action_maker(self.spec.action, space) for _, space in spaces]
         self._declared = [DeclaredSpace(space, self.spec.observations) for space, _ in spaces]
         self._after = self._empty()
         self._next = self._empty()
@@ -143,7 +144,7 @@ class SerialGroup:
         ended = []
         for row, env in enumerate(self.envs):
             with self._stepping[row]:
-                action = env_action(self.spec.action, actions[row], self._action_spaces[row])
+                action = self._action_of[row](actions[row])
                 observation, reward, terminates, truncates, _ = as_returned(env.step(action), _STEP)
                 rewards[row] = as_reward(reward)
                 if terminates is not False:
@@ -189,23 +190,6 @@ def spec_of(
     except ConfigurationError as error:
         name = env.spec.id if env.spec is not None else type(env.unwrapped).__name__
         raise ConfigurationError(f"environment {index} ({name}): {error}") from None
-
-
-def env_action(spec: ActionSpec, action: Array, space: gymnasium.Space[Any]) -> Any:  # noqa: ANN401
-    """Turn an answer of the policy into what the environment accepts, in memory of its own.
-
-    Choices begin where the space begins. Continuous actions are clipped to the bounds, as in
-    Stable-Baselines3; the storage keeps the action that was drawn.
-
-    Args:
-        spec: of the action.
-        action: the answer for one environment.
-        space: the environment's own.
-    """
-    if spec.kind == "continuous":
-        return np.clip(action, spec.low, spec.high)
-    chosen = action + getattr(space, "start", 0)
-    return chosen if chosen.dtype == space.dtype else chosen.astype(space.dtype)
 
 
 def store(entries: Observation, into: Observation, row: int) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from hts_torchrl.config import ArraySpec, Key
+from hts_torchrl.config import ArraySpec, EnvSpec, Key
 from hts_torchrl.envs.group import Array, Observation, called
 from hts_torchrl.errors import ConfigurationError
 
@@ -52,6 +52,29 @@ def _holds(declared: np.dtype[Any], array: Array) -> bool:
         return True
     both_integers = array.dtype.kind in "iu" and declared.kind in "iu"
     return both_integers and bool((array.astype(declared) == array).all())
+
+
+def require_choice(observation: Observation, spec: EnvSpec, envs: Sequence[int]) -> None:
+    """Refuse an ``action_mask`` after which nothing can be done.
+
+    Args:
+        observation: arrays ``[E, ...]``, which are acted on next.
+        spec: of one environment; without such a mask, or with one of another form, all is well.
+        envs: the E environments' global indices.
+
+    Raises:
+        ConfigurationError: naming the environment, if a choice has no allowed action.
+    """
+    key, sizes = spec.action_mask, spec.action.sizes
+    if key is None or spec.observations[key].shape != (sum(sizes),):
+        return
+    first = np.cumsum([0, *sizes[:-1]])
+    allowed = np.logical_or.reduceat(observation[key] != 0, first, axis=1).all(1)
+    if not allowed.all():
+        raise ConfigurationError(
+            f"environment {envs[int(allowed.argmin())]} allows no action by its {key!r}, but has "
+            "to be acted on: at least one element of each choice must be true"
+        )
 
 
 # A union would be built in every step.

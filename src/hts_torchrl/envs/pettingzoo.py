@@ -18,7 +18,8 @@ from hts_torchrl.envs.group import (
     called,
     close_each,
 )
-from hts_torchrl.envs.gym import env_action, store
+from hts_torchrl.envs.gym import store
+from hts_torchrl.envs.gym_action import action_maker
 from hts_torchrl.envs.observed import DeclaredSpace, as_flag, as_returned, as_reward, observing
 from hts_torchrl.envs.spaces import env_spec
 from hts_torchrl.errors import ConfigurationError
@@ -99,7 +100,7 @@ class AgentsGroup:
                     "policy acts for all; SuperSuit's pad_observations_v0 and pad_action_space_v0 "
                     "make them alike"
                 )
-        self._action_spaces = [action for _, action in spaces.values()]
+        self._action_of = [action_maker(self.spec.action, action) for _, action in spaces.values()]
         self._declared = [
             DeclaredSpace(space, self.spec.observations) for space, _ in spaces.values()
         ]
@@ -171,8 +172,8 @@ class AgentsGroup:
 
     def _answers(self, actions: Array) -> dict[str, Any]:
         """Return the actions of one game by agent."""
-        agents = zip(self.agents, actions, self._action_spaces, strict=True)
-        return {name: env_action(self.spec.action, action, space) for name, action, space in agents}
+        agents = zip(self.agents, actions, self._action_of, strict=True)
+        return {name: action_of(action) for name, action, action_of in agents}
 
     def _begin_again(self, ends: Array) -> None:
         for game, rows in enumerate(self._rows):

@@ -6,6 +6,7 @@ import numpy as np
 from gymnasium import spaces
 
 from hts_torchrl.config import ActionSpec, ArraySpec, EnvSpec, Key
+from hts_torchrl.envs.joined_action import joined
 from hts_torchrl.errors import ConfigurationError
 
 
@@ -13,6 +14,7 @@ def env_spec(observation_space: spaces.Space, action_space: spaces.Space) -> Env
     """Describe one environment by its two spaces.
 
     A dictionary space gives one key for each entry; every other space has the key ``observation``.
+    The parts of a ``Dict`` or ``Tuple`` action space, nested or not, make one action together.
 
     Args:
         observation_space: of a single environment.
@@ -51,6 +53,25 @@ def in_one_line(space: object) -> str:
 
 
 def _action_spec(space: spaces.Space) -> ActionSpec:  # type: ignore[type-arg]
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        return joined([action_of(part) for part in leaves_of(space)])
+    return action_of(space)
+
+
+def leaves_of(space: spaces.Space) -> list[spaces.Space]:  # type: ignore[type-arg]
+    """Return the spaces within ``Dict`` and ``Tuple`` spaces, at whatever depth, in their order."""
+    if not isinstance(space, spaces.Dict | spaces.Tuple):
+        return [space]
+    parts = space.spaces.values() if isinstance(space, spaces.Dict) else space.spaces
+    return [leaf for part in parts for leaf in leaves_of(part)]
+
+
+def action_of(space: spaces.Space) -> ActionSpec:  # type: ignore[type-arg]
+    """Describe an action space that is neither ``Dict`` nor ``Tuple``.
+
+    Raises:
+        ConfigurationError: if it is not supported.
+    """
     array = _array_spec(space, "action")
     integers = ArraySpec(array.shape, np.dtype(np.int64))
     match space:

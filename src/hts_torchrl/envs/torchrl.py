@@ -33,6 +33,7 @@ from hts_torchrl.envs.group import (
     close_each,
     require_alike,
 )
+from hts_torchrl.envs.joined_action import joined, split
 from hts_torchrl.envs.layers import is_a, layers_of
 from hts_torchrl.envs.observed import as_declared, as_reward, observing
 from hts_torchrl.envs.spaces import in_one_line
@@ -56,6 +57,7 @@ class EnvBaseGroup:
             except ConfigurationError as error:
                 raise ConfigurationError(f"environment {index}: {error}") from None
         self.spec = require_alike(specs)
+        self._parts = [_parts_of(env) for env in self.envs]
         self._reward_keys = [env.reward_key for env in self.envs]
         self._act_on: list[Any] = []
 
@@ -91,8 +93,10 @@ class EnvBaseGroup:
         """Step each environment, and reset those whose episode ended."""
         stepped, following = [], []
         for row, env in enumerate(self.envs):
-            tensordict, action = self._act_on[row], torch.tensor(actions[row])
-            tensordict.set(env.action_key, action)  # a copy: the buffer is reused
+            tensordict, parts = self._act_on[row], self._parts[row]
+            action = [actions[row]] if len(parts) == 1 else split(actions[row], [*parts.values()])
+            for key, part in zip(parts, action, strict=True):
+                tensordict.set(key, torch.tensor(part))  # a copy: the buffer is reused
             with called("step_and_maybe_reset", self.indices[row]):
                 done, after = env.step_and_maybe_reset(tensordict)
             stepped.append(done.get("next"))
@@ -157,7 +161,13 @@ def _env_spec(env: EnvBase) -> EnvSpec:
         for key, spec in env.observation_spec.items(include_nested=True, leaves_only=True)
         if not isinstance(spec, Composite) and key not in filled
     }
-    return EnvSpec(observations, _action_spec(env), MemorySpec(filled))
+    action = _action_spec(env)
+    if action.mask_key in env.state_spec.keys(include_nested=True):
+        raise ConfigurationError(
+            f"{action.mask_key!r} is in the state_spec, of which torchrl's step_mdp hands on what "
+            "was before the step: it is needed in the observation_spec"
+        )
+    return EnvSpec(observations, action, MemorySpec(filled))
 
 
 def _require_one_game(env: EnvBase) -> None:
@@ -217,11 +227,12 @@ def _array_spec(spec: TensorSpec) -> ArraySpec:
 
 def _action_spec(env: EnvBase) -> ActionSpec:
     if len(env.action_keys) != 1:
-        raise ConfigurationError(
-            f"the action specs {sorted(map(str, env.action_keys))} are several, but one action a "
-            "step is needed"
-        )
+        return joined(list(_parts_of(env).values()))
     return replace(_action_of(env.full_action_spec[env.action_key]), key=env.action_key)
+
+
+def _parts_of(env: EnvBase) -> dict[Key, ActionSpec]:
+    return {key: _action_of(env.full_action_spec[key]) for key in env.action_keys}
 
 
 def _action_of(spec: TensorSpec) -> ActionSpec:

@@ -10,7 +10,8 @@ import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, VectorEnv
 
 from hts_torchrl.envs.group import Array, Observation, Transition
-from hts_torchrl.envs.gym import env_action, spec_of, store
+from hts_torchrl.envs.gym import spec_of, store
+from hts_torchrl.envs.gym_action import action_maker
 from hts_torchrl.envs.observed import DeclaredSpace, as_reward, observing
 from hts_torchrl.errors import ConfigurationError
 
@@ -34,8 +35,9 @@ class VectorGroup:
         self.envs = envs
         self.indices = list(indices)
         self.num_envs = envs.num_envs
-        space, self._action_space = envs.single_observation_space, envs.single_action_space
-        self.spec = spec_of(envs, self.indices[0], space, self._action_space)
+        space, action_space = envs.single_observation_space, envs.single_action_space
+        self.spec = spec_of(envs, self.indices[0], space, action_space)
+        self._action_of = action_maker(self.spec.action, action_space)
         self._declared = DeclaredSpace(space, self.spec.observations)
         self._stepping = observing("step", self.indices)
 
@@ -62,7 +64,7 @@ class VectorGroup:
 
     def step(self, actions: Array) -> Transition:
         """Step all environments at once, and reset those whose episode ended."""
-        batch = env_action(self.spec.action, actions, self._action_space)
+        batch = self._action_of(actions)
         observation, reward, terminated, truncated, info = self.envs.step(batch)
         following = self._arrays(observation)
         ends = terminated | truncated

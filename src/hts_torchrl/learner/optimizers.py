@@ -14,7 +14,7 @@ from torch.nn import Parameter
 from torch.optim import LBFGS, AdamW, Muon, Optimizer, SparseAdam
 
 from hts_torchrl.errors import ConfigurationError, require
-from hts_torchrl.models.actor_critic import NarrowLinear
+from hts_torchrl.models.heads import NarrowLinear
 
 _BY_NAME = {
     name.lower(): each

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from hts_torchrl.errors import ConfigurationError
-from hts_torchrl.models.actor_critic import is_built_in
+from hts_torchrl.models.trunks import is_built_in
 from hts_torchrl.policy.normalization import RunningStatistics
 from hts_torchrl.policy.spec_json import spec_from_json
 from hts_torchrl.training.run_settings import class_name, known_arguments

@@ -1,6 +1,7 @@
 """Actor-critics as TensorDict modules, and the trunks they are built on."""
 
 from hts_torchrl.models.actor_critic import ActorCritic, make_actor_critic
+from hts_torchrl.models.combined import CombinedTrunk
 from hts_torchrl.models.distributions import MultiCategorical
 from hts_torchrl.models.impala import ImpalaResNet, SeedResNet
 from hts_torchrl.models.mlp import MLP
@@ -9,6 +10,7 @@ from hts_torchrl.models.nature import NatureCNN, NipsCNN
 __all__ = [
     "MLP",
     "ActorCritic",
+    "CombinedTrunk",
     "ImpalaResNet",
     "MultiCategorical",
     "NatureCNN",

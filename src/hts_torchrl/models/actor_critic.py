@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 import warnings
 from collections.abc import Callable, Mapping
+from functools import partial
 
-import numpy as np
 import torch
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModule, TensorDictModuleBase, TensorDictSequential
 from torch import Tensor, nn
 from torch import distributions as d
-from torch.nn import functional
 from torchrl.modules import (
     ActorValueOperator,
     SafeProbabilisticTensorDictSequential,
@@ -23,83 +21,36 @@ from torchrl.modules import (
 from hts_torchrl.config import ActionSpec, ArraySpec, EnvSpec, Key
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.machine import require_memory
+from hts_torchrl.models.action_mask import MaskedLogits, mask_of
+from hts_torchrl.models.combined import CombinedTrunk, combined_trunk, is_picture
 from hts_torchrl.models.distributions import action_head, parameter_keys
-from hts_torchrl.models.impala import ImpalaResNet, SeedResNet
-from hts_torchrl.models.initialization import orthogonal
+from hts_torchrl.models.heads import (
+    GaussianHead,
+    MixedHead,
+    NarrowLinear,
+    PlayersLogits,
+    PlayersValue,
+    SeparateCritic,
+)
 from hts_torchrl.models.mlp import MLP
-from hts_torchrl.models.nature import NatureCNN, NipsCNN, PixelTrunk
-from hts_torchrl.models.recurrent import CELLS, FEATURES, Cell, make_memory
-
-_NARROWEST = 4
-
-
-class NarrowLinear(nn.Linear):
-    """A linear layer whose rows keep their bits at any place of the batch, also if it is narrow.
-
-    With fewer than 4 outputs the CPU kernel's last bits depend on the row's place in the batch, for
-    some batch sizes; with at least 4 they do not (docs/decisions.md). So a narrow weight is padded
-    with zeros.
-    """
-
-    def __init__(self, in_features: int, out_features: int, gain: float) -> None:
-        super().__init__(in_features, out_features)
-        orthogonal(self, gain)
-
-    def forward(self, features: Tensor) -> Tensor:
-        """Return float32 ``[B, out_features]``."""
-        if self.out_features >= _NARROWEST:
-            return super().forward(features).float()
-        missing = _NARROWEST - self.out_features
-        weight = functional.pad(self.weight, (0, 0, 0, missing))
-        outputs = functional.linear(features, weight, functional.pad(self.bias, (0, missing)))
-        return outputs[..., : self.out_features].float()
-
-
-class PlayersLogits(NarrowLinear):
-    """One layer for all k players: ``[B, k, in_features]`` to logits ``[B, k * out_features]``."""
-
-    def forward(self, features: Tensor) -> Tensor:
-        """Return float32, the players' logits side by side."""
-        return super().forward(features).flatten(-2)
-
-
-class PlayersValue(NarrowLinear):
-    """The value of a team of k players, ``[B, k, in_features]`` to ``[B, out_features]``.
-
-    It is the mean of the players' values, as the team's reward is the mean of their rewards.
-    """
-
-    def forward(self, features: Tensor) -> Tensor:
-        """Return float32 ``[B, out_features]``."""
-        return super().forward(features).mean(-2)
-
-
-class GaussianHead(nn.Module):
-    """Mean from the features; one learned standard deviation a dimension, 1 at the start."""
-
-    def __init__(self, in_features: int, size: int) -> None:
-        super().__init__()
-        self.loc = NarrowLinear(in_features, size, 0.01)
-        self.log_scale = nn.Parameter(torch.zeros(size))
-
-    def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Return mean and standard deviation, float32 ``[B, size]``."""
-        loc = self.loc(features)
-        return loc, self.log_scale.float().exp().expand_as(loc)
+from hts_torchrl.models.recurrent import FEATURES, Cell, make_memory
+from hts_torchrl.models.trunks import is_built_in, make_trunk, parts_of
 
 
 class ActorCritic(ActorValueOperator):
-    """Policy and value of one observation, over a common trunk or over two.
+    """Policy and value of an observation, or of several, over a common trunk or over two.
 
     To TorchRL it is an ``ActorValueOperator`` (``get_policy_operator``, ``get_value_operator``);
     :meth:`heads` runs the same modules once without the TensorDict between them, which costs a
-    tenth.
+    tenth. Where the environment has an observation ``action_mask``, what it forbids has
+    probability 0; the trunk does not read it.
 
     Args:
         trunk: module with ``out_features``.
         spec: observations and actions of the environment.
         critic_trunk: a trunk for the value alone; None shares ``trunk``.
-        observation: key of the observation that the trunk reads.
+        observation: key of the observation that the trunk reads, or a list of the keys of several,
+            in the order of its arguments.
         squash: whether continuous actions pass through tanh into their bounds.
         several_players: whether the trunk gives features ``[B, k, width]`` of k players, who choose
             by the same policy; the value is then the mean of theirs.
@@ -112,7 +63,7 @@ class ActorCritic(ActorValueOperator):
         spec: EnvSpec,
         *,
         critic_trunk: nn.Module | None = None,
-        observation: Key = "observation",
+        observation: Key | list[Key] = "observation",
         squash: bool = False,
         several_players: bool = False,
         memory: Cell | None = None,
@@ -125,14 +76,21 @@ class ActorCritic(ActorValueOperator):
             actor = GaussianHead(width, math.prod(action.array.shape))
         else:
             actor = NarrowLinear(width, sum(action.sizes), 0.01)
+        mask = mask_of(spec)
+        if mask is not None:
+            actor = MaskedLogits(actor)
+        if action.kind == "mixed":
+            numbers = math.prod(action.array.shape) - len(action.sizes)
+            actor = MixedHead(actor, GaussianHead(width, numbers))
         head = action_head(action, squash=squash)
-        policy = TensorDictModule(actor, in_keys=["hidden"], out_keys=parameters)
+        masks = [] if mask is None else [mask]
+        policy = TensorDictModule(actor, in_keys=["hidden", *masks], out_keys=parameters)
         critic: nn.Module = (PlayersValue if several_players else NarrowLinear)(width, 1, 1.0)
         if critic_trunk is not None:
-            critic = nn.Sequential(critic_trunk, critic)
-        critic_input: Key = observation if critic_trunk is not None else "hidden"
+            critic = SeparateCritic(critic_trunk, critic)
+        keys = list(observation) if isinstance(observation, list) else [observation]
         common: TensorDictModuleBase = TensorDictModule(
-            trunk, in_keys=[observation], out_keys=["hidden" if memory is None else FEATURES]
+            trunk, in_keys=keys, out_keys=["hidden" if memory is None else FEATURES]
         )
         if memory is not None:
             common = TensorDictSequential(common, make_memory(memory, width))
@@ -140,10 +98,10 @@ class ActorCritic(ActorValueOperator):
             common,
             # The class by which TorchRL recognises a policy operator that its losses can use.
             SafeProbabilisticTensorDictSequential(policy, head),
-            ValueOperator(critic, in_keys=[critic_input]),
+            ValueOperator(critic, in_keys=["hidden"] if critic_trunk is None else keys),
         )
-        self.observation = observation
         self.memory = memory
+        self._observations, self._masks = keys, masks
         self._separate = critic_trunk is not None
         self._distribution: Callable[..., d.Distribution] = head.distribution_class
         self._distribution_kwargs = dict(head.distribution_kwargs)
@@ -160,12 +118,13 @@ class ActorCritic(ActorValueOperator):
         For a network without memory.
         """
         common, policy, value = self.module
-        observation = observations[self.observation]
-        features = common.module(observation)
-        outputs = policy.module[0].module(features)
+        seen = [observations[key] for key in self._observations]
+        features = common.module(*seen)
+        masks = [observations[key] for key in self._masks]
+        outputs = policy.module[0].module(features, *masks)
         parameters = outputs if isinstance(outputs, tuple) else (outputs,)
         named = dict(zip(self._distribution_keys, parameters, strict=True))
-        return features, named, value.module(observation if self._separate else features)
+        return features, named, value.module(*seen) if self._separate else value.module(features)
 
     def distribution(self, parameters: Mapping[str, Tensor]) -> d.Distribution:
         """Return the distribution of B actions."""
@@ -194,30 +153,6 @@ class ActorCritic(ActorValueOperator):
         return list(self.get_policy_operator().log_prob_keys)
 
 
-BUILT_IN_TRUNKS: dict[str, Callable[[tuple[int, ...]], nn.Module]] = {
-    "nature": NatureCNN,
-    "nips": NipsCNN,
-    "impala": ImpalaResNet,
-    "seed": SeedResNet,
-    "mlp": MLP,
-}
-
-
-def is_built_in(network: str) -> bool:
-    """Return whether a network is one of this package, by its name: nothing is imported for it."""
-    trunk, cell = _parts(network)
-    return trunk in BUILT_IN_TRUNKS or (trunk == "" and cell is not None)
-
-
-def _parts(network: str) -> tuple[str, Cell | None]:
-    """Return the name of the trunk, "" for the usual one, and the memory behind it, if any."""
-    trunk, _, last = network.rpartition("+")
-    for cell in CELLS:
-        if last == cell:
-            return trunk, cell
-    return network, None
-
-
 def make_actor_critic(network: str, spec: EnvSpec, *, squash: bool = False) -> ActorCritic:
     """Build an actor-critic by the name of its trunk.
 
@@ -225,11 +160,15 @@ def make_actor_critic(network: str, spec: EnvSpec, *, squash: bool = False) -> A
     same size) there is one network for all of them, which takes k for a dimension of the batch: the
     action's log-probability is the sum of theirs, and the value the mean of theirs.
 
+    Of several observations each picture goes through a trunk of that name, and all else, joined to
+    one vector, through an MLP (:class:`~hts_torchrl.models.CombinedTrunk`).
+
     Args:
         network: ``nature`` (which is the paper's for football too), ``nips``, ``impala``, ``seed``,
             ``mlp``, or ``module.Class`` of a trunk of yours, called with the observation's shape.
-            ``+lstm`` or ``+gru`` after it adds a memory, as in ``nature+lstm``; ``lstm`` and
-            ``gru`` alone stand behind ``nature`` for pictures, and behind ``mlp`` for the rest.
+            Among several observations ``mlp`` leaves pictures to ``nature``. ``+lstm`` or ``+gru``
+            after the name adds a memory, as in ``nature+lstm``; ``lstm`` and ``gru`` alone stand
+            behind ``nature`` for a picture, and behind ``mlp`` for the rest.
         spec: observations and actions of the environment.
         squash: whether continuous actions pass through tanh into their bounds.
 
@@ -256,85 +195,67 @@ def _briefly(spec: EnvSpec) -> str:
 
 
 def _make_actor_critic(network: str, spec: EnvSpec, *, squash: bool) -> ActorCritic:
-    if len(spec.observations) != 1:
+    mask = mask_of(spec)
+    # By name: the order in which a space lists its entries decides no bits.
+    keys = sorted((key for key in spec.observations if key != mask), key=_path)
+    observations = {key: spec.observations[key] for key in keys}
+    if not observations:
+        raise ConfigurationError(f"the environment has no observation but {mask!r}")
+    name, memory = parts_of(network)
+    make: Callable[[], nn.Module]
+    several_players = False
+    if len(keys) == 1:
+        (array,) = observations.values()
+        several_players = _has_players(array, spec.action)
+        name = name or ("nature" if is_picture(array) else "mlp")
+        make = partial(make_trunk, name, array, several_players=several_players)
+    else:
+        make = partial(combined_trunk, name or "mlp", observations)
+    if several_players and memory is not None:
         raise ConfigurationError(
-            f"the environment has the observations {sorted(map(str, spec.observations))}; a "
-            "built-in network reads one: give a policy of your own"
+            f"the network {network!r} remembers what one player observes, but "
+            f"{len(spec.action.sizes)} players act here: leave the memory out"
         )
-    ((key, array),) = spec.observations.items()
-    name, memory = _parts(network)
-    if memory is not None and not name:
-        name = "nature" if _is_picture(array) else "mlp"
-    make_trunk = _trunk(name)
-    several = _has_players(array, spec.action)
-    if several and memory is not None:
-        raise ConfigurationError(
-            f"the network {network!r} remembers what one player observes, but {array.shape[0]} "
-            "players act here: leave the memory out"
-        )
-    shape = array.shape[1:] if several else array.shape
-    try:
-        trunk = make_trunk(shape)
-        # Two small trunks, as in Stable-Baselines3: the errors of a value in the hundreds would
-        # drown the policy's gradient in a common one.
-        critic_trunk = make_trunk(shape) if make_trunk is MLP and memory is None else None
-        with torch.no_grad():
-            trunk(torch.zeros(1, *array.shape))
-    except (RuntimeError, IndexError, ValueError, TypeError) as error:
-        raise ConfigurationError(
-            f"the network {network!r} cannot read observations of shape {array.shape}: {error}"
-        ) from error
-    if not hasattr(trunk, "out_features"):
-        raise ConfigurationError(f"the network {network!r} has no out_features, its trunk's width")
-    _mind_type(network, trunk, array)
+    trunk = make()
+    _mind_choices(trunk, observations)
     return ActorCritic(
         trunk,
         spec,
-        critic_trunk=critic_trunk,
-        observation=key,
+        # Two small trunks, as in Stable-Baselines3: the errors of a value in the hundreds would
+        # drown the policy's gradient in a common one.
+        critic_trunk=make() if memory is None and _is_mlp(trunk) else None,
+        observation=keys,
         squash=squash,
-        several_players=several,
+        several_players=several_players,
         memory=memory,
     )
 
 
-def _is_picture(observation: ArraySpec) -> bool:
-    return len(observation.shape) == 3 and observation.dtype == np.uint8
+def _path(key: Key) -> tuple[str, ...]:
+    return (key,) if isinstance(key, str) else key
 
 
-def _mind_type(network: str, trunk: nn.Module, observation: ArraySpec) -> None:
-    """Refuse pictures that would be scaled wrongly, and warn of a choice that is read as a size."""
-    if isinstance(trunk, PixelTrunk) and observation.dtype != np.uint8:
-        raise ConfigurationError(
-            f"the network {network!r} reads pictures of uint8 and scales them itself, but these "
-            f"are {observation.dtype}: leave out torchrl's ToTensorImage, or give uint8 from 0 to "
-            "255 by gymnasium.wrappers.TransformObservation"
-        )
-    if isinstance(trunk, MLP) and not observation.shape and observation.dtype.kind in "iu":
-        warnings.warn(
-            "the observation is one integer, whose size the network reads: if it is a choice "
-            "(Discrete), gymnasium.wrappers.FlattenObservation shows it as a vector of 0 and 1",
-            stacklevel=4,
-        )
+def _is_mlp(trunk: nn.Module) -> bool:
+    if isinstance(trunk, CombinedTrunk):
+        return not trunk.pictures and type(trunk.vector) is MLP
+    return type(trunk) is MLP
+
+
+def _mind_choices(trunk: nn.Module, observations: Mapping[Key, ArraySpec]) -> None:
+    """Warn of a choice that is read as a size."""
+    if not isinstance(trunk, MLP | CombinedTrunk):
+        return
+    for key, array in observations.items():
+        if not array.shape and array.dtype.kind in "iu":
+            warnings.warn(
+                f"the observation {key!r} is one integer, whose size the network reads: if it is a "
+                "choice (Discrete), gymnasium.wrappers.FlattenObservation (or, for one of several, "
+                "TransformObservation) shows it as a vector of 0 and 1",
+                stacklevel=4,
+            )
 
 
 def _has_players(observation: ArraySpec, action: ActionSpec) -> bool:
     """Whether k players each see pictures of their own, and have a choice of the same size."""
     pictures = len(observation.shape) == 4 and observation.shape[0] == len(action.sizes)
     return pictures and action.kind == "multi_discrete" and len(set(action.sizes)) == 1
-
-
-def _trunk(network: str) -> Callable[[tuple[int, ...]], nn.Module]:
-    if network in BUILT_IN_TRUNKS:
-        return BUILT_IN_TRUNKS[network]
-    module, _, name = network.rpartition(".")
-    try:
-        trunk: Callable[[tuple[int, ...]], nn.Module] = getattr(
-            importlib.import_module(module), name
-        )
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigurationError(
-            f"no network {network!r}; {', '.join(BUILT_IN_TRUNKS)} or module.Class of a trunk is "
-            "needed, with +lstm or +gru for a memory"
-        ) from error
-    return trunk

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -46,9 +46,80 @@ class DiagonalNormal(d.Independent):  # type: ignore[type-arg]
         super().__init__(d.Normal(loc, scale, validate_args=False), 1, validate_args)
 
 
+class ChoicesAndNumbers(d.Distribution):
+    """Independent choices, and Gaussian numbers; actions float32 ``[..., K]``, the choices first.
+
+    Args:
+        logits: ``[..., sum(sizes)]``, the choices side by side.
+        loc: mean of the numbers, ``[..., C]``.
+        scale: their standard deviation.
+        sizes: number of categories of each choice.
+        validate_args: as torch's distributions take it.
+    """
+
+    arg_constraints: ClassVar[dict[str, Any]] = {}
+
+    def __init__(
+        self,
+        logits: Tensor,
+        loc: Tensor,
+        scale: Tensor,
+        *,
+        sizes: Sequence[int],
+        validate_args: bool | None = None,
+    ) -> None:
+        self.choices = MultiCategorical(logits, sizes, validate_args=False)
+        self.numbers = DiagonalNormal(loc, scale, validate_args=False)
+        self.num_choices, self.num_numbers = len(sizes), loc.shape[-1]
+        event = torch.Size([self.num_choices + self.num_numbers])
+        super().__init__(loc.shape[:-1], event, validate_args)
+
+    def joined(self, choices: Tensor, numbers: Tensor) -> Tensor:
+        """Return the action of both parts."""
+        return torch.cat([choices.to(numbers.dtype), numbers], -1)
+
+    def _split(self, action: Tensor) -> tuple[Tensor, Tensor]:
+        choices, numbers = torch.split(action, [self.num_choices, self.num_numbers], -1)
+        return choices.long(), numbers
+
+    def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
+        """Return actions by torch's generator."""
+        shape = torch.Size(sample_shape)
+        return self.joined(self.choices.sample(shape), self.numbers.sample(shape))
+
+    def log_prob(self, action: Tensor) -> Tensor:
+        """Return the sum over both parts."""
+        choices, numbers = self._split(action)
+        parts = (self.choices, choices), (self.numbers, numbers)
+        first, second = (dist.log_prob(part) for dist, part in parts)  # type: ignore[no-untyped-call]
+        return torch.as_tensor(first + second)
+
+    def entropy(self) -> Tensor:
+        """Return the sum over both parts."""
+        parts = self.choices, self.numbers
+        first, second = (dist.entropy() for dist in parts)  # type: ignore[no-untyped-call]
+        return torch.as_tensor(first + second)
+
+    @property
+    def mode(self) -> Tensor:
+        """The likeliest category of each choice, and the means."""
+        return self.joined(self.choices.mode, self.numbers.mode)
+
+
+@d.register_kl(ChoicesAndNumbers, ChoicesAndNumbers)  # type: ignore[no-untyped-call,untyped-decorator]
+def _kl_of_both_parts(one: ChoicesAndNumbers, other: ChoicesAndNumbers) -> Tensor:
+    choices = d.kl_divergence(one.choices, other.choices)
+    return choices + d.kl_divergence(one.numbers, other.numbers)
+
+
 def parameter_keys(action: ActionSpec) -> list[str]:
     """Return the keys of the parameters of an action's distribution."""
-    return ["loc", "scale"] if action.kind == "continuous" else ["logits"]
+    match action.kind:
+        case "continuous":
+            return ["loc", "scale"]
+        case "mixed":
+            return ["logits", "loc", "scale"]
+    return ["logits"]
 
 
 def action_head(action: ActionSpec, *, squash: bool = False) -> ProbabilisticTensorDictModule:
@@ -71,6 +142,8 @@ def action_head(action: ActionSpec, *, squash: bool = False) -> ProbabilisticTen
             distribution, kwargs = OneHotCategorical, {}
         case "multi_discrete":
             distribution, kwargs["sizes"] = MultiCategorical, action.sizes
+        case "mixed":
+            distribution, kwargs["sizes"] = ChoicesAndNumbers, action.sizes
         case "continuous" if squash:
             distribution = TanhNormal
             kwargs = {"low": torch.as_tensor(action.low), "high": torch.as_tensor(action.high)}

@@ -168,7 +168,7 @@ def _refuse_other_shape(wanted: ActionSpec, action: Tensor) -> None:
 
 def _refuse_other_type(wanted: ActionSpec, action: Tensor) -> None:
     """Refuse a policy that writes numbers for choices, or choices for numbers."""
-    if action.is_floating_point() != (wanted.kind == "continuous"):
+    if action.is_floating_point() != (wanted.kind in ("continuous", "mixed")):
         raise ConfigurationError(
             f"the policy's action is {action.dtype}, but the environment's are {wanted.kind}"
         )
@@ -176,7 +176,7 @@ def _refuse_other_type(wanted: ActionSpec, action: Tensor) -> None:
 
 def _refuse_other_distribution(wanted: ActionSpec, action: Tensor, dist: Distribution) -> None:
     """Refuse distributions of other actions than the environment accepts."""
-    if _is_discrete(dist, action) == (wanted.kind == "continuous"):
+    if _is_discrete(dist, action) == (wanted.kind in ("continuous", "mixed")):
         raise ConfigurationError(
             f"the policy draws actions from a {type(dist).__name__}, but the environment's are "
             f"{wanted.kind}"

@@ -74,6 +74,9 @@ class ExploringPolicy:
         return torch.cat(rows)
 
 
+_NO_BOUNDS = "RandomPolicy: the environment's actions have no bounds to draw between"
+
+
 class RandomActions(TensorDictModuleBase):
     """Writes actions that are uniform over what the environment accepts: TorchRL's RandomPolicy.
 
@@ -89,24 +92,25 @@ class RandomActions(TensorDictModuleBase):
         self.in_keys: list[Key] = []
         self.out_keys: list[Key] = [action.key]
         self._action = action
-        if action.kind == "continuous":
-            low, high = torch.as_tensor(action.low), torch.as_tensor(action.high)
-            if not (low.isfinite().all() and high.isfinite().all()):
-                raise ConfigurationError("RandomPolicy: the environment's actions have no bounds")
+        if action.kind in ("continuous", "mixed"):
+            if action.low is None or action.high is None:
+                raise ConfigurationError(_NO_BOUNDS)
+            self._low, self._high = torch.as_tensor(action.low), torch.as_tensor(action.high)
+            if not (self._high - self._low).isfinite().all():
+                raise ConfigurationError(_NO_BOUNDS)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Write actions ``[B, ...]``, drawn from torch's generator."""
         kind, sizes = self._action.kind, torch.tensor(self._action.sizes)
         rows = tensordict.batch_size
-        if kind == "continuous":
-            low, high = torch.as_tensor(self._action.low), torch.as_tensor(self._action.high)
-            action = low + (high - low) * torch.rand(*rows, *low.shape)
-        else:
-            action = (torch.rand(*rows, len(sizes)) * sizes).long()
-            if kind == "one_hot":
-                action = torch.nn.functional.one_hot(action[..., 0], int(sizes[0]))
-            elif kind == "discrete":
-                action = action[..., 0]
+        choices = (torch.rand(*rows, len(sizes)) * sizes).long()
+        action = choices[..., 0] if kind == "discrete" else choices
+        if kind == "one_hot":
+            action = torch.nn.functional.one_hot(choices[..., 0], int(sizes[0]))
+        elif kind in ("continuous", "mixed"):
+            numbers = torch.rand(*rows, *self._low.shape)
+            action = self._low + (self._high - self._low) * numbers
+            action[..., : len(sizes)] = choices
         return tensordict.set(self._action.key, action)
 
 

@@ -24,7 +24,8 @@ from torch.nn.parameter import is_lazy
 from hts_torchrl.config import EnvSpec
 from hts_torchrl.durable_file import replacing
 from hts_torchrl.errors import ConfigurationError
-from hts_torchrl.models.actor_critic import is_built_in, make_actor_critic
+from hts_torchrl.models.actor_critic import make_actor_critic
+from hts_torchrl.models.trunks import is_built_in
 from hts_torchrl.policy.normalization import NormalizedPolicy
 from hts_torchrl.policy.spec_json import spec_as_json, spec_from_json
 

@@ -14,7 +14,7 @@ from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase, TensorDictSequential
 from torch import Tensor, nn
 
-from hts_torchrl.config import ArraySpec, EnvSpec, Key
+from hts_torchrl.config import EnvSpec, Key
 from hts_torchrl.errors import ConfigurationError
 
 _MOST = 10.0
@@ -99,7 +99,11 @@ class ObservationNormalizer(TensorDictModuleBase):
 
     def __init__(self, spec: EnvSpec) -> None:
         super().__init__()
-        shapes = {k: array.shape for k, array in spec.observations.items() if _is_float(array)}
+        shapes = {
+            key: array.shape
+            for key, array in spec.observations.items()
+            if array.dtype.kind == "f" and key != spec.action_mask
+        }
         if not shapes:
             seen = ", ".join(f"{key!r} {array}" for key, array in spec.observations.items())
             raise ConfigurationError(
@@ -127,10 +131,6 @@ class ObservationNormalizer(TensorDictModuleBase):
     def _pairs(self) -> list[tuple[Key, RunningStatistics]]:
         each = cast("list[RunningStatistics]", list(self.statistics))
         return list(zip(self.in_keys, each, strict=True))
-
-
-def _is_float(array: ArraySpec) -> bool:
-    return array.dtype.kind == "f"
 
 
 class NormalizedPolicy(TensorDictSequential):

@@ -15,6 +15,8 @@ from torch import Tensor
 from torch import distributions as d
 from torchrl.modules import OneHotCategorical, TanhNormal
 
+from hts_torchrl.models.distributions import ChoicesAndNumbers
+
 RowDistribution: TypeAlias = Callable[[int], d.Distribution]
 
 
@@ -28,7 +30,7 @@ def sample(dist: d.Distribution, draws: Tensor, of_row: RowDistribution | None =
     Args:
         dist: batch of B distributions.
         draws: float64 ``[B, K]``, K numbers for each action: uniform in (0, 1), or standard normal
-            for continuous actions.
+            for continuous actions; for choices and numbers together first these, then those.
         of_row: the distribution of one row alone, batch size 1; needed for "any other" only.
 
     Raises:
@@ -51,6 +53,9 @@ def _decide(dist: d.Distribution, draws: Tensor) -> Tensor | None:
         case d.Categorical():
             probs = dist.probs
             return _invert(probs, draws[:, 0] if probs.ndim == 2 else draws)
+        case ChoicesAndNumbers():
+            uniform, normal = torch.split(draws, [dist.num_choices, dist.num_numbers], -1)
+            return dist.joined(sample(dist.choices, uniform), sample(dist.numbers, normal))
         case d.TransformedDistribution():
             action = _decide(dist.base_dist, draws)
             if action is not None:

@@ -42,17 +42,24 @@ def spec_from_json(spec: dict[str, Any]) -> EnvSpec:
     kind, sizes = action["kind"], _sizes_from_json(action["sizes"])
     if kind not in get_args(ActionKind):
         raise ValueError(f"actions of kind {kind!r}")
-    continuous = kind == "continuous"
-    if continuous == bool(sizes) or (continuous and array.dtype.kind != "f"):
+    has_numbers = kind in ("continuous", "mixed")
+    if (kind == "continuous") == bool(sizes) or (has_numbers and array.dtype.kind != "f"):
         raise ValueError(f"{kind} actions of {array} with {sizes} choices")
+    numbers = _numbers_beside(sizes, array) if kind == "mixed" else array
     low, high = (
-        None if action[name] is None else _bound_from_json(action[name], array, infinity)
+        None if action[name] is None else _bound_from_json(action[name], numbers, infinity)
         for name, infinity in (("low", -np.inf), ("high", np.inf))
     )
-    if continuous and (low is None or high is None or not (low <= high).all()):
+    if has_numbers and (low is None or high is None or not (low <= high).all()):
         raise ValueError(f"actions from {action['low']} to {action['high']}")
     key = _key(action.get("key", ["action"]))  # files of version 0.1 have none
     return EnvSpec(observations, ActionSpec(kind, array, sizes, low, high, key))
+
+
+def _numbers_beside(sizes: tuple[int, ...], array: ArraySpec) -> ArraySpec:
+    if not sizes or len(array.shape) != 1 or array.shape[0] <= len(sizes):
+        raise ValueError(f"mixed actions of {array} with {len(sizes)} choices")
+    return ArraySpec((array.shape[0] - len(sizes),), array.dtype)
 
 
 def _sizes_from_json(sizes: list[int]) -> tuple[int, ...]:

@@ -156,7 +156,9 @@ class ActionLog:
             first: number of the seed.
         """
         action = spec.action
-        dtype = np.min_scalar_type(max(action.sizes) - 1) if action.sizes else action.array.dtype
+        dtype = action.array.dtype
+        if dtype.kind in "iu":
+            dtype = np.min_scalar_type(max(action.sizes) - 1)
         numbers = np.full(num_envs, first, np.int64)
         none = np.zeros(num_envs, np.int64)
         actions = Rows(np.empty((0, num_envs, *action.array.shape), dtype))

@@ -46,6 +46,9 @@ def _random_action(spec: ActionSpec, random: np.random.Generator) -> Array:
         action = random.standard_normal((1, *spec.array.shape))
     elif spec.kind == "one_hot":
         action = np.eye(spec.sizes[0])[random.integers(spec.sizes[0], size=1)]
+    elif spec.kind == "mixed":
+        numbers = random.standard_normal(spec.num_draws - len(spec.sizes))
+        action = np.concatenate([random.integers(0, spec.sizes), numbers])[None]
     else:
         action = random.integers(0, spec.sizes).reshape(1, *spec.array.shape)
     return action.astype(spec.array.dtype)

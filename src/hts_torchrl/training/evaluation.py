@@ -76,7 +76,7 @@ class Evaluation:
             precision=self.precision,
         )
         action = group.spec.action
-        draw = draws_of(action.kind)
+        draw = draws_of(action.kind, len(action.sizes))
         seeds = [env_seed(self.seed, env, "evaluation") for env in envs]
         observation = group.reset(seeds)
         first = 0

@@ -12,7 +12,7 @@ import numpy as np
 from hts_torchrl.config import ArraySpec, Key, next_key
 from hts_torchrl.envs.group import Observation, SeededGroup, Transition, require_alike
 from hts_torchrl.envs.make_group import make_group
-from hts_torchrl.envs.observed import as_declared, observing
+from hts_torchrl.envs.observed import as_declared, observing, require_choice
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.rng import draws_of, env_seed
 from hts_torchrl.shared.action_log import Segment
@@ -68,7 +68,7 @@ class Executor:
         Raises:
             ReplayError: if an environment does not do then what it did before.
             ConfigurationError: here and from ``step``, if an environment observes what it has not
-                declared.
+                declared, or that no action is allowed.
         """
         shared, envs = self._shared, self.envs
         require_alike(
@@ -90,6 +90,7 @@ class Executor:
         self._observation = self._group.reset([self._seed_of(row) for row in range(len(envs))])
         self._play_again(segments)
         self._require_declared(self._observation, "reset")
+        require_choice(self._observation, shared.spec, self._global_envs)
         if self._seeded is not None:
             self._seeded.next_seed = self._next_seed
         slots = {key: array[self._rows] for key, array in shared.state.memory.items()}
@@ -138,7 +139,7 @@ class Executor:
     def begin_round(self, round_index: int) -> None:
         """Draw the round's random numbers and turn to its storage."""
         steps, action = self._schedule.steps_per_round, self._shared.spec.action
-        draw = draws_of(action.kind)
+        draw = draws_of(action.kind, len(action.sizes))
         self._draws = np.stack(
             [
                 draw(self._seed, env, round_index * steps, steps, action.num_draws)
@@ -163,6 +164,7 @@ class Executor:
         try:
             transition = self._group.step(self._actions)
             self._require_declared(transition.next_observation, "step")
+            require_choice(transition.next_observation, self._shared.spec, self._global_envs)
             if transition.observation is not transition.next_observation:
                 self._require_declared(transition.observation, "step")
         except ConfigurationError as error:

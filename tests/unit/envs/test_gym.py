@@ -303,7 +303,7 @@ class TestAlike:
     def test_a_space_that_is_not_supported_names_the_environment(self):
         with pytest.raises(ConfigurationError) as raised:
             make_group(RecordingEnv(spaces.Dict(text=spaces.Text(5))), [3])
-        assert str(raised.value).startswith("environment 3 (_Recording): the action space Dict(")
+        assert str(raised.value).startswith("environment 3 (_Recording): the action space Text(")
         assert "\n" not in str(raised.value)
 
 

@@ -13,8 +13,9 @@ from torchrl.data import (
     Unbounded,
 )
 from torchrl.envs import EnvBase, GymEnv, TransformedEnv
-from torchrl.envs.transforms import LineariseRewards, TensorDictPrimer
+from torchrl.envs.transforms import ActionMask, LineariseRewards, TensorDictPrimer
 
+from hts_torchrl import HTSCollector, make_actor_critic
 from hts_torchrl.envs.make_group import make_group
 from hts_torchrl.envs.torchrl import EnvBaseGroup
 from hts_torchrl.errors import ConfigurationError
@@ -154,7 +155,7 @@ def test_actions_of_every_kind_reach_the_environment(kind, actions):
         Binary(3),
         Bounded(0, 5, shape=(2,), dtype=torch.int64),
         MultiCategorical([[2, 3], [4, 5]]),
-        Composite(left=Categorical(2), right=Categorical(2)),
+        Composite(left=Categorical(2), right=Binary(3)),
     ],
 )
 def test_actions_of_other_kinds_are_refused_in_one_line(action):
@@ -313,3 +314,107 @@ def test_an_exception_names_the_environment_and_the_call(monkeypatch, call, name
         envs.step(np.zeros(2, np.int64))
         envs.close()
     assert raised.value.__notes__ == [f"raised by {name}() of environment 4"]
+
+
+class MaskedCountingEnv(CountingEnv):
+    """Forbids the action ``step % 4``."""
+
+    def __init__(self, index: int) -> None:
+        super().__init__(index)
+        mask = Composite(action_mask=Binary(4, dtype=torch.bool))
+        self.observation_spec = self.observation_spec.clone().update(mask)
+
+    def _masked(self, tensordict):
+        return tensordict.set("action_mask", torch.arange(4) != self.steps % 4)
+
+    def _reset(self, tensordict=None, **_):
+        return self._masked(super()._reset(tensordict))
+
+    def _step(self, tensordict):
+        assert int(tensordict["action"]) != self.steps % 4
+        return self._masked(super()._step(tensordict))
+
+
+def test_a_mask_that_the_state_spec_holds_is_refused():
+    def make(index):
+        env = CountingEnv(index)
+        env.state_spec = Composite(action_mask=Binary(4, dtype=torch.bool))
+        return TransformedEnv(env, ActionMask())
+
+    with pytest.raises(
+        ConfigurationError, match=r"'action_mask' .* needed in the observation_spec"
+    ):
+        make_group(make, [0])
+
+
+def test_what_torchrls_mask_forbids_is_not_done():
+    def make(index):
+        return TransformedEnv(MaskedCountingEnv(index), ActionMask())
+
+    spec = make_group(make, [0]).spec
+    assert spec.action_mask == "action_mask"
+    policy = make_actor_critic("mlp", spec)
+    collector = HTSCollector(
+        make, policy, num_envs=2, num_actors=0, frames_per_batch=16, total_frames=64
+    )
+    for batch in collector:
+        forbidden = batch["place"][..., 2].long() % 4
+        assert (batch["action"] != forbidden).all()
+        assert (batch["action_mask"].int().argmin(-1) == forbidden).all()
+        collector.update_policy_weights_()
+    collector.shutdown()
+
+
+class PartsEnv(CountingEnv):
+    """Takes a one-hot choice, two numbers and a choice of three, under keys of their own."""
+
+    def __init__(self, index: int) -> None:
+        super().__init__(index)
+        self.taken = []
+        self.full_action_spec = Composite(
+            arm=Composite(
+                grip=OneHot(2, dtype=torch.int64),
+                force=Bounded(-1.0, 2.0, shape=(2,), dtype=torch.float32),
+            ),
+            gear=Categorical(3, shape=(), dtype=torch.int64),
+        )
+
+    def _step(self, tensordict):
+        action = tensordict.select("arm", "gear").clone()
+        spec = self.full_action_spec
+        for key in (("arm", "grip"), "gear"):  # numbers are not clipped, as in TorchRL
+            assert spec[key].is_in(action[key])
+        assert action["arm", "force"].dtype is torch.float32
+        self.taken.append(action)
+        return super()._step(tensordict.clone().set("action", tensordict["gear"]))
+
+
+def test_several_actions_are_one_with_the_choices_first():
+    envs = make_group(PartsEnv, [0, 1])
+    action = envs.spec.action
+    order = [key if isinstance(key, str) else key[-1] for key in envs.envs[0].action_keys]
+    sizes = tuple({"grip": 2, "gear": 3}[name] for name in order if name != "force")
+    assert (action.kind, action.sizes, action.array.shape) == ("mixed", sizes, (4,))
+    assert (action.low.tolist(), action.high.tolist()) == ([-1, -1], [2, 2])
+    envs.reset([7, 8])
+    grip = sizes.index(2)
+    chosen = np.zeros((2, 4), np.float32)
+    chosen[:, grip], chosen[:, 1 - grip], chosen[:, 2:] = [1, 0], [0, 2], [[0.5, -0.5], [1, 2]]
+    envs.step(chosen)
+    first, second = (env.taken[0] for env in envs.envs)
+    assert first["arm", "grip"].tolist() == [0, 1]
+    assert second["arm", "grip"].tolist() == [1, 0]
+    assert (int(first["gear"]), int(second["gear"])) == (0, 2)
+    assert first["arm", "force"].tolist() == [0.5, -0.5]
+    assert second["arm", "force"].tolist() == [1, 2]
+
+
+def test_a_built_in_network_gives_several_actions():
+    policy = make_actor_critic("mlp", make_group(PartsEnv, [0]).spec)
+    collector = HTSCollector(
+        PartsEnv, policy, num_envs=2, num_actors=0, frames_per_batch=16, total_frames=32
+    )
+    for batch in collector:
+        assert (batch["action"].shape, batch["action"].dtype) == ((2, 8, 4), torch.float32)
+        collector.update_policy_weights_()
+    collector.shutdown()

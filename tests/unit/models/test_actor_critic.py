@@ -7,7 +7,6 @@ from torch import nn
 from hts_torchrl.config import ActionSpec, ArraySpec, EnvSpec
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.models import MLP, ActorCritic, actor_critic, make_actor_critic
-from hts_torchrl.models.actor_critic import NarrowLinear
 from tests.unit.models.test_distributions import ACTIONS
 
 FLOATS = np.dtype(np.float32)
@@ -27,40 +26,6 @@ def spec(kind: str = "discrete") -> EnvSpec:
 
 def rows(count: int = 3) -> dict:
     return {"observation": torch.randn(count, 6)}
-
-
-class TestNarrowLinear:
-    @pytest.mark.parametrize("outputs", [1, 2, 3, 4, 7])
-    def test_it_computes_what_a_linear_layer_computes(self, outputs):
-        layer, features = NarrowLinear(16, outputs, 1.0), torch.randn(5, 16)
-        expected = torch.nn.functional.linear(features, layer.weight, layer.bias)
-        assert torch.allclose(layer(features), expected, atol=1e-6)
-
-    @pytest.mark.parametrize("outputs", [1, 2, 3, 4])
-    def test_its_gradients_are_those_of_a_linear_layer(self, outputs):
-        layer, features = NarrowLinear(16, outputs, 1.0), torch.randn(5, 16)
-        layer(features).square().sum().backward()
-        ours = [parameter.grad.clone() for parameter in layer.parameters()]
-        layer.zero_grad()
-        nn.Linear.forward(layer, features).square().sum().backward()
-        theirs = [parameter.grad for parameter in layer.parameters()]
-        assert all(torch.allclose(*pair, atol=1e-5) for pair in zip(ours, theirs, strict=True))
-
-    @pytest.mark.parametrize("outputs", [1, 2, 3])
-    @pytest.mark.parametrize("rows", [2, 3, 5, 8])
-    def test_a_row_has_the_same_bits_at_any_place(self, outputs, rows):
-        layer, features = NarrowLinear(64, outputs, 1.0), torch.randn(rows, 64)
-        with torch.no_grad():
-            shifts = range(rows)
-            rolled = [layer(features.roll(shift, 0)).roll(-shift, 0) for shift in shifts]
-        assert all(torch.equal(rolled[0], other) for other in rolled)
-
-    def test_it_answers_in_single_precision_under_autocast(self):
-        with torch.autocast("cpu", torch.bfloat16):
-            assert NarrowLinear(16, 2, 1.0)(torch.randn(5, 16)).dtype is torch.float32
-
-    def test_its_weight_has_no_padding(self):
-        assert NarrowLinear(16, 2, 1.0).weight.shape == (2, 16)
 
 
 class TestActorCritic:
@@ -145,7 +110,6 @@ class TestTypes:
         torch.manual_seed(0)
         compared = make_actor_critic("mlp", spec).state_dict()
         monkeypatch.setattr(actor_critic, "BUILT_IN_TRUNKS", {})
-        monkeypatch.setattr(actor_critic, "_trunk", lambda _: actor_critic.MLP)
         torch.manual_seed(0)
         alone = make_actor_critic("mlp", spec).state_dict()
         assert all(torch.equal(compared[name], tensor) for name, tensor in alone.items())
@@ -229,8 +193,3 @@ class TestMakeActorCritic:
         small = EnvSpec({"observation": ArraySpec((1, 8, 8), FLOATS)}, ACTIONS["discrete"])
         with pytest.raises(ConfigurationError, match="'nature' cannot read"):
             make_actor_critic("nature", small)
-
-    def test_several_observations_are_refused(self):
-        several = EnvSpec({"a": VECTOR, "b": VECTOR}, ACTIONS["discrete"])
-        with pytest.raises(ConfigurationError, match=r"\['a', 'b'\]"):
-            make_actor_critic("mlp", several)

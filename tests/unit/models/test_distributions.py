@@ -6,6 +6,7 @@ from torch.distributions import Categorical
 from hts_torchrl.config import ActionSpec, ArraySpec
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.models.distributions import (
+    ChoicesAndNumbers,
     DiagonalNormal,
     MultiCategorical,
     action_head,
@@ -20,6 +21,9 @@ ACTIONS = {
     "multi_discrete": ActionSpec("multi_discrete", ArraySpec((2,), INTEGERS), (3, 5)),
     "continuous": ActionSpec(
         "continuous", ArraySpec((2,), np.dtype(np.float32)), low=-BOUNDS, high=BOUNDS
+    ),
+    "mixed": ActionSpec(
+        "mixed", ArraySpec((4,), np.dtype(np.float32)), (3, 5), low=-BOUNDS, high=BOUNDS
     ),
 }
 
@@ -64,12 +68,48 @@ class TestDiagonalNormal:
         assert DiagonalNormal(torch.zeros(3, 2), torch.ones(3, 2)).event_shape == (2,)
 
 
+class TestChoicesAndNumbers:
+    logits = torch.tensor([[0.3, -1.0, 2.0, 0.0, 0.5], [1.0, 0.0, 0.0, 3.0, -1.0]])
+    loc, scale = torch.tensor([[0.5, -1.0], [2.0, 0.0]]), torch.tensor([[1.0, 0.5], [2.0, 3.0]])
+    dist = ChoicesAndNumbers(logits, loc, scale, sizes=(3, 2))
+    action = torch.tensor([[2.0, 0.0, 0.1, -1.2], [1.0, 1.0, 3.0, -4.0]])
+
+    def parts(self, row):
+        choices = [Categorical(logits=part) for part in self.logits[row].split((3, 2), -1)]
+        return choices, torch.distributions.Normal(self.loc[row], self.scale[row])
+
+    @pytest.mark.parametrize("row", [0, 1])
+    def test_likelihood_and_entropy_are_sums_over_choices_and_numbers(self, row):
+        (first, second), numbers = self.parts(row)
+        action = self.action[row]
+        likelihood = first.log_prob(action[0].long()) + second.log_prob(action[1].long())
+        likelihood = likelihood + numbers.log_prob(action[2:]).sum()
+        entropy = first.entropy() + second.entropy() + numbers.entropy().sum()
+        torch.testing.assert_close(self.dist.log_prob(self.action)[row], likelihood)
+        torch.testing.assert_close(self.dist.entropy()[row], entropy)
+
+    def test_the_divergence_is_the_sum_over_choices_and_numbers(self):
+        logits, loc = self.logits.flip(0), self.loc.flip(0)
+        other = ChoicesAndNumbers(logits, loc, self.scale, sizes=(3, 2))
+        kl = torch.distributions.kl_divergence
+        for row in (0, 1):
+            (first, second), numbers = self.parts(row)
+            theirs = [Categorical(logits=part) for part in logits[row].split((3, 2), -1)]
+            expected = kl(first, theirs[0]) + kl(second, theirs[1])
+            normal = torch.distributions.Normal(loc[row], self.scale[row])
+            expected = expected + kl(numbers, normal).sum()
+            torch.testing.assert_close(kl(self.dist, other)[row], expected)
+
+    def test_the_mode_has_the_likeliest_choices_and_the_means(self):
+        assert self.dist.mode.tolist() == [[2, 1, 0.5, -1.0], [0, 0, 2.0, 0.0]]
+
+
 @pytest.mark.parametrize("kind", ACTIONS)
 def test_every_kind_of_action_has_a_head_that_samples_its_shape(kind):
     action = ACTIONS[kind]
     head = action_head(action)
-    width = sum(action.sizes) or 2
-    parameters = {key: torch.ones(3, width) for key in parameter_keys(action)}
+    widths = {"logits": sum(action.sizes), "loc": 2, "scale": 2}
+    parameters = {key: torch.ones(3, widths[key]) for key in parameter_keys(action)}
     dist = head.distribution_class(**parameters, **head.distribution_kwargs)
     assert dist.sample().shape == (3, *action.array.shape)
 

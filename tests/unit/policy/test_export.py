@@ -2,6 +2,7 @@
 
 import json
 import pickle
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +32,17 @@ TASKS = {
     "mlp+lstm": (VECTOR, spaces.Discrete(3), False),
     "gru": (PIXELS, spaces.Discrete(6), False),
     "mlp, continuous": (VECTOR, spaces.Box(*BOUNDS), False),
+    "nips, combined": (spaces.Dict({"eye": PIXELS, "place": VECTOR}), spaces.Discrete(6), False),
+    "mlp, masked": (
+        spaces.Dict({"place": VECTOR, "action_mask": spaces.MultiBinary(8)}),
+        spaces.MultiDiscrete([3, 5]),
+        False,
+    ),
+    "mlp, mixed": (
+        VECTOR,
+        spaces.Dict({"gear": spaces.Discrete(3), "force": spaces.Box(*BOUNDS)}),
+        False,
+    ),
     "mlp, squashed": (VECTOR, spaces.Box(-1, np.array([0.1, 2.0], np.float32)), True),
 }
 
@@ -211,6 +223,7 @@ class TestRefusals:
             ("action.dtype", "int64"),
             ("action.kind", "discrete"),
             ("action.kind", "smooth"),
+            ("action.kind", "mixed"),
             ("action.sizes", [10**10]),
             ("action.low", [0.0]),
             ("action.low", [float("nan"), 0.0]),
@@ -238,6 +251,18 @@ class TestRefusals:
         assert told.startswith(f"{place}")
         assert "\n" not in told
         assert len(told) < 1000
+
+    def test_choices_without_the_numbers_that_are_described_are_refused(self, place):
+        policy, spec = save(place, "mlp, mixed")
+        no_numbers = replace(
+            spec.action,
+            array=ArraySpec((1,), np.dtype(np.float32)),
+            low=BOUNDS[0][:0],
+            high=BOUNDS[0][:0],
+        )
+        wrong = EnvSpec(spec.observations, no_numbers)
+        save_policy(policy, place, spec=wrong, network="mlp")
+        assert "mixed actions of float32 [1] with 1 choices" in self.refusal(place)
 
     @pytest.mark.parametrize(
         ("change", "told"),

@@ -6,7 +6,7 @@ import torch
 from torch import distributions as d
 from torchrl.modules import MaskedCategorical, OneHotCategorical, TanhNormal, TruncatedNormal
 
-from hts_torchrl.models.distributions import DiagonalNormal, MultiCategorical
+from hts_torchrl.models.distributions import ChoicesAndNumbers, DiagonalNormal, MultiCategorical
 from hts_torchrl.policy.sampling import mode, sample
 from hts_torchrl.rng import normal_draws, uniform_draws
 
@@ -29,6 +29,16 @@ def frequencies(actions: torch.Tensor, categories: int) -> list[float]:
 def test_categories_are_chosen_as_often_as_they_are_likely():
     actions = sample(d.Categorical(PROBS.expand(ROWS, 4)), uniform())
     assert frequencies(actions, 4) == pytest.approx(PROBS.tolist(), abs=0.015)
+
+
+def test_choices_and_numbers_have_draws_of_their_own():
+    logits = torch.tensor([[0.1, 0.9, 0.5, 0.5]]).log().expand(2, 4)
+    loc, scale = torch.tensor([[1.0], [2.0]]), torch.tensor([[0.5], [3.0]])
+    dist = ChoicesAndNumbers(logits, loc, scale, sizes=(2, 2))
+    draws = torch.tensor([[0.05, 0.6, 2.0], [0.2, 0.4, -1.0]], dtype=torch.float64)
+    assert sample(dist, draws).tolist() == [[0, 1, 2.0], [1, 0, -1.0]]
+    assert mode(dist)[:, 0].tolist() == [1, 1]
+    assert mode(dist)[:, 2].tolist() == [1.0, 2.0]
 
 
 def test_a_category_is_decided_by_where_the_draw_falls():

@@ -138,11 +138,12 @@ def test_a_seed_that_lasts_reserves_its_memory_with_the_first_round():
 def test_actions_take_the_smallest_type_that_holds_them():
     wide = ActionSpec("discrete", ArraySpec((), np.dtype(np.int64)), (300,))
     real = ActionSpec("continuous", ArraySpec((2,), np.dtype(np.float32)))
+    mixed = ActionSpec("mixed", ArraySpec((2,), np.dtype(np.float32)), (3,))
     dtypes = [
         ActionLog.blank(replace(SPEC, action=action), 1, steps_per_seed=0).segment(0).actions.dtype
-        for action in (SPEC.action, wide, real)
+        for action in (SPEC.action, wide, real, mixed)
     ]
-    assert dtypes == [np.uint8, np.uint16, np.float32]
+    assert dtypes == [np.uint8, np.uint16, np.float32, np.float32]
 
 
 class TestRows:

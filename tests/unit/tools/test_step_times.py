@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from hts_torchrl.envs.gym_action import action_maker
 from hts_torchrl.envs.spaces import env_spec
 from hts_torchrl.tools.step_times import _random_action, busy_cores
+from tests.fakes import NestedActionEnv
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,14 @@ def test_random_actions_are_actions(space):
     actions = [_random_action(spec, random)[0] for _ in range(50)]
     assert all(space.contains(action) for action in actions)
     assert len({action.tobytes() for action in actions}) > 2
+
+
+def test_a_random_action_of_choices_and_numbers_is_one():
+    spec = env_spec(spaces.Box(0, 1, (1,)), NestedActionEnv.action_space).action
+    to_env = action_maker(spec, NestedActionEnv.action_space)
+    env, random = NestedActionEnv(0), np.random.default_rng(0)
+    for _ in range(50):
+        env.step(to_env(_random_action(spec, random)[0]))  # raises for what is none
 
 
 @pytest.mark.processes

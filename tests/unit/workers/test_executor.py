@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import cloudpickle
 import numpy as np
 import pytest
+from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from hts_torchrl.config import ArraySpec, PoolConfig
@@ -59,7 +60,7 @@ def play_round(shared, executor, number=0, action=3):
     executor.begin_round(number)
     for step in range(STEPS):
         executor.put_state(step)
-        shared.actions.put(executor.envs, {"action": np.full(2, action)})
+        shared.actions.put(executor.envs, {"action": np.array([action] * 2)})
         executor.step(step)
     return shared.storages[number % 2].arrays
 
@@ -192,6 +193,46 @@ def test_an_observation_that_is_not_declared_is_refused_with_environment_round_a
         "'observation' is float32 [4], but float32 [5] is declared"
     )
     executor.close()
+
+
+class NoChoiceEnv(CoordinateEnv):
+    """Environment 13 allows nothing in its 7th step; ends of games do, too, and may."""
+
+    action_space = spaces.MultiDiscrete([2, 1])
+    observation_space = spaces.Dict(
+        {"observation": CoordinateEnv.observation_space, "action_mask": spaces.MultiBinary(3)}
+    )
+
+    def __init__(self, index: int) -> None:
+        super().__init__(index, lengths=(4,))
+        self.made = 0
+
+    def step(self, action):
+        self.made += 1
+        return super().step(action[0])
+
+    def _observation(self):
+        stuck = self.steps == 4 or (self.index == 13 and self.made == STEPS + 3)
+        mask = np.array([1, 1, 0] if stuck else [0, 1, 1], np.int8)
+        return {"observation": super()._observation(), "action_mask": mask}
+
+
+def test_an_environment_that_allows_no_action_is_refused_with_round_and_step():
+    spec = make_group(NoChoiceEnv, [0]).spec
+    outputs = {**OUTPUTS, "action": ArraySpec((2,), np.dtype(np.int64))}
+    config = PoolConfig(num_envs=4, envs_per_executor=2, first_env=10)
+    schedule = Schedule.from_frames(4 * STEPS, total_frames=-1, num_envs=4, delay=1)
+    shared = SharedBuffers(spec, outputs, config, schedule, {})
+    executor = make(shared, NoChoiceEnv)
+    play_round(shared, executor, 0, action=(1, 0))
+    with pytest.raises(ConfigurationError) as raised:
+        play_round(shared, executor, 1, action=(1, 0))
+    assert str(raised.value) == (
+        "round 1, step 2: environment 13 allows no action by its 'action_mask', but has to be "
+        "acted on: at least one element of each choice must be true"
+    )
+    executor.close()
+    shared.close()
 
 
 def vectors(observe):

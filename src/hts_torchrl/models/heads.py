@@ -1,0 +1,94 @@
+"""What stands on a trunk's features: an action's parameters, and the value."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from hts_torchrl.models.initialization import orthogonal
+
+_NARROWEST = 4
+
+
+class NarrowLinear(nn.Linear):
+    """A linear layer whose rows keep their bits at any place of the batch, also if it is narrow.
+
+    With fewer than 4 outputs the CPU kernel's last bits depend on the row's place in the batch, for
+    some batch sizes; with at least 4 they do not (docs/decisions.md). So a narrow weight is padded
+    with zeros.
+    """
+
+    def __init__(self, in_features: int, out_features: int, gain: float) -> None:
+        super().__init__(in_features, out_features)
+        orthogonal(self, gain)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Return float32 ``[B, out_features]``."""
+        if self.out_features >= _NARROWEST:
+            return super().forward(features).float()
+        missing = _NARROWEST - self.out_features
+        weight = functional.pad(self.weight, (0, 0, 0, missing))
+        outputs = functional.linear(features, weight, functional.pad(self.bias, (0, missing)))
+        return outputs[..., : self.out_features].float()
+
+
+class PlayersLogits(NarrowLinear):
+    """One layer for all k players: ``[B, k, in_features]`` to logits ``[B, k * out_features]``."""
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Return float32, the players' logits side by side."""
+        return super().forward(features).flatten(-2)
+
+
+class PlayersValue(NarrowLinear):
+    """The value of a team of k players, ``[B, k, in_features]`` to ``[B, out_features]``.
+
+    It is the mean of the players' values, as the team's reward is the mean of their rewards.
+    """
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Return float32 ``[B, out_features]``."""
+        return super().forward(features).mean(-2)
+
+
+class GaussianHead(nn.Module):
+    """Mean from the features; one learned standard deviation a dimension, 1 at the start."""
+
+    def __init__(self, in_features: int, size: int) -> None:
+        super().__init__()
+        self.loc = NarrowLinear(in_features, size, 0.01)
+        self.log_scale = nn.Parameter(torch.zeros(size))
+
+    def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """Return mean and standard deviation, float32 ``[B, size]``."""
+        loc = self.loc(features)
+        return loc, self.log_scale.float().exp().expand_as(loc)
+
+
+class MixedHead(nn.Module):
+    """Logits of the choices, and mean and standard deviation of the numbers.
+
+    Args:
+        choices: features, and what else it is given, to logits.
+        numbers: features to mean and standard deviation.
+    """
+
+    def __init__(self, choices: nn.Module, numbers: GaussianHead) -> None:
+        super().__init__()
+        self.choices, self.numbers = choices, numbers
+
+    def forward(self, features: Tensor, *masks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return logits ``[B, sum(sizes)]``, mean and standard deviation ``[B, C]``."""
+        loc, scale = self.numbers(features)
+        return self.choices(features, *masks), loc, scale
+
+
+class SeparateCritic(nn.Sequential):
+    """A trunk for the value alone, and the value's layer: observations to ``[B, 1]``."""
+
+    def forward(self, *observations: Tensor) -> Tensor:
+        """Return values ``[B, 1]``."""
+        trunk, layer = self
+        value: Tensor = layer(trunk(*observations))
+        return value

@@ -1,0 +1,39 @@
+import pytest
+import torch
+from torch import nn
+
+from hts_torchrl.models.heads import NarrowLinear
+
+
+class TestNarrowLinear:
+    @pytest.mark.parametrize("outputs", [1, 2, 3, 4, 7])
+    def test_it_computes_what_a_linear_layer_computes(self, outputs):
+        layer, features = NarrowLinear(16, outputs, 1.0), torch.randn(5, 16)
+        expected = torch.nn.functional.linear(features, layer.weight, layer.bias)
+        assert torch.allclose(layer(features), expected, atol=1e-6)
+
+    @pytest.mark.parametrize("outputs", [1, 2, 3, 4])
+    def test_its_gradients_are_those_of_a_linear_layer(self, outputs):
+        layer, features = NarrowLinear(16, outputs, 1.0), torch.randn(5, 16)
+        layer(features).square().sum().backward()
+        ours = [parameter.grad.clone() for parameter in layer.parameters()]
+        layer.zero_grad()
+        nn.Linear.forward(layer, features).square().sum().backward()
+        theirs = [parameter.grad for parameter in layer.parameters()]
+        assert all(torch.allclose(*pair, atol=1e-5) for pair in zip(ours, theirs, strict=True))
+
+    @pytest.mark.parametrize("outputs", [1, 2, 3])
+    @pytest.mark.parametrize("rows", [2, 3, 5, 8])
+    def test_a_row_has_the_same_bits_at_any_place(self, outputs, rows):
+        layer, features = NarrowLinear(64, outputs, 1.0), torch.randn(rows, 64)
+        with torch.no_grad():
+            shifts = range(rows)
+            rolled = [layer(features.roll(shift, 0)).roll(-shift, 0) for shift in shifts]
+        assert all(torch.equal(rolled[0], other) for other in rolled)
+
+    def test_it_answers_in_single_precision_under_autocast(self):
+        with torch.autocast("cpu", torch.bfloat16):
+            assert NarrowLinear(16, 2, 1.0)(torch.randn(5, 16)).dtype is torch.float32
+
+    def test_its_weight_has_no_padding(self):
+        assert NarrowLinear(16, 2, 1.0).weight.shape == (2, 16)
