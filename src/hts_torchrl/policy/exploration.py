@@ -109,8 +109,8 @@ class RandomActions(TensorDictModuleBase):
             action = torch.nn.functional.one_hot(choices[..., 0], int(sizes[0]))
         elif kind in ("continuous", "mixed"):
             numbers = torch.rand(*rows, *self._low.shape)
-            action = self._low + (self._high - self._low) * numbers
-            action[..., : len(sizes)] = choices
+            numbers = self._low + (self._high - self._low) * numbers
+            action = torch.cat([choices, numbers], -1) if kind == "mixed" else numbers
         return tensordict.set(self._action.key, action)
 
 
