@@ -4,7 +4,9 @@ Run: python benchmarks/determinism.py [--quick] [--updates 20]
 
 Tasks: CartPole and Pendulum (MLP), Pong and football's 3 against 1 (Nature CNN), each with A2C, PPO
 in both delayed forms. Pendulum again with squashed actions, CartPole with a Dropout layer and in
-bf16-mixed. Where gfootball is installed: the same football on its engine, and with three players.
+bf16-mixed. What users bring: an LSTM, normalised observations, rewards and values, a Dict with a
+picture, nested actions, masks, and two agents (own_envs.py). DQN and TD3, off-policy, in a TorchRL
+loop. Where gfootball is installed: the same football on its engine, and with three players.
 pools: the serial twin; 1, 2, 4 actors; 1, 2, 4 environments an executor; random delays in executors
 and actors; forkserver and spawn. One more run is resumed from a checkpoint at half its length, with
 other states of the process's generators. A digest covers every collected batch, the weights and the
@@ -16,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import importlib
 import importlib.util
 import logging
 import random
@@ -23,7 +26,8 @@ import sys
 import time
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -40,6 +44,7 @@ from hts_torchrl import (
     FootballEnvs,
     GymEnvs,
     HTSDataModule,
+    PettingZooEnvs,
     env_spec_of,
     make_actor_critic,
 )
@@ -47,6 +52,11 @@ from hts_torchrl.config import Precision
 from hts_torchrl.envs.group import EnvFactory, EnvGroup
 from hts_torchrl.learner import Learner
 from hts_torchrl.models.mlp import MLP
+
+# Also where this is a script, and the folder above is not where modules are looked for.
+sys.path.append(str(Path(__file__).parents[1]))
+off_policy = importlib.import_module("benchmarks.off_policy")
+own_envs = importlib.import_module("benchmarks.own_envs")
 
 NUM_ENVS = 8
 
@@ -113,6 +123,10 @@ class Task:
     squash: bool = False
     dropout: bool = False
     precision: Precision = "32-true"
+    data: dict[str, Any] = field(default_factory=dict)
+    model: dict[str, Any] = field(default_factory=dict)
+    agents: int = 1
+    """Of a game, whose environments are in one executor."""
 
     def policy(self) -> nn.Module:
         spec = env_spec_of(self.envs)
@@ -122,12 +136,21 @@ class Task:
         return ActorCritic(DropoutMLP(shape), spec, critic_trunk=DropoutMLP(shape))
 
 
+STATISTICS = {"normalize_observation": True, "normalize_reward": True}
 TASKS = {
     "CartPole": Task(GymEnvs("CartPole-v1"), "mlp"),
     "Pendulum": Task(GymEnvs("Pendulum-v1"), "mlp"),
     "squashed": Task(GymEnvs("Pendulum-v1"), "mlp", squash=True),
     "Dropout": Task(GymEnvs("CartPole-v1"), "mlp", dropout=True),
     "bfloat16": Task(GymEnvs("CartPole-v1"), "mlp", precision="bf16-mixed"),
+    "LSTM": Task(own_envs.OwnEnvs(own_envs.HiddenVelocities), "lstm"),
+    "normalised": Task(
+        GymEnvs("Pendulum-v1"), "mlp", data=STATISTICS, model={"normalize_value": True}
+    ),
+    "Dict": Task(own_envs.OwnEnvs(own_envs.PictureAndNumbers), "impala"),
+    "nested": Task(own_envs.OwnEnvs(own_envs.TorqueAndGear), "mlp"),
+    "masked": Task(own_envs.OwnEnvs(own_envs.NoThirdTime), "mlp"),
+    "2 agents": Task(PettingZooEnvs("benchmarks.own_envs:two_carts"), "mlp", agents=2),
     "Pong": Task(AtariEnvs("pong"), "nature"),
     "Football": Task(FootballEnvs("3_vs_1_with_keeper"), "nature"),
 }
@@ -226,49 +249,71 @@ def fit(
         JitterEnvs(task.envs) if pool.jitter else task.envs,
         num_envs=NUM_ENVS,
         num_actors=pool.num_actors,
-        envs_per_executor=pool.envs_per_executor,
+        envs_per_executor=max(pool.envs_per_executor, task.agents),
         start_method=pool.start_method,
         frames_per_batch=NUM_ENVS * steps,
         total_frames=NUM_ENVS * steps * updates,
         seed=seed,
+        **task.data,
     )
     trainer = Trainer(
         max_epochs=1, accelerator="cpu", gradient_clip_val=0.5, callbacks=callbacks, logger=False,
         enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
         limit_val_batches=0, precision=task.precision,
     )  # fmt: skip
-    trainer.fit(learner_class(policy, **settings), data, ckpt_path=path)
+    trainer.fit(learner_class(policy, **settings, **task.model), data, ckpt_path=path)
+
+
+def compare(env: str, algorithm: str, pools: Sequence[WorkerPool], updates: int) -> int:
+    """Print a row for each pool, the resumed run and another seed; returns how many fail."""
+    if env in TASKS:
+        run, resume = partial(train, env, algorithm), partial(train_and_resume, env, algorithm)
+    else:
+        run = partial(train_off_policy, env)
+        resume = partial(train_off_policy, env, WorkerPool(0), resumed=True)
+    rows = [(str(pool), run(pool, updates=updates), True) for pool in pools]
+    rows.append(("resumed", resume(updates=updates), True))
+    rows.append(("another seed", run(WorkerPool(0), updates=updates, seed=2), False))
+    failures = 0
+    for name, digest, wanted in rows:
+        good = (digest == rows[0][1]) is wanted
+        failures += not good
+        verdict = "PASS" if good else "FAIL"
+        print(f"{env:10} {algorithm:17} {name:35} {digest[:16]} {verdict}", flush=True)
+    return failures
+
+
+def train_off_policy(
+    name: str, pool: WorkerPool, *, updates: int, seed: int = 1, resumed: bool = False
+) -> str:
+    """Do the same off-policy, in a TorchRL loop; random delays are those of environments."""
+    env = off_policy.AGENTS[name].env
+    return off_policy.digest(
+        name,
+        updates=updates,
+        seed=seed,
+        resumed=resumed,
+        create_env_fn=JitterEnvs(env) if pool.jitter else env,
+        num_actors=pool.num_actors,
+        envs_per_executor=pool.envs_per_executor,
+        start_method=pool.start_method,
+    )
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="three worker pools instead of nine")
     parser.add_argument("--updates", type=int, default=20)
-    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
+    tasks = [*TASKS, *off_policy.AGENTS]
+    parser.add_argument("--tasks", nargs="+", choices=tasks, default=tasks)
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     failures = 0
+    pools = QUICK_POOLS if arguments.quick else POOLS
     for env in arguments.tasks:
-        for algorithm in ALGORITHMS:
-            digests = {}
-            for pool in QUICK_POOLS if arguments.quick else POOLS:
-                digest = train(env, algorithm, pool, updates=arguments.updates)
-                digests[pool] = digest
-                same = digest == digests[WorkerPool(0)]
-                failures += not same
-                verdict = "PASS" if same else "FAIL"
-                print(f"{env:9} {algorithm:17} {pool!s:35} {digest[:16]} {verdict}", flush=True)
-            resumed = train_and_resume(env, algorithm, updates=arguments.updates)
-            same = resumed == digests[WorkerPool(0)]
-            failures += not same
-            verdict = "PASS" if same else "FAIL"
-            print(f"{env:9} {algorithm:17} {'resumed':35} {resumed[:16]} {verdict}", flush=True)
-            other = train(env, algorithm, WorkerPool(0), updates=arguments.updates, seed=2)
-            differs = other != digests[WorkerPool(0)]
-            failures += not differs
-            verdict = "PASS (differs)" if differs else "FAIL (is the same)"
-            print(f"{env:9} {algorithm:17} {'another seed':35} {other[:16]} {verdict}", flush=True)
+        for algorithm in ALGORITHMS if env in TASKS else ("off-policy",):
+            failures += compare(env, algorithm, pools, arguments.updates)
     print("all the same" if not failures else f"{failures} failures")
     return 1 if failures else 0
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from hts_torchrl.config import ActionSpec as ActionSpec
     from hts_torchrl.config import ArraySpec as ArraySpec
     from hts_torchrl.config import EnvSpec as EnvSpec
+    from hts_torchrl.config import MemorySpec as MemorySpec
     from hts_torchrl.envs.atari import AtariEnvs as AtariEnvs
     from hts_torchrl.envs.envpool import EnvPoolEnvs as EnvPoolEnvs
     from hts_torchrl.envs.football import FootballEnvs as FootballEnvs
@@ -55,7 +56,7 @@ if TYPE_CHECKING:
 _NAMES = {
     "allocator": ["keep_freed_memory"],
     "collectors.hts": ["HTSCollector"],
-    "config": ["ActionSpec", "ArraySpec", "EnvSpec"],
+    "config": ["ActionSpec", "ArraySpec", "EnvSpec", "MemorySpec"],
     "envs.atari": ["AtariEnvs"],
     "envs.envpool": ["EnvPoolEnvs"],
     "envs.football": ["FootballEnvs"],

@@ -101,7 +101,7 @@ def test_several_records_are_shown_one_after_another_and_silent_names_not_at_all
 
 
 @pytest.mark.parametrize(
-    ("taking", "hidden"), [(HTSCollector, set()), (HTSDataModule, {"first_env"})]
+    ("taking", "hidden"), [(HTSCollector, set()), (HTSDataModule, {"first_env", "reward_discount"})]
 )
 def test_every_setting_of_a_collector_is_shown_and_explained(taking, hidden):
     docs = field_docs(CollectorSettings)

@@ -207,10 +207,11 @@ def _make_actor_critic(network: str, spec: EnvSpec, *, squash: bool) -> ActorCri
     if len(keys) == 1:
         (array,) = observations.values()
         several_players = _has_players(array, spec.action)
-        name = name or ("nature" if is_picture(array) else "mlp")
+        if memory is not None and not name:
+            name = "nature" if is_picture(array) else "mlp"
         make = partial(make_trunk, name, array, several_players=several_players)
     else:
-        make = partial(combined_trunk, name or "mlp", observations)
+        make = partial(combined_trunk, name if memory is None else name or "mlp", observations)
     if several_players and memory is not None:
         raise ConfigurationError(
             f"the network {network!r} remembers what one player observes, but "

@@ -232,10 +232,11 @@ def test_environments_of_a_group_that_act_differently_are_refused():
         make_group(makers, [0, 1])
 
 
-def test_a_primer_of_a_policys_memory_is_refused():
-    primer = TensorDictPrimer(recurrent_state_h=Unbounded((8,)))
-    with pytest.raises(ConfigurationError, match=r"TensorDictPrimer fills \['recurrent_state_h'\]"):
-        make_group(lambda index: TransformedEnv(CountingEnv(index), primer), [0])
+def test_what_a_primer_fills_is_remembered_and_not_observed():
+    primer = TensorDictPrimer({"recurrent_state_h": Unbounded((8,))}, default_value=2.0)
+    group = make_group(lambda index: TransformedEnv(CountingEnv(index), primer), [0])
+    assert "recurrent_state_h" not in group.spec.observations
+    assert group.spec.memory.initial["recurrent_state_h"].tolist() == [2.0] * 8
 
 
 def test_a_batched_environment_is_refused():

@@ -21,6 +21,7 @@ SHARED = {
     "gamma",
     "value_coef",
     "entropy_coef",
+    "normalize_value",
     "num_threads",
 }
 OWN = {
