@@ -12,7 +12,7 @@ from hts_torchrl.cli.main import HTSCommandLine
 from tests.command_line import refused, run
 
 CONFIGS = Path(__file__).parents[2] / "configs"
-BASES = {"atari/a2c.yaml", "atari/ppo.yaml", "football/ppo.yaml"}
+BASES = {"atari/a2c.yaml", "atari/ppo.yaml", "football/ppo.yaml", "mujoco/ppo.yaml"}
 OVERLAYS = {f"baselines/{name}.yaml" for name in ("synchronous", "impala", "seed_rl")}
 NAMES = sorted(str(path.relative_to(CONFIGS)) for path in CONFIGS.rglob("*.yaml"))
 RUNS = [name for name in NAMES if name not in BASES | OVERLAYS]
@@ -28,8 +28,9 @@ FOOTBALL = [each for each in LOADED if each.values[0].startswith("football/")]
 @pytest.fixture
 def line(monkeypatch, tmp_path, request):
     """What the command line makes of a config, before it runs."""
-    if request.param.startswith("minatar/"):
-        pytest.importorskip("minatar")
+    folder = request.param.partition("/")[0]
+    if folder in ("minatar", "mujoco"):
+        pytest.importorskip(folder)
     lines = []
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(HTSCommandLine, "_run_subcommand", lambda line, _: lines.append(line))
@@ -40,7 +41,7 @@ def line(monkeypatch, tmp_path, request):
 @pytest.mark.parametrize("line", LOADED, indirect=True)
 def test_a_config_makes_a_run_that_fits_its_environment(line):
     data, learner = line.datamodule, line.model
-    learner.build_policy(data.env_spec)
+    learner.prepare_policy(data)
     schedule = data.schedule
     steps = schedule.steps_per_round
     assert learner.unroll is None or steps % learner.unroll == 0
