@@ -9,7 +9,7 @@ from functools import partial
 
 import torch
 from tensordict import TensorDictBase
-from tensordict.nn import TensorDictModule, TensorDictModuleBase, TensorDictSequential
+from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import Tensor, nn
 from torch import distributions as d
 from torchrl.modules import (
@@ -54,7 +54,8 @@ class ActorCritic(ActorValueOperator):
         squash: whether continuous actions pass through tanh into their bounds.
         several_players: whether the trunk gives features ``[B, k, width]`` of k players, who choose
             by the same policy; the value is then the mean of theirs.
-        memory: ``lstm`` or ``gru`` behind the trunk, which policy and value read; None has none.
+        memory: ``lstm`` or ``gru`` behind the trunk, and one behind a trunk for the value; None
+            has none.
     """
 
     def __init__(
@@ -86,19 +87,24 @@ class ActorCritic(ActorValueOperator):
         masks = [] if mask is None else [mask]
         policy = TensorDictModule(actor, in_keys=["hidden", *masks], out_keys=parameters)
         critic: nn.Module = (PlayersValue if several_players else NarrowLinear)(width, 1, 1.0)
-        if critic_trunk is not None:
-            critic = SeparateCritic(critic_trunk, critic)
         keys = list(observation) if isinstance(observation, list) else [observation]
-        common: TensorDictModuleBase = TensorDictModule(
-            trunk, in_keys=keys, out_keys=["hidden" if memory is None else FEATURES]
-        )
-        if memory is not None:
-            common = TensorDictSequential(common, make_memory(memory, width))
+        critic_keys: list[Key] = ["hidden"] if critic_trunk is None else keys
+        if memory is None:
+            common = TensorDictModule(trunk, in_keys=keys, out_keys=["hidden"])
+            if critic_trunk is not None:
+                critic = SeparateCritic(critic_trunk, critic)
+        else:
+            common = _with_memory(memory, trunk, keys)
+            if critic_trunk is not None:
+                common = TensorDictSequential(
+                    common, _with_memory(memory, critic_trunk, keys, of="critic_")
+                )
+                critic_keys = ["critic_hidden"]
         super().__init__(
             common,
             # The class by which TorchRL recognises a policy operator that its losses can use.
             SafeProbabilisticTensorDictSequential(policy, head),
-            ValueOperator(critic, in_keys=["hidden"] if critic_trunk is None else keys),
+            ValueOperator(critic, in_keys=critic_keys),
         )
         self.memory = memory
         self._observations, self._masks = keys, masks
@@ -151,6 +157,17 @@ class ActorCritic(ActorValueOperator):
     def log_prob_keys(self) -> list[Key]:
         """The log-probability's key."""
         return list(self.get_policy_operator().log_prob_keys)
+
+
+def _with_memory(
+    cell: Cell, trunk: nn.Module, keys: list[Key], *, of: str = ""
+) -> TensorDictSequential:
+    """Return a trunk and what remembers its features, which write ``hidden``."""
+    width = int(trunk.out_features)  # type: ignore[arg-type]
+    return TensorDictSequential(
+        TensorDictModule(trunk, in_keys=keys, out_keys=[of + FEATURES]),
+        make_memory(cell, width, of=of),
+    )
 
 
 def make_actor_critic(network: str, spec: EnvSpec, *, squash: bool = False) -> ActorCritic:
@@ -224,7 +241,7 @@ def _make_actor_critic(network: str, spec: EnvSpec, *, squash: bool) -> ActorCri
         spec,
         # Two small trunks, as in Stable-Baselines3: the errors of a value in the hundreds would
         # drown the policy's gradient in a common one.
-        critic_trunk=make() if memory is None and _is_mlp(trunk) else None,
+        critic_trunk=make() if _is_mlp(trunk) else None,
         observation=keys,
         squash=squash,
         several_players=several_players,

@@ -13,7 +13,7 @@ FEATURES = "features"
 """What the trunk writes, and the memory reads."""
 
 
-def make_memory(cell: Cell, width: int) -> LSTMModule | GRUModule:
+def make_memory(cell: Cell, width: int, *, of: str = "") -> LSTMModule | GRUModule:
     """Make a recurrent layer as wide as the trunk before it.
 
     It reads ``features`` ``[B, width]`` and ``is_init``, writes ``hidden`` ``[B, width]``, and
@@ -27,12 +27,13 @@ def make_memory(cell: Cell, width: int) -> LSTMModule | GRUModule:
     Args:
         cell: ``lstm`` or ``gru``.
         width: of its input and output.
+        of: what all these names begin with, such as ``critic_``.
     """
     names = ["h", "c"] if cell == "lstm" else [""]
-    states = [f"recurrent_state_{name}".rstrip("_") for name in names]
+    states = [f"{of}recurrent_state_{name}".rstrip("_") for name in names]
     keys: dict[str, Any] = {
-        "in_keys": [FEATURES, *states],
-        "out_keys": ["hidden", *[("next", state) for state in states]],
+        "in_keys": [of + FEATURES, *states],
+        "out_keys": [f"{of}hidden", *[("next", state) for state in states]],
     }
     module = LSTMModule if cell == "lstm" else GRUModule
     memory = module(input_size=width, hidden_size=width, python_based=True, **keys)
