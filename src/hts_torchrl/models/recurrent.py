@@ -20,8 +20,8 @@ def make_memory(cell: Cell, width: int) -> LSTMModule | GRUModule:
     remembers ``recurrent_state`` (an LSTM ``recurrent_state_h`` and ``recurrent_state_c``),
     ``[B, 1, width]`` each, which begin with zeros.
 
-    TorchRL's implementation in Python is taken: a sequence with gradient has the bits of its steps
-    without, where the rows are as many. With torch's own layers it has not.
+    TorchRL's implementation in Python is taken: on one thread a sequence with gradient has the bits
+    of its steps without, where the rows are as many. With torch's own layers it has not.
     ``benchmarks/recurrent.py`` compares the two, and what a step costs.
 
     Args:
