@@ -20,8 +20,11 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-@pytest.fixture(autouse=True, scope="session")
+@pytest.fixture(autouse=True)
 def _one_torch_thread():
+    """Also after a test with TorchRL's SerialEnv, which leaves more."""
+    torch.set_num_threads(1)
+    yield
     torch.set_num_threads(1)
 
 

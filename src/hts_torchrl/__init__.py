@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from hts_torchrl.objectives.returns import Targets as Targets
     from hts_torchrl.policy.export import load_policy as load_policy
     from hts_torchrl.policy.export import save_policy as save_policy
+    from hts_torchrl.policy.normalization import NormalizedPolicy as NormalizedPolicy
     from hts_torchrl.policy.onnx_file import save_onnx as save_onnx
     from hts_torchrl.training.callbacks import LearningCurve as LearningCurve
     from hts_torchrl.training.callbacks import RoundTrace as RoundTrace
@@ -78,6 +79,7 @@ _NAMES = {
     "models": ["ActorCritic", "make_actor_critic"],
     "objectives.returns": ["Targets"],
     "policy.export": ["load_policy", "save_policy"],
+    "policy.normalization": ["NormalizedPolicy"],
     "policy.onnx_file": ["save_onnx"],
     "training.callbacks": ["LearningCurve", "RoundTrace", "StopTogether", "TrainingStatistics"],
     "training.checkpoints": ["DurableCheckpointIO"],

@@ -44,7 +44,15 @@ def test_the_lightning_loop_trains():
     assert serial("lightning_loop")(3 * 256) > 8
 
 
+def test_dqn_trains():
+    assert serial("dqn")(20 * 64) > 8
+
+
+def test_sac_trains():
+    assert serial("sac")(40 * 32) < 0  # Pendulum has costs alone
+
+
 def test_there_is_a_test_for_each_example_and_each_is_short():
     lengths = {path.stem: len(path.read_text().splitlines()) for path in EXAMPLES.glob("*.py")}
-    assert lengths.keys() == {"torchrl_loop", "torchrl_trainer", "lightning_loop"}
+    assert lengths.keys() == {"torchrl_loop", "torchrl_trainer", "lightning_loop", "dqn", "sac"}
     assert max(lengths.values()) < MOST_LINES

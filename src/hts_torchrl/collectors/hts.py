@@ -52,6 +52,8 @@ class HTSCollector(ContractCollector):
     ``("next", "step_count")`` (raw score and steps of the game so far), ``("next",
     "episode_end")``, ``("collector", "traj_ids")`` and ``("collector", "policy_version")`` (updates
     in the acting weights), int64 ``[N, T]``.
+    What a policy remembers is there as it was read, and under ``next`` as it was written, with
+    ``is_init`` for a policy that reads it.
     It is yours to keep, unless ``clone=False`` asks for a view.
     What a Gymnasium environment returns as ``info`` is not kept: wrap what is needed of it into the
     observation.
@@ -69,8 +71,10 @@ class HTSCollector(ContractCollector):
             default; or an ``EnvBase``, of which each environment is a copy; or a list with a
             function or an ``EnvBase`` for each environment.
         policy: a TensorDict policy with one probabilistic module (``ProbabilisticActor``,
-            ``ActorValueOperator``, ``hts_torchrl.models.ActorCritic``), or a plain module that maps
-            the observation to logits (discrete) or to mean and standard deviation (continuous).
+            ``ActorValueOperator``, ``hts_torchrl.models.ActorCritic``), or one that writes the
+            action itself, with or without modules that explore; or a plain module that maps the
+            observation to logits (discrete) or to mean and standard deviation (continuous). What it
+            writes under ``next`` and reads at the root is its memory.
         policy_factory: makes the policy, where it cannot be pickled; instead of ``policy``.
         num_envs: environments; None is the length of a list, and else 16.
         precision: of the actors, in Lightning's words; give the learner the same.

@@ -50,7 +50,8 @@ class RoundModule(PolicyModule):
 
     Args:
         policy: an actor-critic; None builds ``network`` for the data module's environment.
-        network: ``nature``, ``nips``, ``impala``, ``seed``, ``mlp`` or ``module.Class`` of a trunk.
+        network: ``nature``, ``nips``, ``impala``, ``seed``, ``mlp`` or ``module.Class`` of a trunk;
+            ``+lstm`` or ``+gru`` after it adds a memory, as ``lstm`` and ``gru`` alone do.
         squash: pass continuous actions through tanh into their bounds.
     """
 

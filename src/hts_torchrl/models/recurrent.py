@@ -20,9 +20,9 @@ def make_memory(cell: Cell, width: int, *, of: str = "") -> LSTMModule | GRUModu
     remembers ``recurrent_state`` (an LSTM ``recurrent_state_h`` and ``recurrent_state_c``),
     ``[B, 1, width]`` each, which begin with zeros.
 
-    TorchRL's implementation in Python is taken: a step of 8 rows of 512 took a fifth of the time of
-    torch's own LSTM on the CPU, and a sequence has the bits of its steps where the rows are as
-    many (``benchmarks/recurrent.py``).
+    TorchRL's implementation in Python is taken: on one thread a sequence with gradient has the bits
+    of its steps without, where the rows are as many. With torch's own layers it has not.
+    ``benchmarks/recurrent.py`` compares the two, and what a step costs.
 
     Args:
         cell: ``lstm`` or ``gru``.

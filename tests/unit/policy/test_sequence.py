@@ -28,8 +28,9 @@ def torch_lstm():
     return policy
 
 
+@torch.no_grad()
 def played(policy, is_init: torch.Tensor):
-    """Inputs of a round as they are stored, with logits and values of each step, in plain steps."""
+    """Inputs of a round as they are stored, with logits and values of each step of an actor."""
     memory = with_memory(policy, SPEC).memory
     observations = torch.randn(ENVS, STEPS, 4, generator=torch.Generator().manual_seed(1))
     first = {key: torch.from_numpy(value) for key, value in memory.initial.items()}
@@ -46,7 +47,7 @@ def played(policy, is_init: torch.Tensor):
         columns.append(inputs)
         logits.append(result.distribution.logits)
         values.append(result.value)
-        state = {key: result.written["next", key].detach() for key in state}
+        state = {key: result.written["next", key] for key in state}
     inputs = {key: torch.stack([column[key] for column in columns], 1) for key in columns[0]}
     return inputs, torch.stack(logits, 1), torch.stack(values, 1)
 
