@@ -7,7 +7,13 @@ from torch import nn
 from torch.distributions import Categorical
 from torchrl.collectors import Collector
 from torchrl.envs import GymEnv, InitTracker, TransformedEnv
-from torchrl.modules import ActorValueOperator, LSTMModule, ProbabilisticActor, ValueOperator
+from torchrl.modules import (
+    ActorValueOperator,
+    LSTMModule,
+    ProbabilisticActor,
+    ValueOperator,
+    set_recurrent_mode,
+)
 
 from hts_torchrl import (
     A2C,
@@ -23,7 +29,7 @@ from hts_torchrl.envs.make_group import env_spec_of
 from tests.fakes import RecallEnv
 from tests.fits import cartpole, watched_fit
 from tests.policies import counting_policy, recalling_policy
-from tests.runs import play
+from tests.runs import digest, play
 
 SHORT = GymEnvs("CartPole-v1", {"max_episode_steps": 9})
 
@@ -93,6 +99,18 @@ class TestBatches:
             expected[ended] = 0
             assert torch.equal(first[key][:, 0], expected)
 
+    def test_the_recurrent_mode_of_the_caller_changes_no_bit(self):
+        def collected():
+            collector = HTSCollector(
+                SHORT, torchrl_policy(), num_envs=3, frames_per_batch=48, total_frames=96,
+                num_actors=0,
+            )  # fmt: skip
+            return digest(play(collector))
+
+        alone = collected()
+        with set_recurrent_mode(True):
+            assert collected() == alone
+
     @pytest.mark.processes
     def test_any_actor_goes_on_where_another_left_off(self):
         """The memory counts the steps of its trajectory."""
@@ -137,16 +155,18 @@ class ComparingA2C(A2C):
         return super().loss(samples)
 
 
-@pytest.mark.parametrize("network", ["lstm", "gru", "mlp+gru"])
+@pytest.mark.parametrize("network", ["lstm", "gru", "counting"])
 def test_the_learner_finds_the_log_probabilities_that_actors_stored(network):
     """To the last bit where no game ends in a round: the passes of actors have 8 rows, too."""
-    learner = ComparingA2C(network=network, learning_rate=0.01)
+    policy = counting_policy(first=3.0) if network == "counting" else None
+    learner = ComparingA2C(policy, network="mlp" if policy else network, learning_rate=0.01)
     learner.distances = []
     watch = watched_fit(
         learner, cartpole(6, env=SHORT, num_envs=8, frames_per_batch=64, inference_batch_size=8)
     )
     ends = [bool(batch["next", "done"][:, :-1].any()) for batch in watch.rounds]
     assert len(learner.distances) == 6
+    assert any(ends)
     assert max(learner.distances) < 1e-5
     assert all(d == 0 for d, ended in zip(learner.distances, ends, strict=True) if not ended)
 

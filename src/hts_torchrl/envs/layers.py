@@ -41,9 +41,9 @@ def warn_of_statistics(env: Any) -> None:  # noqa: ANN401
     if names := running_statistics(env):
         warnings.warn(
             f"{' and '.join(names)} keep running statistics of their own in every environment, and "
-            "begin anew in those of an evaluation: use fixed ones (torchrl's ObservationNorm with "
-            "loc and scale, gymnasium.wrappers.TransformObservation and TransformReward), or "
-            "normalise in the network",
+            "begin anew in those of an evaluation: HTSDataModule(normalize_observation=True, "
+            "normalize_reward=True) has common ones; or use fixed ones (torchrl's ObservationNorm "
+            "with loc and scale, gymnasium.wrappers.TransformObservation and TransformReward)",
             stacklevel=5,  # a method, __init__ of a class that takes settings, and its caller
         )
 

@@ -11,6 +11,7 @@ import torch
 from tensordict import TensorDictBase
 from tensordict.nn import ProbabilisticTensorDictModule
 from torch import Tensor, nn
+from torchrl.modules import set_recurrent_mode
 
 from hts_torchrl.config import (
     Array,
@@ -86,6 +87,9 @@ class PolicyInference:
         }
         """Keys of the memory for the next step, each with the key that the policy writes it to."""
         self.draws = torch.full((batch_size, spec.action.num_draws), 0.5, dtype=torch.float64)
+        # The caller of the serial twin may have set another mode.
+        remembers = bool(spec.memory.initial)
+        self._single_steps = set_recurrent_mode(False) if remembers else contextlib.nullcontext()
         self.action = spec.action
         self.log_prob_key: Key | None = None
         """None if the policy writes the action itself, and gives no distribution."""
@@ -142,7 +146,7 @@ class PolicyInference:
     def run_batch(self, greedy: bool = False) -> tuple[dict[Key, Tensor], PolicyOutput]:
         """Run one pass over ``inputs`` and ``draws``: its answers, and all that it computed."""
         inputs = {key: value.to(self._device) for key, value in self.inputs.items()}
-        with torch.no_grad(), one_thread():
+        with torch.no_grad(), one_thread(), self._single_steps:
             draws = self.draws.to(self._device)
             if self._exploring is None:
                 answers, result = self._sampled(inputs, draws, greedy)
