@@ -30,6 +30,7 @@ EXAMPLES = {
     "postproc": DoubleToFloat(),
     "split_trajs": True,
     "track_traj_ids": False,
+    "init_random_frames": 16,
     "exploration_type": ExplorationType.DETERMINISTIC,
     "set_truncated": True,
     "replay_buffer": ReplayBuffer(storage=ListStorage(8)),
@@ -113,7 +114,7 @@ def test_defaults_of_torchrl_change_nothing():
 @pytest.mark.parametrize(
     ("name", "value"),
     [("reset_at_each_iter", 0), ("extend_buffer", 1), ("sync", False), ("env_device", "cuda:0"),
-     ("init_random_frames", 100), ("backend", "ray"), ("compile_policy", {"mode": "default"}),
+     ("backend", "ray"), ("compile_policy", {"mode": "default"}),
      ("use_buffers", False)],
 )  # fmt: skip
 def test_values_that_are_nearly_accepted_are_refused(name, value):
@@ -138,6 +139,8 @@ def test_values_that_are_nearly_accepted_are_refused(name, value):
         ({"storing_device": "gpu"}, "storing_device='gpu'; a device of this machine"),
         ({"policy_device": "xpu:77"}, "policy_device='xpu:77'; a device of this machine"),
         ({"device": 3.5}, "storing_device=3.5; a device of this machine"),
+        ({"init_random_frames": -2}, "init_random_frames=-2; a number of steps"),
+        ({"init_random_frames": 0.5}, "init_random_frames=0.5; a number of steps"),
         ({"exploration_type": ExplorationType.MEAN}, "exploration_type=.*discrete actions"),
         ({"exploration_type": "bold"}, "exploration_type='bold'"),
     ],

@@ -129,7 +129,11 @@ class HTSCollector(ContractCollector):
             precision=precision,
             all_outputs=all_outputs,
         )
-        self._actor = replace(actor, greedy=self._torchrl.greedy(self.env_spec))
+        self._actor = replace(
+            actor,
+            greedy=self._torchrl.greedy(self.env_spec),
+            random_rounds=self._torchrl.random_rounds(self.env_spec, self.frames_per_batch),
+        )
         self._set_form(self.schedule, clone=clone)
         self._progress = Progress.blank(self.config, self.env_spec, self._steps_per_seed)
         self._times = RunTimes(self.config)

@@ -26,7 +26,6 @@ FIXED: Mapping[str, Fixed] = {
     "num_collectors": Fixed((None,), "num_envs and num_actors say how many there are"),
     "sync": Fixed((None, True), "every round is synchronous"),
     "env_device": Fixed((None, "cpu"), "environments run on the CPU"),
-    "init_random_frames": Fixed((None, 0, -1), "the policy decides every action"),
     "reset_at_each_iter": Fixed((False,), "games go on in the next round, which runs already"),
     "return_same_td": Fixed((False,), "clone=False saves the copy"),
     "reset_when_done": Fixed((True,), "a game that has ended is followed by another"),

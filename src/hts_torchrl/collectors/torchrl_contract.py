@@ -25,7 +25,6 @@ from hts_torchrl.shared.rollout import storage_specs
 class ContractCollector(OnePolicyCollector):
     """Hands out rounds in the form that TorchRL's arguments ask for, and keeps its attributes."""
 
-    init_random_frames = 0
     reset_at_each_iter = False
     extend_buffer = True
     _ignore_rb = False
@@ -65,6 +64,7 @@ class ContractCollector(OnePolicyCollector):
             setattr(self, name, getattr(self._torchrl, name))
         self.storing_device = self._torchrl.batch_device
         self.traj_format = self._torchrl.traj_format or "padded"
+        self.init_random_frames = self._torchrl.random_frames
         return rest
 
     def _set_form(self, schedule: Schedule, *, clone: bool) -> None:

@@ -38,7 +38,7 @@ def as_policy(policy: nn.Module, spec: EnvSpec) -> TensorDictModuleBase:
         ConfigurationError: if it is not obvious, or if the policy reads what nobody provides.
     """
     if isinstance(policy, RandomPolicy):
-        return RandomActions(spec.action)
+        return RandomActions(spec)
     policy = uncompiled(policy)
     if isinstance(policy, TensorDictModuleBase):
         _require_readable(policy, spec)
