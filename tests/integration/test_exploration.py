@@ -10,6 +10,7 @@ from gymnasium.envs.classic_control import PendulumEnv
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn
 from torchrl.data import Bounded, Categorical
+from torchrl.envs import GymEnv
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 from torchrl.modules import (
     MLP,
@@ -24,7 +25,7 @@ from torchrl.modules import (
     TanhNormal,
 )
 
-from hts_torchrl import A2C, ConfigurationError, GymEnvs, HTSCollector
+from hts_torchrl import A2C, ConfigurationError, GymEnvs, HTSCollector, env_spec_of
 from hts_torchrl.training.evaluation import Evaluation
 from tests.fits import cartpole, watched_fit
 from tests.runs import digest, play
@@ -33,6 +34,10 @@ CARTPOLE = GymEnvs("CartPole-v1", {"max_episode_steps": 15})
 PENDULUM = GymEnvs("Pendulum-v1", {"max_episode_steps": 15})
 TORQUE = Bounded(-2.0, 2.0, (1,))
 CHOICE = Categorical(2)
+
+
+def torchrls_pendulum() -> GymEnv:
+    return GymEnv("Pendulum-v1")
 
 
 def greedy() -> QValueActor:
@@ -289,6 +294,24 @@ class TestInitRandomFrames:
 
         with pytest.raises(ConfigurationError, match=r"random actions: .* no bounds"):
             collect(sac, Endless, init_random_frames=1)
+
+
+class TestModulesWithoutSpec:
+    @pytest.mark.parametrize("env", [PENDULUM, torchrls_pendulum])
+    def test_gaussian_noise_stays_within_the_bounds_of_the_environment(self, env):
+        assert env_spec_of(env)  # TorchRL keeps the frames in which it makes its first environment
+
+        def loud(**spec):
+            return TensorDictSequential(actor(), AdditiveGaussianModule(sigma_init=3.0, **spec))
+
+        told = play(collect(lambda: loud(spec=TORQUE), env))
+        assert digest(play(collect(loud, env))) == digest(told)
+        assert told[0]["action"].abs().max() == 2
+
+    def test_an_epsilon_without_a_choice_is_refused_in_one_line(self):
+        policy = TensorDictSequential(greedy(), EGreedyModule(None))
+        with pytest.raises(ConfigurationError, match=r"^the policy has an EGreedyModule [^\n]+$"):
+            collect(lambda: policy, CARTPOLE)
 
 
 class TestOtherPolicies:
