@@ -67,10 +67,13 @@ class HTSCollector(ContractCollector):
             a ``gymnasium.Env``, a vector environment of ``envs_per_executor``, or a TorchRL
             ``EnvBase``, which is given the environment's index if it has an argument without a
             default; or an ``EnvBase``, of which each environment is a copy; or a list with a
-            function or an ``EnvBase`` for each environment.
+            function or an ``EnvBase`` for each environment. An ``EnvBase`` of batch size
+            ``[envs_per_executor]`` is all environments of an executor.
         policy: a TensorDict policy with one probabilistic module (``ProbabilisticActor``,
-            ``ActorValueOperator``, ``hts_torchrl.models.ActorCritic``), or a plain module that maps
-            the observation to logits (discrete) or to mean and standard deviation (continuous).
+            ``ActorValueOperator``, ``hts_torchrl.models.ActorCritic``), or with none
+            (``QValueActor``, ``RandomPolicy``), with or without a module that explores; or a plain
+            module that maps the observation to logits (discrete) or to mean and standard deviation
+            (continuous).
         policy_factory: makes the policy, where it cannot be pickled; instead of ``policy``.
         num_envs: environments; None is the length of a list, and else 16.
         precision: of the actors, in Lightning's words; give the learner the same.

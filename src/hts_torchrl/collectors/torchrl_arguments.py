@@ -30,7 +30,7 @@ FIXED: Mapping[str, Fixed] = {
     "return_same_td": Fixed((False,), "clone=False saves the copy"),
     "reset_when_done": Fixed((True,), "a game that has ended is followed by another"),
     "interruptor": Fixed((None,), "a round always has all of its steps"),
-    "use_buffers": Fixed((None, True), "rounds are written to shared memory"),
+    "use_buffers": Fixed((None, True, False), "a boolean is needed"),
     "extend_buffer": Fixed((True,), "a buffer is extended by whole rounds"),
     "trust_policy": Fixed((None, False), "every policy is tried before it acts"),
     "compile_policy": Fixed((None, False), _BITS),

@@ -135,10 +135,6 @@ class ContractCollector(OnePolicyCollector):
             "'full_action_spec' are known"
         )
 
-    def getattr_rb(self, attr: str) -> Any:  # noqa: ANN401
-        """Return an attribute of the replay buffer that was given."""
-        return getattr(self.replay_buffer, attr)
-
     def enable_profile(self, **settings: Any) -> None:  # noqa: ANN401
         """Profile rounds as TorchRL does, with everything in this process only.
 

@@ -42,7 +42,8 @@ def as_policy(policy: nn.Module, spec: EnvSpec) -> TensorDictModuleBase:
     if isinstance(policy, RandomPolicy):
         return RandomActions(spec)
     policy = uncompiled(policy)
-    _complete(policy, spec)
+    if isinstance(policy, nn.Module):
+        _complete(policy, spec)
     if isinstance(policy, TensorDictModuleBase):
         _require_readable(policy, spec)
         _initialise(policy, spec)
