@@ -17,6 +17,7 @@ from hts_torchrl.training.evaluation import Evaluation
 
 def main(total_frames: int = 60_000) -> float:
     torch.manual_seed(0)
+    torch.set_num_threads(1)  # of layers this small: more threads wait longer than they compute
     envs, spec = GymEnvs("CartPole-v1"), Categorical(2)
     actor = QValueActor(MLP(4, 2, num_cells=[128, 128]), in_keys=["observation"], spec=spec)
     explores = EGreedyModule(spec, eps_end=0.05, annealing_num_steps=total_frames // 4)

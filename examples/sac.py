@@ -18,6 +18,7 @@ from hts_torchrl.training.evaluation import Evaluation
 
 def main(total_frames: int = 20_000) -> float:
     torch.manual_seed(0)
+    torch.set_num_threads(1)  # of layers this small: more threads wait longer than they compute
     envs = GymEnvs("Pendulum-v1")
     net = nn.Sequential(MLP(3, 2, num_cells=[64, 64]), NormalParamExtractor())
     actor = ProbabilisticActor(
@@ -35,11 +36,11 @@ def main(total_frames: int = 20_000) -> float:
     buffer = ReplayBuffer(storage=LazyTensorStorage(100_000), batch_size=128)
     collector = HTSCollector(
         envs, actor, num_envs=4, envs_per_executor=4, frames_per_batch=32,
-        total_frames=total_frames,
+        total_frames=total_frames, init_random_frames=1000,
     )  # fmt: skip
     for batch in collector:  # the next 32 steps are being played meanwhile
         buffer.extend(batch.reshape(-1))
-        for _ in range(16 if len(buffer) > 1000 else 0):
+        for _ in range(16 if len(buffer) >= collector.init_random_frames else 0):
             losses = loss_module(buffer.sample())
             optimizer.zero_grad()
             sum(value for name, value in losses.items() if name.startswith("loss_")).backward()

@@ -91,6 +91,15 @@ def test_what_is_remembered_is_as_it_was_when_the_round_began(tmp_path):
     assert killed == run(DeadlyEnvs(""), "lstm", num_actors=0)
 
 
+def test_rounds_of_random_actions_are_repeated_as_such(tmp_path):
+    """One is killed in the last of them, and one in the round after it."""
+    deaths = [("step", STEPS + 3), ("step", 2 * STEPS + 1)]
+    random = {"init_random_frames": 2 * ENVS * STEPS}
+    killed = run(DeadlyEnvs(str(tmp_path), tuple(deaths)), envs_per_executor=2, **random)
+    assert len(list(tmp_path.iterdir())) == 2
+    assert killed == run(DeadlyEnvs(""), num_actors=0, **random)
+
+
 @pytest.mark.thorough
 def test_a_fork_server_that_is_killed_changes_no_bit(undisturbed, caplog):
     """Alone, then together with an executor; the workers that it has started live on."""

@@ -2,12 +2,16 @@
 
 import copy
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
+from gymnasium.envs.classic_control import PendulumEnv
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn
 from torchrl.data import Bounded, Categorical
+from torchrl.envs import GymEnv
+from torchrl.envs.utils import ExplorationType, set_exploration_type
 from torchrl.modules import (
     MLP,
     AdditiveGaussianModule,
@@ -21,7 +25,7 @@ from torchrl.modules import (
     TanhNormal,
 )
 
-from hts_torchrl import A2C, ConfigurationError, GymEnvs, HTSCollector
+from hts_torchrl import A2C, ConfigurationError, GymEnvs, HTSCollector, env_spec_of
 from hts_torchrl.training.evaluation import Evaluation
 from tests.fits import cartpole, watched_fit
 from tests.runs import digest, play
@@ -30,6 +34,10 @@ CARTPOLE = GymEnvs("CartPole-v1", {"max_episode_steps": 15})
 PENDULUM = GymEnvs("Pendulum-v1", {"max_episode_steps": 15})
 TORQUE = Bounded(-2.0, 2.0, (1,))
 CHOICE = Categorical(2)
+
+
+def torchrls_pendulum() -> GymEnv:
+    return GymEnv("Pendulum-v1")
 
 
 def greedy() -> QValueActor:
@@ -189,6 +197,121 @@ def test_a_greedy_evaluation_does_not_explore():
     assert evaluation.run(dqn(1.0)).scores.tolist() == evaluation.run(greedy()).scores.tolist()
     exploring = Evaluation(CARTPOLE, 4, seed=0).run(dqn(1.0)).scores.tolist()
     assert exploring != evaluation.run(greedy()).scores.tolist()
+
+
+class Masked(gymnasium.Wrapper):
+    """A CartPole that tells that only the push to the right is allowed."""
+
+    def __init__(self, env):
+        super().__init__(env)
+        mask = gymnasium.spaces.MultiBinary(2)
+        self.observation_space = gymnasium.spaces.Dict(
+            observation=env.observation_space, action_mask=mask
+        )
+
+    def reset(self, **settings):
+        observation, info = self.env.reset(**settings)
+        return self._with_mask(observation), info
+
+    def step(self, action):
+        observation, *rest = self.env.step(action)
+        return self._with_mask(observation), *rest
+
+    def _with_mask(self, observation):
+        return {"observation": observation, "action_mask": np.array([0, 1], np.int8)}
+
+
+class TestInitRandomFrames:
+    """Two of four rounds take random actions: 81 steps are asked for, of rounds of 80."""
+
+    FIRST = {"init_random_frames": 81, "rounds": 4}  # noqa: RUF012
+
+    @pytest.mark.parametrize("name", ["DQN", "DDPG", "SAC"])
+    def test_whole_rounds_of_it_are_random_and_no_more(self, name):
+        make, env = POLICIES[name]
+        batches = play(
+            collect(make, env, exploration_type=ExplorationType.DETERMINISTIC, **self.FIRST)
+        )
+        policy = make() if name == "SAC" else make()[0]  # without what explores
+        with set_exploration_type(ExplorationType.DETERMINISTIC), torch.no_grad():
+            alike = [
+                torch.isclose(policy(batch.clone())["action"].float(), batch["action"].float())
+                for batch in batches
+            ]
+        assert [bool(same.all()) for same in alike] == [False, False, True, True]
+        assert max(float(same.float().mean()) for same in alike[:2]) < 0.7
+
+    def test_all_torques_are_as_likely(self):
+        (batch,) = play(
+            collect(sac, PENDULUM, 1, num_envs=16, frames_per_batch=1600, init_random_frames=1)
+        )
+        quarters = torch.histc(batch["action"], 4, -2, 2) / 1600
+        assert quarters.tolist() == pytest.approx([0.25] * 4, abs=0.04)
+
+    def test_the_log_probability_is_that_of_the_action_that_was_taken(self):
+        policy = sac()
+        (batch,) = play(collect(lambda: policy, PENDULUM, 1, init_random_frames=80))
+        with torch.no_grad():
+            expected = policy.get_dist(batch.clone()).log_prob(batch["action"])
+        assert torch.allclose(batch["action_log_prob"], expected, atol=1e-4)
+
+    def test_a_forbidden_action_is_never_taken(self):
+        def create():
+            return Masked(gymnasium.make("CartPole-v1"))
+
+        (batch,) = play(collect(greedy, create, 1, init_random_frames=80))
+        assert batch["action"].min() == 1
+        (batch,) = play(collect(RandomPolicy, create, 1))
+        assert batch["action"].min() == 1
+
+    @pytest.mark.processes
+    @pytest.mark.parametrize("name", ["DQN", "SAC"])
+    def test_two_actors_give_the_bits_of_the_serial_twin(self, name):
+        make, env = POLICIES[name]
+        alone = digest(play(collect(make, env, **self.FIRST)))
+        assert digest(play(collect(make, env, envs_per_executor=2, **self.FIRST))) == alone
+        assert digest(play(collect(make, env, num_actors=2, **self.FIRST))) == alone
+
+    @pytest.mark.parametrize("name", ["DDPG", "SAC"])
+    @pytest.mark.parametrize("stopped_after", [1, 2])
+    def test_a_stopped_run_goes_on_with_the_same_bits(self, name, stopped_after):
+        make, env = POLICIES[name]
+        whole = play(collect(make, env, **self.FIRST))
+        stopped = collect(make, env, **self.FIRST)
+        iterator = iter(stopped)
+        first = [next(iterator) for _ in range(stopped_after)]
+        state = copy.deepcopy(stopped.state_dict())
+        stopped.shutdown()
+        resumed = collect(make, env, **self.FIRST)
+        resumed.load_state_dict(state)
+        assert digest(first + play(resumed)) == digest(whole)
+
+    def test_actions_without_bounds_are_refused(self):
+        class Endless(PendulumEnv):
+            def __init__(self):
+                super().__init__()
+                self.action_space = gymnasium.spaces.Box(-np.inf, np.inf, (1,))
+
+        with pytest.raises(ConfigurationError, match=r"random actions: .* no bounds"):
+            collect(sac, Endless, init_random_frames=1)
+
+
+class TestModulesWithoutSpec:
+    @pytest.mark.parametrize("env", [PENDULUM, torchrls_pendulum])
+    def test_gaussian_noise_stays_within_the_bounds_of_the_environment(self, env):
+        assert env_spec_of(env)  # TorchRL keeps the frames in which it makes its first environment
+
+        def loud(**spec):
+            return TensorDictSequential(actor(), AdditiveGaussianModule(sigma_init=3.0, **spec))
+
+        told = play(collect(lambda: loud(spec=TORQUE), env))
+        assert digest(play(collect(loud, env))) == digest(told)
+        assert told[0]["action"].abs().max() == 2
+
+    def test_an_epsilon_without_a_choice_is_refused_in_one_line(self):
+        policy = TensorDictSequential(greedy(), EGreedyModule(None))
+        with pytest.raises(ConfigurationError, match=r"^the policy has an EGreedyModule [^\n]+$"):
+            collect(lambda: policy, CARTPOLE)
 
 
 class TestOtherPolicies:

@@ -30,10 +30,12 @@ EXAMPLES = {
     "postproc": DoubleToFloat(),
     "split_trajs": True,
     "track_traj_ids": False,
+    "init_random_frames": 16,
     "exploration_type": ExplorationType.DETERMINISTIC,
     "set_truncated": True,
     "replay_buffer": ReplayBuffer(storage=ListStorage(8)),
     "no_cuda_sync": True,
+    "use_buffers": False,
     "track_policy_version": True,
     "worker_idx": 0,
     "trajs_per_batch": 1,
@@ -77,7 +79,7 @@ def test_every_row_is_tried():
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_an_argument_that_is_done_is_accepted(name):
     collector = collect(**NEEDED.get(name, {}), **{name: EXAMPLES[name]})
-    if name not in ("no_cuda_sync", "policy_device"):
+    if name not in ("no_cuda_sync", "policy_device", "use_buffers"):
         assert getattr(collector, name) == EXAMPLES[name]
     collector.shutdown()
 
@@ -113,8 +115,8 @@ def test_defaults_of_torchrl_change_nothing():
 @pytest.mark.parametrize(
     ("name", "value"),
     [("reset_at_each_iter", 0), ("extend_buffer", 1), ("sync", False), ("env_device", "cuda:0"),
-     ("init_random_frames", 100), ("backend", "ray"), ("compile_policy", {"mode": "default"}),
-     ("use_buffers", False)],
+     ("backend", "ray"), ("compile_policy", {"mode": "default"}),
+     ("use_buffers", 1)],
 )  # fmt: skip
 def test_values_that_are_nearly_accepted_are_refused(name, value):
     with pytest.raises(ConfigurationError, match=f"^{name}="):
@@ -138,6 +140,8 @@ def test_values_that_are_nearly_accepted_are_refused(name, value):
         ({"storing_device": "gpu"}, "storing_device='gpu'; a device of this machine"),
         ({"policy_device": "xpu:77"}, "policy_device='xpu:77'; a device of this machine"),
         ({"device": 3.5}, "storing_device=3.5; a device of this machine"),
+        ({"init_random_frames": -2}, "init_random_frames=-2; a number of steps"),
+        ({"init_random_frames": 0.5}, "init_random_frames=0.5; a number of steps"),
         ({"exploration_type": ExplorationType.MEAN}, "exploration_type=.*discrete actions"),
         ({"exploration_type": "bold"}, "exploration_type='bold'"),
     ],
@@ -158,10 +162,11 @@ def test_unknown_arguments_are_still_refused():
         collect(postprocs=None)
 
 
-def test_the_example_of_the_page_runs(monkeypatch):
+@pytest.mark.parametrize(("number", "collected"), [(0, 256), (1, 512)])
+def test_the_examples_of_the_page_run(number, collected, monkeypatch):
     home = "hts_torchrl.collectors.hts.HTSCollector"
     monkeypatch.setattr(home, functools.partial(HTSCollector, num_actors=0))
-    (example,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    example = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)[number]
     names = {}
     exec(compile(example, "example", "exec"), names)
-    assert len(names["buffer"]) == 256
+    assert len(names["buffer"]) == collected

@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from torchrl.data import Categorical
 
 from tests.runs import digest, perturbed
 from tests.torchrl_contract.test_batches import ENVS, ROUNDS, STEPS, collect
@@ -122,3 +123,11 @@ def test_what_torchrl_starts_in_a_thread_is_shut_down_here():
     collector.async_shutdown()
     with pytest.raises(RuntimeError, match="shut down"):
         next(iter(collector))
+
+
+def test_trainers_may_ask_what_the_environments_accept():
+    collector = collect()
+    spec = collector.getattr_env("full_action_spec_unbatched")
+    assert spec["action"] == collector.getattr_env("action_spec") == Categorical(2)
+    with pytest.raises(AttributeError, match="'pole' of the environments"):
+        collector.getattr_env("pole")

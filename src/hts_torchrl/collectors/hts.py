@@ -69,12 +69,14 @@ class HTSCollector(ContractCollector):
             a ``gymnasium.Env``, a vector environment of ``envs_per_executor``, or a TorchRL
             ``EnvBase``, which is given the environment's index if it has an argument without a
             default; or an ``EnvBase``, of which each environment is a copy; or a list with a
-            function or an ``EnvBase`` for each environment.
+            function or an ``EnvBase`` for each environment. An ``EnvBase`` of batch size
+            ``[envs_per_executor]`` is all environments of an executor.
         policy: a TensorDict policy with one probabilistic module (``ProbabilisticActor``,
             ``ActorValueOperator``, ``hts_torchrl.models.ActorCritic``), or one that writes the
-            action itself, with or without modules that explore; or a plain module that maps the
-            observation to logits (discrete) or to mean and standard deviation (continuous). What it
-            writes under ``next`` and reads at the root is its memory.
+            action itself (``QValueActor``, ``RandomPolicy``), with or without modules that explore;
+            or a plain module that maps the observation to logits (discrete) or to mean and standard
+            deviation (continuous). What it writes under ``next`` and reads at the root is its
+            memory.
         policy_factory: makes the policy, where it cannot be pickled; instead of ``policy``.
         num_envs: environments; None is the length of a list, and else 16.
         precision: of the actors, in Lightning's words; give the learner the same.
@@ -133,7 +135,11 @@ class HTSCollector(ContractCollector):
             precision=precision,
             all_outputs=all_outputs,
         )
-        self._actor = replace(actor, greedy=self._torchrl.greedy(self.env_spec))
+        self._actor = replace(
+            actor,
+            greedy=self._torchrl.greedy(self.env_spec),
+            random_rounds=self._torchrl.random_rounds(self.env_spec, self.frames_per_batch),
+        )
         self._set_form(self.schedule, clone=clone)
         self._progress = Progress.blank(self.config, self.env_spec, self._steps_per_seed)
         self._times = RunTimes(self.config)

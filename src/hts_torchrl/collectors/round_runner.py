@@ -141,6 +141,7 @@ class RoundRunner:
         progress.versions = {**before, round_index: self.weights.acting_version}
 
     def _begin_round(self, round_index: int) -> None:
+        self.shared.state.round[0] = round_index
         self.shared.status.trace(round_index == self._times.traced_round)
         storage = self.shared.storages[self._schedule.storage_of(round_index)]
         if isinstance(storage, DebugStorage):

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
+from torchrl.data import Composite, TensorSpec
 
 from hts_torchrl.collectors.handing_out import HandingOut, extend
 from hts_torchrl.collectors.one_policy import OnePolicyCollector
@@ -17,6 +18,7 @@ from hts_torchrl.collectors.run_times import RunTimes, Trace
 from hts_torchrl.collectors.torchrl_arguments import without_fixed
 from hts_torchrl.collectors.torchrl_settings import TorchRLSettings
 from hts_torchrl.config import ArraySpec, CollectorSettings, EnvSpec, Key
+from hts_torchrl.envs.action_spec import tensor_spec_of
 from hts_torchrl.errors import ConfigurationError, ProtocolError
 from hts_torchrl.schedule import Schedule
 from hts_torchrl.shared.rollout import storage_specs
@@ -25,7 +27,6 @@ from hts_torchrl.shared.rollout import storage_specs
 class ContractCollector(OnePolicyCollector):
     """Hands out rounds in the form that TorchRL's arguments ask for, and keeps its attributes."""
 
-    init_random_frames = 0
     reset_at_each_iter = False
     extend_buffer = True
     _ignore_rb = False
@@ -65,6 +66,7 @@ class ContractCollector(OnePolicyCollector):
             setattr(self, name, getattr(self._torchrl, name))
         self.storing_device = self._torchrl.batch_device
         self.traj_format = self._torchrl.traj_format or "padded"
+        self.init_random_frames = self._torchrl.random_frames
         return rest
 
     def _set_form(self, schedule: Schedule, *, clone: bool) -> None:
@@ -108,6 +110,30 @@ class ContractCollector(OnePolicyCollector):
     def get_policy_version(self) -> int:
         """Return the updates in the weights that were published last."""
         return int(self.policy_version)
+
+    def getattr_env(self, attr: str) -> TensorSpec:
+        """Return what environments accept, which TorchRL's trainers ask for.
+
+        Args:
+            attr: ``action_spec`` or ``full_action_spec``; each is of one environment, as TorchRL's
+                ``_unbatched`` ones.
+
+        Raises:
+            AttributeError: for another name: environments live where executors run.
+        """
+        action = self.env_spec.action
+        spec = tensor_spec_of(action)
+        match attr.removesuffix("_unbatched"):
+            case "action_spec":
+                return spec
+            case "full_action_spec":
+                full = Composite()
+                full[action.key] = spec
+                return full
+        raise AttributeError(
+            f"{attr!r} of the environments, which live where executors run: 'action_spec' and "
+            "'full_action_spec' are known"
+        )
 
     def enable_profile(self, **settings: Any) -> None:  # noqa: ANN401
         """Profile rounds as TorchRL does, with everything in this process only.

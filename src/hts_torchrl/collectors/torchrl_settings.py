@@ -14,6 +14,7 @@ from torchrl.data import ReplayBuffer
 
 from hts_torchrl.config import EnvSpec
 from hts_torchrl.errors import ConfigurationError, require
+from hts_torchrl.policy.exploration import RandomActions
 
 Device: TypeAlias = torch.device | str | int
 _GREEDY = (InteractionType.DETERMINISTIC, InteractionType.MODE)
@@ -23,8 +24,8 @@ _GREEDY = (InteractionType.DETERMINISTIC, InteractionType.MODE)
 class TorchRLSettings:
     """What TorchRL's collector can be told, too, and this one does alike.
 
-    All of it happens in the caller's process or where environments are made, so that the rounds
-    themselves keep their bits.
+    Except for two that say how actors act, all of it happens in the caller's process or where
+    environments are made, so that the rounds themselves keep their bits.
     """
 
     device: Device | None = None
@@ -38,6 +39,9 @@ class TorchRLSettings:
     exploration_type: InteractionType | None = InteractionType.RANDOM
     """``RANDOM`` draws actions; ``DETERMINISTIC`` takes the likeliest one or the (squashed) mean,
     as ``MODE`` does for discrete actions."""
+    init_random_frames: int | None = None
+    """the first so many steps, rounded up to whole rounds, take uniformly random actions; None and
+    -1 are 0. The policy writes all else, also the log-probability of these actions."""
     postproc: Callable[[TensorDictBase], TensorDictBase] | None = None
     """applied to each batch before it is handed out; a ``torchrl`` transform is a function, too."""
     split_trajs: bool | None = None
@@ -74,6 +78,9 @@ class TorchRLSettings:
             )
         if self.split_trajs and self.trajs_per_batch is not None:
             raise ConfigurationError("give split_trajs or trajs_per_batch, one of the two")
+        frames = self.init_random_frames
+        counted = frames is None or (type(frames) is int and frames >= -1)
+        require(counted, f"init_random_frames={frames!r}", "a number of steps")
         tracked = isinstance(self.track_policy_version, bool)
         kind = type(self.track_policy_version).__name__
         require(tracked, f"track_policy_version of type {kind}", "True or False")
@@ -139,6 +146,25 @@ class TorchRLSettings:
                 "ExplorationType.RANDOM or DETERMINISTIC is needed"
             )
         return kind in _GREEDY
+
+    @property
+    def random_frames(self) -> int:
+        """Steps that take random actions, as they were asked for."""
+        return max(0, self.init_random_frames or 0)
+
+    def random_rounds(self, env_spec: EnvSpec, frames_per_round: int) -> int:
+        """Return in how many rounds actors answer uniform actions.
+
+        Args:
+            env_spec: what the environments accept.
+            frames_per_round: steps of all environments in a round.
+
+        Raises:
+            ConfigurationError: if there is nothing to draw between.
+        """
+        if self.random_frames:
+            RandomActions(env_spec)
+        return -(-self.random_frames // frames_per_round)
 
 
 def _there(setting: str, device: Device) -> torch.device:

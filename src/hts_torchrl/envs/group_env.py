@@ -8,19 +8,10 @@ from typing import Any
 import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
-from torchrl.data import (
-    Binary,
-    Bounded,
-    Categorical,
-    Composite,
-    MultiCategorical,
-    OneHot,
-    TensorSpec,
-    Unbounded,
-)
+from torchrl.data import Binary, Composite, Unbounded
 from torchrl.envs import EnvBase
 
-from hts_torchrl.config import ActionSpec
+from hts_torchrl.envs.action_spec import tensor_spec_of
 from hts_torchrl.envs.group import Array, CreateEnv, EnvFactory
 from hts_torchrl.envs.make_group import make_group
 
@@ -58,7 +49,7 @@ class GroupEnv(EnvBase):
         self.observation_spec = observations
         self._action_key = spec.action.key
         actions = Composite(shape=(count,))
-        actions[self._action_key] = _action_spec(spec.action, count)
+        actions[self._action_key] = tensor_spec_of(spec.action, count)
         self.full_action_spec = actions
         self.reward_spec = Unbounded((count, 1))
         ends = {name: flag.clone() for name in ("done", "terminated", "truncated")}
@@ -113,18 +104,3 @@ class GroupEnv(EnvBase):
 
 def _unbounded(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Unbounded:
     return Unbounded(shape, dtype=torch.from_numpy(np.empty(0, dtype)).dtype)
-
-
-def _action_spec(action: ActionSpec, count: int) -> TensorSpec:
-    shape = (count, *action.array.shape)
-    match action.kind:
-        case "discrete":
-            return Categorical(action.sizes[0], shape=shape)
-        case "one_hot":
-            return OneHot(action.sizes[0], shape=shape)
-        case "multi_discrete":
-            return MultiCategorical(action.sizes, shape=shape)
-    if action.kind == "mixed" or action.low is None or action.high is None:
-        return _unbounded(shape, action.array.dtype)
-    low, high = (torch.as_tensor(bound).expand(shape) for bound in (action.low, action.high))
-    return Bounded(low, high, shape=shape, dtype=low.dtype)

@@ -20,7 +20,8 @@ _STATISTICS = (
 def layers_of(env: Any) -> Iterator[Any]:  # noqa: ANN401
     """Yield an environment, and each wrapper, transform and environment inside it.
 
-    What a vector environment keeps in processes of its own is not seen.
+    What a vector environment keeps in processes of its own is not seen, nor what is in a batch of
+    TorchRL's, which makes its environments later.
     """
     seen: set[int] = set()
     rest = [env]
@@ -30,10 +31,19 @@ def layers_of(env: Any) -> Iterator[Any]:  # noqa: ANN401
             continue
         seen.add(id(layer))
         yield layer
-        rest += [getattr(layer, name, None) for name in _INSIDE]
+        if is_a(layer, "torchrl.BatchedEnvBase"):
+            continue
+        rest += [_part(layer, name) for name in _INSIDE]
         for name in ("envs", "transforms"):
-            several = getattr(layer, name, None)
+            several = _part(layer, name)
             rest += several if isinstance(several, Iterable) else [several]
+
+
+def _part(layer: Any, name: str) -> Any:  # noqa: ANN401
+    try:
+        return getattr(layer, name, None)
+    except RecursionError:  # a transformed batch, before its environments are made, asks itself
+        return None
 
 
 def warn_of_statistics(env: Any) -> None:  # noqa: ANN401

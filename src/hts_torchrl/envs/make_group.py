@@ -31,7 +31,7 @@ def make_group(
             ``EnvBase`` or a vector environment with as many environments as ``indices``, which is
             given the environment's index if it has an argument without a default; a TorchRL
             ``EnvBase``, which is copied; or a list with a function or an ``EnvBase`` for each
-            environment.
+            environment. An ``EnvBase`` may be a batch of as many as ``indices``.
         indices: global indices of the environments.
         render: whether :meth:`EnvGroup.render` will be called.
 
@@ -44,12 +44,13 @@ def make_group(
     try:
         for index, maker in zip(indices, _makers(create_env_fn, indices), strict=True):
             envs.append(_make(maker, index))
-            if is_a(envs[0], "gymnasium.VectorEnv"):
+            if _is_batch(envs[0]):
                 break
         if len(envs) < len(indices) and _is_list(create_env_fn):
             raise ConfigurationError(
                 "create_env_fn is a list, which has a function for each environment, but the first "
-                "returned a vector environment: give one function instead, or single environments"
+                "returned a vector environment or a batch: give one function instead, or single "
+                "environments"
             )
         return _group(envs, indices)
     except BaseException:
@@ -200,12 +201,13 @@ def _make(maker: Any, index: int) -> Any:  # noqa: ANN401
         return maker(index) if _takes_index(maker) else maker()
 
 
+def _is_batch(env: Any) -> bool:  # noqa: ANN401
+    """Return whether it is several environments already."""
+    batched = is_a(env, "torchrl.EnvBase") and bool(env.batch_size)
+    return batched or is_a(env, "gymnasium.VectorEnv")
+
+
 def _copy(env: Any, kind: str) -> Any:  # noqa: ANN401
-    if env.batch_size:
-        raise ConfigurationError(
-            f"create_env_fn is a {kind} of batch size {tuple(env.batch_size)}; give the function "
-            "that makes one of its environments, and num_envs: the collector does the batching"
-        )
     try:
         return cloudpickle.loads(cloudpickle.dumps(env))
     except Exception as error:
@@ -250,6 +252,10 @@ def _group(envs: list[Any], indices: Sequence[int]) -> EnvGroup:
         return VectorGroup(envs[0], indices)
     if kind == "gymnasium.Env":
         return SerialGroup(envs, indices)
+    if _is_batch(envs[0]):
+        from hts_torchrl.envs.torchrl_batch import BatchedEnvGroup  # noqa: PLC0415 - it imports torch
+
+        return BatchedEnvGroup(envs[0], indices)
     from hts_torchrl.envs.torchrl import EnvBaseGroup  # noqa: PLC0415 - it imports torch
 
     return EnvBaseGroup(envs, indices)

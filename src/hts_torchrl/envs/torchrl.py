@@ -53,11 +53,11 @@ class EnvBaseGroup:
         specs = {}
         for index, env in zip(self.indices, self.envs, strict=True):
             try:
-                specs[index] = _env_spec(env)
+                specs[index] = spec_of_one(env)
             except ConfigurationError as error:
                 raise ConfigurationError(f"environment {index}: {error}") from None
         self.spec = require_alike(specs)
-        self._parts = [_parts_of(env) for env in self.envs]
+        self._parts = [parts_of(env) for env in self.envs]
         self._reward_keys = [env.reward_key for env in self.envs]
         self._act_on: list[Any] = []
 
@@ -147,18 +147,20 @@ def limited(env: EnvBase, most_steps: int) -> EnvBase:
     return TransformedEnv(env, StepCounter(max_steps=most_steps))
 
 
-def _env_spec(env: EnvBase) -> EnvSpec:
-    if env.batch_size:
-        raise ConfigurationError(
-            f"a {type(env).__name__} has batch size {tuple(env.batch_size)}; give unbatched "
-            "environments: the collector does the batching"
-        )
+def spec_of_one(env: EnvBase) -> EnvSpec:
+    """Return what one environment observes and accepts, also where ``env`` is a batch of them.
+
+    Raises:
+        ConfigurationError: if it is not supported.
+    """
     _require_one_game(env)
     primers = [layer for layer in layers_of(env) if is_a(layer, "torchrl.TensorDictPrimer")]
+    if primers and env.batch_size:
+        raise ConfigurationError("a TensorDictPrimer of a batch: give it to each environment")
     filled = {key: value for primer in primers for key, value in primer_values(primer)}
     observations = {
         key: _array_spec(spec)
-        for key, spec in env.observation_spec.items(include_nested=True, leaves_only=True)
+        for key, spec in env.observation_spec_unbatched.items(include_nested=True, leaves_only=True)
         if not isinstance(spec, Composite) and key not in filled
     }
     action = _action_spec(env)
@@ -176,14 +178,14 @@ def _require_one_game(env: EnvBase) -> None:
     Raises:
         ConfigurationError: naming the spec.
     """
-    rewards = env.full_reward_spec
+    rewards = env.full_reward_spec_unbatched
     sizes = {str(key): list(rewards[key].shape) for key in env.reward_keys}
     if [math.prod(size) for size in sizes.values()] != [1]:
         raise ConfigurationError(
             f"the rewards of a step have the shapes {sizes}, but one number is needed: torchrl's "
             "LineariseRewards weighs several objectives into one"
         )
-    ends = env.full_done_spec
+    ends = env.full_done_spec_unbatched
     several = [k for k in env.done_keys if not isinstance(k, str) or math.prod(ends[k].shape) != 1]
     if several:
         raise ConfigurationError(
@@ -227,12 +229,14 @@ def _array_spec(spec: TensorSpec) -> ArraySpec:
 
 def _action_spec(env: EnvBase) -> ActionSpec:
     if len(env.action_keys) != 1:
-        return joined(list(_parts_of(env).values()))
-    return replace(_action_of(env.full_action_spec[env.action_key]), key=env.action_key)
+        return joined(list(parts_of(env).values()))
+    return replace(_action_of(env.full_action_spec_unbatched[env.action_key]), key=env.action_key)
 
 
-def _parts_of(env: EnvBase) -> dict[Key, ActionSpec]:
-    return {key: _action_of(env.full_action_spec[key]) for key in env.action_keys}
+def parts_of(env: EnvBase) -> dict[Key, ActionSpec]:
+    """Return what one environment accepts under each key of actions."""
+    specs = env.full_action_spec_unbatched
+    return {key: _action_of(specs[key]) for key in env.action_keys}
 
 
 def _action_of(spec: TensorSpec) -> ActionSpec:
@@ -242,6 +246,8 @@ def _action_of(spec: TensorSpec) -> ActionSpec:
         case MultiCategorical() if spec.nvec.ndim == 1:  # which is a Categorical too
             sizes = tuple(int(n) for n in spec.nvec)
             return ActionSpec("multi_discrete", _array_spec(spec), sizes)
+        case Binary() if len(spec.shape) == 1:
+            return ActionSpec("multi_discrete", _array_spec(spec), (2,) * spec.shape[0])
         case Categorical() if not isinstance(spec, MultiCategorical | Binary):
             return ActionSpec("discrete", _array_spec(spec), (int(spec.n),))
         case Bounded() | Unbounded() if spec.dtype.is_floating_point:
@@ -249,6 +255,6 @@ def _action_of(spec: TensorSpec) -> ActionSpec:
             high = spec.space.high.numpy() if isinstance(spec, Bounded) else None
             return ActionSpec("continuous", _array_spec(spec), low=low, high=high)
     raise ConfigurationError(
-        f"the action spec {in_one_line(spec)} is not supported; OneHot, Categorical, "
-        "MultiCategorical and a Bounded or Unbounded of floats are"
+        f"the action spec {in_one_line(spec)} is not supported; OneHot, Categorical, a flat "
+        "MultiCategorical or Binary and a Bounded or Unbounded of floats are"
     )

@@ -12,10 +12,11 @@ from tensordict.nn import (
 )
 from torch import nn
 from torch.nn.parameter import is_lazy
-from torchrl.modules import RandomPolicy
+from torchrl.modules import AdditiveGaussianModule, EGreedyModule, RandomPolicy
 
 from hts_torchrl.compat.torch import uncompiled
 from hts_torchrl.config import IS_INIT, EnvSpec
+from hts_torchrl.envs.action_spec import tensor_spec_of
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.models.distributions import action_head, parameter_keys
 from hts_torchrl.policy.exploration import RandomActions
@@ -27,8 +28,9 @@ def as_policy(policy: nn.Module, spec: EnvSpec) -> TensorDictModuleBase:
 
     A plain module maps the one observation to logits (discrete actions) or to a pair of mean and
     standard deviation (continuous actions). TorchRL's ``RandomPolicy`` becomes a module whose draws
-    belong to the environments. Lazy layers are initialised, in place. What ``torch.compile``
-    returned acts as the module that it was given.
+    belong to the environments. Lazy layers are initialised, and an ``AdditiveGaussianModule`` that
+    has no spec is given the environment's, in place. What ``torch.compile`` returned acts as the
+    module that it was given.
 
     Args:
         policy: a TensorDict policy, or a module that returns logits (or mean and scale).
@@ -38,8 +40,10 @@ def as_policy(policy: nn.Module, spec: EnvSpec) -> TensorDictModuleBase:
         ConfigurationError: if it is not obvious, or if the policy reads what nobody provides.
     """
     if isinstance(policy, RandomPolicy):
-        return RandomActions(spec.action)
+        return RandomActions(spec)
     policy = uncompiled(policy)
+    if isinstance(policy, nn.Module):
+        _complete(policy, spec)
     if isinstance(policy, TensorDictModuleBase):
         _require_readable(policy, spec)
         _initialise(policy, spec)
@@ -56,6 +60,23 @@ def as_policy(policy: nn.Module, spec: EnvSpec) -> TensorDictModuleBase:
     )
     _initialise(whole, spec)
     return whole
+
+
+def _complete(policy: nn.Module, spec: EnvSpec) -> None:
+    """Give modules that explore the spec of actions that they lack, as TorchRL's collector does.
+
+    Raises:
+        ConfigurationError: for one that takes none later.
+    """
+    for module in policy.modules():
+        if isinstance(module, AdditiveGaussianModule) and module.spec is None:
+            module.spec = tensor_spec_of(spec.action)
+        elif isinstance(module, EGreedyModule) and module.spec is None:
+            kind = type(tensor_spec_of(spec.action)).__name__
+            raise ConfigurationError(
+                f"the policy has an EGreedyModule without a spec: give it torchrl's {kind} of the "
+                f"environment's actions ({spec.action.kind} {list(spec.action.sizes)})"
+            )
 
 
 def _initialise(policy: TensorDictModuleBase, spec: EnvSpec) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModuleBase
@@ -9,8 +11,9 @@ from torch import Tensor, nn
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 from torchrl.modules import OrnsteinUhlenbeckProcessModule
 
-from hts_torchrl.config import ActionSpec, Array, Key
+from hts_torchrl.config import ActionSpec, Array, EnvSpec, Key
 from hts_torchrl.errors import ConfigurationError
+from hts_torchrl.models.action_mask import mask_of
 from hts_torchrl.policy.forward import modules_of, path_of
 from hts_torchrl.policy.sampling import borrowed_generators
 
@@ -19,8 +22,7 @@ class ExploringPolicy:
     """Runs a policy in two parts: what decides on a batch, and what then changes the action.
 
     TorchRL's exploration modules (``EGreedyModule``, ``AdditiveGaussianModule``,
-    ``OrnsteinUhlenbeckProcessModule``) draw from torch's global generator. Each row is given to
-    them by itself, after the generator was seeded by the row's own draw.
+    ``OrnsteinUhlenbeckProcessModule``) draw from torch's global generator: see :func:`row_by_row`.
 
     Args:
         policy: a TensorDict policy that writes the action.
@@ -52,46 +54,70 @@ class ExploringPolicy:
             tensordict = step(tensordict)
         return tensordict
 
-    def explore(self, decided: TensorDictBase, draws: Tensor, *, greedy: bool) -> TensorDictBase:
+    def explore(
+        self,
+        decided: TensorDictBase,
+        draws: Tensor,
+        *,
+        greedy: bool,
+        random: RandomActions | None = None,
+    ) -> TensorDictBase:
         """Return what the remaining modules make of each row.
 
         Args:
             decided: by :meth:`decide`, ``[B]``.
             draws: float64 ``[B, K]``; the first of a row seeds torch's generators for it.
             greedy: whether they are told not to explore.
+            random: has the last word on the action; None leaves it.
         """
-        if not self._explores:
+        steps: list[nn.Module] = [*self._explores, *([] if random is None else [random])]
+        if not steps:
             return decided
         mode = ExplorationType.DETERMINISTIC if greedy else ExplorationType.RANDOM
-        rows = []
-        with borrowed_generators(draws.device) as seed, set_exploration_type(mode):
-            for row, draw in enumerate(draws):
-                seed(int(draw[:1].view(torch.int64)))
-                tensordict = decided[row : row + 1].clone()
-                for step in self._explores:
-                    tensordict = step(tensordict)
-                rows.append(tensordict)
-        return torch.cat(rows)
+        with set_exploration_type(mode):
+            return row_by_row(steps, decided, draws)
 
 
-_NO_BOUNDS = "RandomPolicy: the environment's actions have no bounds to draw between"
+def row_by_row(steps: Sequence[nn.Module], rows: TensorDictBase, draws: Tensor) -> TensorDictBase:
+    """Give modules each row by itself, after its own draw has seeded torch's global generators.
+
+    Args:
+        steps: run in order.
+        rows: ``[B]``.
+        draws: float64 ``[B, K]``; the first of a row is its seed.
+    """
+    after = []
+    with borrowed_generators(draws.device) as seed:
+        for row, draw in enumerate(draws):
+            seed(int(draw[:1].view(torch.int64)))
+            tensordict = rows[row : row + 1].clone()
+            for step in steps:
+                tensordict = step(tensordict)
+            after.append(tensordict)
+    return torch.cat(after)
+
+
+_NO_BOUNDS = "random actions: the environment's actions have no bounds to draw between"
 
 
 class RandomActions(TensorDictModuleBase):
     """Writes actions that are uniform over what the environment accepts: TorchRL's RandomPolicy.
 
+    Actions that an ``action_mask`` forbids are left out.
+
     Args:
-        action: what the environment accepts.
+        spec: what the environment observes and accepts.
 
     Raises:
-        ConfigurationError: if an action has no bounds.
+        ConfigurationError: if an action has no bounds, or a mask does not fit.
     """
 
-    def __init__(self, action: ActionSpec) -> None:
+    def __init__(self, spec: EnvSpec) -> None:
         super().__init__()
-        self.in_keys: list[Key] = []
+        self._action = action = spec.action
+        self._mask = mask_of(spec)
+        self.in_keys: list[Key] = [] if self._mask is None else [self._mask]
         self.out_keys: list[Key] = [action.key]
-        self._action = action
         if action.kind in ("continuous", "mixed"):
             if action.low is None or action.high is None:
                 raise ConfigurationError(_NO_BOUNDS)
@@ -101,17 +127,25 @@ class RandomActions(TensorDictModuleBase):
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Write actions ``[B, ...]``, drawn from torch's generator."""
-        kind, sizes = self._action.kind, torch.tensor(self._action.sizes)
-        rows = tensordict.batch_size
-        choices = (torch.rand(*rows, len(sizes)) * sizes).long()
+        kind, rows = self._action.kind, tensordict.batch_size
+        choices = self._choices(tensordict)
         action = choices[..., 0] if kind == "discrete" else choices
         if kind == "one_hot":
-            action = torch.nn.functional.one_hot(choices[..., 0], int(sizes[0]))
+            action = torch.nn.functional.one_hot(choices[..., 0], self._action.sizes[0])
         elif kind in ("continuous", "mixed"):
             numbers = torch.rand(*rows, *self._low.shape)
             numbers = self._low + (self._high - self._low) * numbers
             action = torch.cat([choices, numbers], -1) if kind == "mixed" else numbers
         return tensordict.set(self._action.key, action)
+
+    def _choices(self, tensordict: TensorDictBase) -> Tensor:
+        """Return allowed choices ``[B, C]``."""
+        rows, sizes = tensordict.batch_size, self._action.sizes
+        if self._mask is None:
+            return (torch.rand(*rows, len(sizes)) * torch.tensor(sizes)).long()
+        forbidden = tensordict.get(self._mask).cpu() == 0
+        chances = torch.rand(*rows, sum(sizes)).masked_fill(forbidden, -1.0)
+        return torch.stack([part.argmax(-1) for part in torch.split(chances, list(sizes), -1)], -1)
 
 
 def noise_memory(policy: nn.Module, action: ActionSpec) -> dict[Key, Array]:

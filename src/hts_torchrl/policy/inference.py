@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from tensordict import TensorDictBase
+from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import ProbabilisticTensorDictModule
 from torch import Tensor, nn
 from torchrl.modules import set_recurrent_mode
@@ -21,7 +22,12 @@ from hts_torchrl.config import (
     next_key,
 )
 from hts_torchrl.errors import ConfigurationError
-from hts_torchrl.policy.exploration import ExploringPolicy, noise_memory
+from hts_torchrl.policy.exploration import (
+    ExploringPolicy,
+    RandomActions,
+    noise_memory,
+    row_by_row,
+)
 from hts_torchrl.policy.forward import (
     PolicyOutput,
     evaluate,
@@ -90,7 +96,7 @@ class PolicyInference:
         # The caller of the serial twin may have set another mode.
         remembers = bool(spec.memory.initial)
         self._single_steps = set_recurrent_mode(False) if remembers else contextlib.nullcontext()
-        self.action = spec.action
+        self.action, self._spec = spec.action, spec
         self.log_prob_key: Key | None = None
         """None if the policy writes the action itself, and gives no distribution."""
         self._exploring: ExploringPolicy | None = None
@@ -109,8 +115,17 @@ class PolicyInference:
                 f"the policy writes its action to {written}; {self.action.key!r} is needed"
             )
 
+    @functools.cached_property
+    def _random(self) -> RandomActions:
+        return RandomActions(self._spec)
+
     def answer(
-        self, inputs: Mapping[Key, Array], draws: Array, *, greedy: bool = False
+        self,
+        inputs: Mapping[Key, Array],
+        draws: Array,
+        *,
+        greedy: bool = False,
+        random: bool = False,
     ) -> dict[Key, Array]:
         """Answer any number of rows, ``batch_size`` of them a pass.
 
@@ -118,6 +133,7 @@ class PolicyInference:
             inputs: observations and memory, ``[R, ...]`` each.
             draws: float64 ``[R, K]``, as :func:`sample` takes them.
             greedy: the likeliest action instead of a drawn one.
+            random: a uniform action instead of the policy's; all else is answered by the policy.
 
         Returns:
             Action; float32 log-probability ``[R]`` and value ``[R, 1]`` if the policy has them;
@@ -125,7 +141,7 @@ class PolicyInference:
         """
         rows = len(draws)
         parts = [
-            self._answer(inputs, draws, slice(first, first + self.batch_size), greedy)
+            self._answer(inputs, draws, slice(first, first + self.batch_size), greedy, random)
             for first in range(0, rows, self.batch_size)
         ]
         if len(parts) == 1:
@@ -133,25 +149,37 @@ class PolicyInference:
         return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
 
     def _answer(
-        self, inputs: Mapping[Key, Array], draws: Array, rows: slice, greedy: bool
+        self,
+        inputs: Mapping[Key, Array],
+        draws: Array,
+        rows: slice,
+        greedy: bool,
+        random: bool,
     ) -> dict[Key, Array]:
         taken = len(draws[rows])
         for key, batch in self.inputs.items():
             batch.numpy()[:taken] = inputs[key][rows]
         self.draws.numpy()[:taken] = draws[rows]
         # Copies, because a policy may answer with a view of its input, which the next pass fills.
-        answers, _ = self.run_batch(greedy)
+        answers, _ = self.run_batch(greedy, random)
         return {key: value.cpu()[:taken].numpy().copy() for key, value in answers.items()}
 
-    def run_batch(self, greedy: bool = False) -> tuple[dict[Key, Tensor], PolicyOutput]:
-        """Run one pass over ``inputs`` and ``draws``: its answers, and all that it computed."""
+    def run_batch(
+        self, greedy: bool = False, random: bool = False
+    ) -> tuple[dict[Key, Tensor], PolicyOutput]:
+        """Run one pass over ``inputs`` and ``draws``: its answers, and all that it computed.
+
+        Args:
+            greedy: as in :meth:`answer`.
+            random: as in :meth:`answer`.
+        """
         inputs = {key: value.to(self._device) for key, value in self.inputs.items()}
         with torch.no_grad(), one_thread(), self._single_steps:
             draws = self.draws.to(self._device)
             if self._exploring is None:
-                answers, result = self._sampled(inputs, draws, greedy)
+                answers, result = self._sampled(inputs, draws, greedy, random)
             else:
-                answers, result = self._explored(self._exploring, inputs, draws, greedy)
+                answers, result = self._explored(self._exploring, inputs, draws, greedy, random)
             if result.value is not None:
                 answers["state_value"] = result.value.float()
             for key, written in self.carried.items():
@@ -167,12 +195,16 @@ class PolicyInference:
         return torch.autocast(self._device.type, torch.bfloat16, enabled=self._bf16)
 
     def _sampled(
-        self, inputs: dict[Key, Tensor], draws: Tensor, greedy: bool
+        self, inputs: dict[Key, Tensor], draws: Tensor, greedy: bool, random: bool
     ) -> tuple[dict[Key, Tensor], PolicyOutput]:
         with self._autocast():
             result = evaluate(self.policy, inputs, self.batch_size)
         dist = result.distribution
-        action = mode(dist) if greedy else sample(dist, draws, self._row_distribution(result))
+        if random:
+            rows = row_by_row([self._random], TensorDict(inputs, [self.batch_size]), draws)
+            action = rows[self.action.key].to(draws.device)
+        else:
+            action = mode(dist) if greedy else sample(dist, draws, self._row_distribution(result))
         answers = {self.action.key: action, self._head.log_prob_key: dist.log_prob(action).float()}
         return answers, result
 
@@ -182,10 +214,12 @@ class PolicyInference:
         inputs: dict[Key, Tensor],
         draws: Tensor,
         greedy: bool,
+        random: bool,
     ) -> tuple[dict[Key, Tensor], PolicyOutput]:
         with self._autocast():
             decided = exploring.decide(inputs, self.batch_size)
-        written = exploring.explore(decided, draws, greedy=greedy)
+        last = self._random if random else None
+        written = exploring.explore(decided, draws, greedy=greedy, random=last)
         value = written.get("state_value", None)
         return {self.action.key: written[self.action.key]}, PolicyOutput(None, value, written)
 

@@ -14,6 +14,9 @@ class StateBuffer:
     **Writer**: slot ``n`` belongs to the executor of environment ``n`` until it announces ``n`` on
     the :class:`ReadyQueue`, then to the actor that took ``n``, until that actor answers.
     **Readers**: actors. **Visible when**: the slot is written before its number enters the queue.
+
+    ``round``, int64 ``[1]``, is the round that they are in. **Writer**: the collector between
+    rounds. **Readers**: actors. **Visible when**: it is written before the executors may begin.
     """
 
     def __init__(self, arrays: SharedArrays, spec: EnvSpec) -> None:
@@ -23,10 +26,11 @@ class StateBuffer:
         self.observations = {key: self.inputs[key] for key in spec.observations}
         self.memory = {key: self.inputs[key] for key in spec.memory.arrays}
         self.draws = arrays["state_draws"]
+        self.round = arrays["state_round"]
 
     @staticmethod
     def layout(spec: EnvSpec, num_envs: int) -> Layout:
-        """Shapes ``[N, ...]`` of what the policy reads, and float64 draws ``[N, K]``.
+        """Shapes ``[N, ...]`` of what the policy reads, float64 draws ``[N, K]``, and the round.
 
         Args:
             spec: of one environment.
@@ -37,6 +41,7 @@ class StateBuffer:
             for key, array in spec.inputs.items()
         }
         arrays["state_draws"] = ((num_envs, spec.action.num_draws), "float64")
+        arrays["state_round"] = ((1,), "int64")
         return arrays
 
     def put(self, rows: slice, observation: dict[Key, Array], draws: Array) -> None:

@@ -34,6 +34,8 @@ class ActorSettings:
     """What is answered in addition to action, log-probability, value and memory."""
     greedy: bool = False
     """Answer the likeliest action instead of a drawn one."""
+    random_rounds: int = 0
+    """Rounds from the start of the run in which actions are uniform."""
     matmul_precision: str = field(default_factory=torch.get_float32_matmul_precision)
     deterministic: bool = field(default_factory=torch.are_deterministic_algorithms_enabled)
     aggregate: bool = field(default_factory=partial(composite_lp_aggregate, nowarn=True))
@@ -85,6 +87,7 @@ class Actor:
     def __init__(self, shared: SharedBuffers, policy: nn.Module, settings: ActorSettings) -> None:
         self._shared = shared
         self.batch_size, self._greedy = settings.batch_size, settings.greedy
+        self._random_rounds = settings.random_rounds
         self._weights = PolicyWeights(shared.arrays, policy)
         self._inference = PolicyInference(
             policy,
@@ -102,7 +105,8 @@ class Actor:
         state = self._shared.state
         inputs = {key: slots[envs] for key, slots in state.inputs.items()}
         draws = state.draws[envs]
-        answers = self._inference.answer(inputs, draws, greedy=self._greedy)
+        random = int(state.round[0]) < self._random_rounds
+        answers = self._inference.answer(inputs, draws, greedy=self._greedy, random=random)
         self._shared.actions.put(envs, answers)
 
 

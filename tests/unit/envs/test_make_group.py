@@ -178,8 +178,8 @@ class TestInstances:
         ):
             make_group(env, [0])
 
-    def test_a_batched_instance_is_refused(self):
-        with pytest.raises(ConfigurationError, match=r"batch size \(2,\); give the function"):
+    def test_a_batch_of_another_size_is_refused(self):
+        with pytest.raises(ConfigurationError, match=r"batch size \(2,\), .* envs_per_executor=2"):
             make_group(SerialEnv(2, Quiet), [0])
 
     @pytest.mark.parametrize("env", [CoordinateEnv(0), gymnasium.make_vec("CartPole-v1")])

@@ -13,7 +13,7 @@ from torchrl.data import (
     Unbounded,
 )
 from torchrl.envs import EnvBase, GymEnv, TransformedEnv
-from torchrl.envs.transforms import ActionMask, LineariseRewards, TensorDictPrimer
+from torchrl.envs.transforms import ActionMask, LineariseRewards
 
 from hts_torchrl import HTSCollector, make_actor_critic
 from hts_torchrl.envs.make_group import make_group
@@ -25,6 +25,7 @@ ACTIONS = {
     "one_hot": OneHot(4, dtype=torch.int64),
     "multi_discrete": MultiCategorical([3, 5], dtype=torch.int64),
     "continuous": Bounded(-1.0, 2.0, shape=(2,), dtype=torch.float32),
+    "bits": Binary(2),
 }
 
 
@@ -125,7 +126,8 @@ def test_rewards_are_single_precision_and_equal_the_score():
 @pytest.mark.parametrize("kind", ACTIONS)
 def test_every_kind_of_action_is_described(kind):
     action = group(kind).spec.action
-    assert (action.kind, action.array.shape) == (kind, tuple(ACTIONS[kind].shape))
+    kind_of = "multi_discrete" if kind == "bits" else kind
+    assert (action.kind, action.array.shape) == (kind_of, tuple(ACTIONS[kind].shape))
 
 
 def test_continuous_actions_have_their_bounds():
@@ -139,6 +141,7 @@ def test_continuous_actions_have_their_bounds():
         ("one_hot", np.array([[0, 1, 0, 0], [1, 0, 0, 0]])),
         ("multi_discrete", np.array([[2, 4], [0, 1]])),
         ("continuous", np.array([[0.5, -0.5], [1.0, 0.0]], np.float32)),
+        ("bits", np.array([[1, 0], [0, 1]])),
     ],
 )
 def test_actions_of_every_kind_reach_the_environment(kind, actions):
@@ -152,10 +155,10 @@ def test_actions_of_every_kind_reach_the_environment(kind, actions):
     "action",
     [
         MultiOneHot([2, 3]),
-        Binary(3),
+        Binary(3, shape=(2, 3)),
         Bounded(0, 5, shape=(2,), dtype=torch.int64),
         MultiCategorical([[2, 3], [4, 5]]),
-        Composite(left=Categorical(2), right=Binary(3)),
+        Composite(left=Categorical(2), right=MultiOneHot([2, 3])),
     ],
 )
 def test_actions_of_other_kinds_are_refused_in_one_line(action):
@@ -237,11 +240,6 @@ def test_what_a_primer_fills_is_remembered_and_not_observed():
     group = make_group(lambda index: TransformedEnv(CountingEnv(index), primer), [0])
     assert "recurrent_state_h" not in group.spec.observations
     assert group.spec.memory.initial["recurrent_state_h"].tolist() == [2.0] * 8
-
-
-def test_a_batched_environment_is_refused():
-    with pytest.raises(ConfigurationError, match=r"batch size \(2,\)"):
-        make_group(lambda index: CountingEnv(index, batch_size=(2,)), [0])
 
 
 def test_torchrls_gym_wrapper_steps_and_resets():

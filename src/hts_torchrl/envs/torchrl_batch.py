@@ -1,0 +1,91 @@
+"""A batched TorchRL environment as a group. Imports torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torchrl.envs import EnvBase
+
+from hts_torchrl.config import ArraySpec
+from hts_torchrl.envs.group import Array, Observation, Transition, called
+from hts_torchrl.envs.joined_action import split
+from hts_torchrl.envs.observed import as_declared, observing
+from hts_torchrl.envs.torchrl import parts_of, spec_of_one
+from hts_torchrl.errors import ConfigurationError
+
+
+class BatchedEnvGroup:
+    """One TorchRL environment of batch size ``[G]`` (an ``EnvGroup``), such as a ``SerialEnv``.
+
+    It is seeded as a whole, by the first environment's seed.
+
+    Raises:
+        ConfigurationError: if it is not a batch of as many environments as an executor has.
+    """
+
+    def __init__(self, env: EnvBase, indices: Sequence[int]) -> None:
+        if tuple(env.batch_size) != (len(indices),):
+            wanted = f"set envs_per_executor={env.batch_size.numel()}"
+            raise ConfigurationError(
+                f"a {type(env).__name__} has batch size {tuple(env.batch_size)}, but an executor "
+                f"has {len(indices)} environments: "
+                + (wanted if len(env.batch_size) == 1 else "give one with one dimension")
+            )
+        self.env = env
+        self.indices = list(indices)
+        self.num_envs = len(self.indices)
+        with called("specs", self.indices):
+            self.spec = spec_of_one(env)
+        self._parts, self._reward_key = parts_of(env), env.reward_key
+        self._declared = {
+            key: ArraySpec((self.num_envs, *array.shape), array.dtype)
+            for key, array in self.spec.observations.items()
+        }
+        self._act_on: Any = None
+
+    def reset(self, seeds: Sequence[int]) -> Observation:
+        """Seed and reset all environments."""
+        with called("reset", self.indices):
+            self.env.set_seed(int(seeds[0]))
+            self._act_on = self.env.reset()
+        return self._arrays(self._act_on, "reset")
+
+    def _arrays(self, tensordict: Any, call: str) -> Observation:  # noqa: ANN401
+        with observing(call, self.indices):
+            return {
+                key: as_declared(key, _array(tensordict, key), spec).astype(spec.dtype, copy=False)
+                for key, spec in self._declared.items()
+            }
+
+    def step(self, actions: Array) -> Transition:
+        """Step all environments at once, and reset those whose episode ended."""
+        parts = [*self._parts.values()]
+        action = [actions] if len(parts) == 1 else split(actions, parts)
+        for key, part in zip(self._parts, action, strict=True):
+            self._act_on.set(key, torch.tensor(part))  # a copy: the buffer is reused
+        with called("step_and_maybe_reset", self.indices):
+            done, self._act_on = self.env.step_and_maybe_reset(self._act_on)
+        step = done.get("next")
+        reward = step.get(self._reward_key).cpu().numpy().reshape(-1).astype(np.float32)
+        terminated, ends = (_array(step, key).reshape(-1) for key in ("terminated", "done"))
+        return Transition(
+            self._arrays(step, "step"), self._arrays(self._act_on, "reset"), reward, reward,
+            terminated, ends & ~terminated, ends,
+        )  # fmt: skip
+
+    def render(self) -> Array:
+        """Return the first environment's picture, from its ``pixels`` key."""
+        return np.asarray(self._act_on.get("pixels")[0].cpu())
+
+    def close(self) -> None:
+        """Close the environments."""
+        if not self.env.is_closed:
+            self.env.close()
+
+
+def _array(tensordict: Any, key: Any) -> Any:  # noqa: ANN401
+    tensor = tensordict.get(key, None)
+    return None if tensor is None else tensor.cpu().numpy()

@@ -1,0 +1,110 @@
+"""A batched TorchRL environment does what its environments do one by one."""
+
+import numpy as np
+import pytest
+import torch
+from torchrl.data import Unbounded
+from torchrl.envs import GymEnv, SerialEnv, TransformedEnv
+from torchrl.envs.transforms import TensorDictPrimer
+
+from hts_torchrl import ConfigurationError, HTSCollector, env_spec_of, make_actor_critic
+from hts_torchrl.envs.make_group import make_group
+from hts_torchrl.envs.torchrl_batch import BatchedEnvGroup
+from tests.runs import digest, play
+from tests.unit.envs.test_torchrl import ACTIONS, CountingEnv
+
+
+def cart_pole() -> GymEnv:
+    return GymEnv("CartPole-v1")
+
+
+def counting(index: int, action: str):
+    return lambda: CountingEnv(index, action)
+
+
+def batch(action: str = "discrete") -> BatchedEnvGroup:
+    return make_group(lambda: SerialEnv(2, [counting(index, action) for index in (0, 1)]), [0, 1])
+
+
+def test_a_batch_makes_a_group_of_its_own_kind():
+    group = batch()
+    assert isinstance(group, BatchedEnvGroup)
+    group.close()
+    assert group.env.is_closed
+
+
+@pytest.mark.parametrize("kind", ACTIONS)
+def test_each_environment_does_what_it_does_alone(kind):
+    """Over the ends of two episodes, of which one is terminated and the other truncated."""
+    together = batch(kind)
+    alone = make_group([counting(index, kind) for index in (0, 1)], [0, 1])
+    assert together.spec == alone.spec
+    assert same(together.reset([7, 8]), alone.reset([7, 8]))
+    for step in range(6):
+        actions = np.zeros((2, *ACTIONS[kind].shape), alone.spec.action.array.dtype)
+        actions[step % 2] = 1
+        found, wanted = together.step(actions), alone.step(actions)
+        assert same(found.observation, wanted.observation)
+        assert same(found.next_observation, wanted.next_observation)
+        for name in ("reward", "score", "terminated", "truncated", "episode_end"):
+            one, other = getattr(found, name), getattr(wanted, name)
+            assert (one.tolist(), one.dtype) == (other.tolist(), other.dtype)
+    together.close()
+
+
+def same(one: dict, other: dict) -> bool:
+    return all(np.array_equal(one[key], other[key]) for key in (*one, *other))
+
+
+def four_poles() -> SerialEnv:
+    return SerialEnv(4, cart_pole)
+
+
+def collect(**settings) -> HTSCollector:
+    torch.manual_seed(0)
+    policy = make_actor_critic("mlp", env_spec_of(cart_pole))
+    settings = {"frames_per_batch": 160, "total_frames": 480, "num_actors": 0} | settings
+    return HTSCollector(four_poles, policy, num_envs=8, envs_per_executor=4, **settings)
+
+
+@pytest.mark.processes
+def test_two_batches_are_collected_alike_in_processes():
+    serial = play(collect())
+    starts = serial[0]["observation"][:, 0]
+    assert starts.unique(dim=0).shape == (8, 4)
+    assert serial[0]["next", "terminated"].any()
+    assert digest(play(collect(num_actors=2))) == digest(serial)
+
+
+def test_a_stopped_run_goes_on_with_the_same_bits():
+    whole, stopped = play(collect()), collect()
+    first = [next(iter(stopped))]
+    state = stopped.state_dict()
+    stopped.shutdown()
+    resumed = collect()
+    resumed.load_state_dict(state)
+    assert digest(first + play(resumed)) == digest(whole)
+
+
+def test_games_of_a_batch_have_the_limit_that_is_asked_for():
+    (batch,) = play(collect(max_frames_per_traj=5, total_frames=160))
+    assert batch["next", "step_count"].max() == 5
+    assert batch["next", "truncated"].any()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: SerialEnv(3, cart_pole), r"batch size \(3,\), .* set envs_per_executor=3"),
+        (lambda: SerialEnv(2, lambda: SerialEnv(2, cart_pole)), r"\(2, 2\), .* one dimension"),
+        (
+            lambda: TransformedEnv(
+                SerialEnv(2, cart_pole), TensorDictPrimer(h=Unbounded((8,)), expand_specs=True)
+            ),
+            "TensorDictPrimer of a batch",
+        ),
+    ],
+)
+def test_other_batches_are_refused(make, message):
+    with pytest.raises(ConfigurationError, match=message):
+        make_group(make, [0, 1])
