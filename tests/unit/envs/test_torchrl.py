@@ -12,7 +12,7 @@ from torchrl.data import (
     OneHot,
     Unbounded,
 )
-from torchrl.envs import EnvBase, GymEnv, TransformedEnv
+from torchrl.envs import EnvBase, GymEnv, TensorDictPrimer, TransformedEnv
 from torchrl.envs.transforms import ActionMask, LineariseRewards
 
 from hts_torchrl import HTSCollector, make_actor_critic
