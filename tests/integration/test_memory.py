@@ -71,7 +71,9 @@ STATES = ["recurrent_state_h", "recurrent_state_c"]
 
 class TestBatches:
     def test_torchrls_own_collector_passes_the_check(self):
-        collector = Collector(torchrl_env(), torchrl_policy(), frames_per_batch=64, total_frames=64)
+        collector = Collector(
+            torchrl_env(), torchrl_policy(), frames_per_batch=400, total_frames=400
+        )
         batch = next(iter(collector)).unsqueeze(0)
         collector.shutdown()
         assert require_carried(batch, STATES) > 1
