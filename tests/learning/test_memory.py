@@ -27,8 +27,8 @@ def score(env, network: str, seed: int, total_frames: int, **learner) -> float:
     settings = {
         "learning_rate_decay": True,
         "normalize_value": True,
-        "gamma": 0.98,
-        "gae_lambda": 0.8,
+        "gamma": 0.99,
+        "gae_lambda": 0.95,
         "entropy_coef": 0.0,
         "epochs": 10,
         "minibatches": 1,
