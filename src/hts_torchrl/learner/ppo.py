@@ -120,9 +120,10 @@ class PPO(Learner):
         """
         count = self.num_samples(part.round)
         if count % self.minibatches:
-            what = "environments, whose sequences stay whole" if self.remembers else "frames"
+            whole = "environments of a round, whose sequences stay whole"
+            what = whole if self.remembers else "frames of a round"
             raise ConfigurationError(
-                f"minibatches={self.minibatches} does not divide the {count} {what} of a round"
+                f"minibatches={self.minibatches} does not divide the {count} {what}"
             )
         epoch, minibatch = divmod(part.index, self.minibatches)
         if minibatch == 0:
