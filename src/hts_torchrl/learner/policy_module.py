@@ -5,6 +5,7 @@ Shapes: B observations; an observation or action has a shape of its own.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 from typing import Any
 
@@ -107,7 +108,7 @@ class PolicyModule(LightningModule):
         """What the policy reads: observations, and what it remembers."""
         return list(self.actor_critic.in_keys)  # type: ignore[arg-type]
 
-    @property
+    @functools.cached_property
     def remembers(self) -> bool:
         """Whether the policy has a memory, and so learns from sequences."""
         return bool(memory_keys(self.actor_critic))
