@@ -39,8 +39,10 @@ LEARNERS = {
     "plain": (PlainSGD, {}),
     "a2c": (SGDA2C, {"gae_lambda": 0.95}),
     "displacement": (SGDPPO, {"epochs": 2, "minibatches": 1, "delayed_step": "displacement"}),
+    "normalised": (SGDA2C, {"gae_lambda": 0.95, "normalize_value": True}),
     "dropout and statistics": (SGDPPO, {"epochs": 2, "minibatches": 1}),
 }
+NORMALISED = {"normalize_observation": True, "normalize_reward": True}
 
 
 MASKS: list[torch.Tensor] = []
@@ -67,6 +69,11 @@ class Report(Callback):
             "versions": self.watch.versions,
             "frames": trainer.callbacks[0].frames,
             "masks": MASKS,
+            "statistics": {
+                name: buffer.clone()
+                for name, buffer in pl_module.named_buffers()
+                if name.endswith((".mean", ".variance", ".count"))
+            },
         }
         torch.save(seen, self.directory / f"rank{trainer.global_rank}.pt")
 
@@ -82,7 +89,7 @@ def make_learner(name):
     return learner_class(policy, learning_rate=0.1, **settings)
 
 
-def data_of(num_envs):
+def data_of(num_envs, name):
     # The number of rows of a pass is part of the last bits, so it is the same in both runs.
     return cartpole(
         ROUNDS,
@@ -90,6 +97,7 @@ def data_of(num_envs):
         frames_per_batch=num_envs * STEPS,
         inference_batch_size=4,
         evaluation_episodes=2,
+        **(NORMALISED if name == "normalised" else {}),
     )
 
 
@@ -127,7 +135,7 @@ def fit_rank(name, directory, checkpoint):
         enable_checkpointing=True,
         default_root_dir=directory,
         limit_val_batches=1,
-    ).fit(make_learner(name), datamodule=data_of(ENVS), ckpt_path=checkpoint)
+    ).fit(make_learner(name), datamodule=data_of(ENVS, name), ckpt_path=checkpoint)
 
 
 @pytest.fixture(scope="module")
@@ -154,7 +162,7 @@ def directory(tmp_path_factory):
 def runs(request, directory):
     """What ranks 0 and 1 saw, and the run of one process with the environments of both."""
     ranks = [torch.load(directory / request.param / f"rank{rank}.pt") for rank in range(2)]
-    single = watched_fit(make_learner(request.param), data_of(2 * ENVS))
+    single = watched_fit(make_learner(request.param), data_of(2 * ENVS, request.param))
     return ranks, single, directory / request.param
 
 
@@ -204,6 +212,16 @@ class TestTwoRanks:
             assert 0 < rounds < ROUNDS
             for key, skipped in (("rounds", ROUNDS - rounds), ("weights", ROUNDS - rounds)):
                 assert all(map(torch.equal, resumed[key], whole[key][skipped:]))
+
+    def test_have_the_statistics_of_all_environments(self, runs):
+        (first, second), _, _ = runs
+        assert first["statistics"].keys() == second["statistics"].keys()
+        for name, tensor in first["statistics"].items():
+            assert torch.equal(tensor, second["statistics"][name])
+        means = [t for name, t in first["statistics"].items() if name.endswith("statistics.0.mean")]
+        if means:  # of observations, where these are normalised
+            seen = [rows.flatten(0, 1) for rank in (first, second) for rows in rank["rounds"]]
+            torch.testing.assert_close(means[0], torch.cat(seen).double().mean(0))
 
     def test_draw_one_learning_curve(self, runs):
         assert (runs[2] / "learning_curve.png").is_file()
