@@ -337,6 +337,16 @@ def interrupt_steps(monkeypatch, number: int) -> None:
         monkeypatch.setattr(optimizer, "step", step)
 
 
+def require_the_same_bits_from_any_checkpoint(learner, tmp_path):
+    """From a checkpoint in the middle of a round or after it, and from one that Ctrl-C left."""
+    whole = train(learner, tmp_path, callbacks=[saving(tmp_path, every_n_train_steps=1)])
+    paths = checkpoints(tmp_path)
+    for path in (paths[1], paths[len(paths) // 2]):
+        assert train(learner, tmp_path, path).ends_like(whole), path
+    interrupted(tmp_path, learner, part=3)
+    assert train(learner, tmp_path, tmp_path / "stopped.ckpt").ends_like(whole)
+
+
 @pytest.mark.filterwarnings(TWO_MODES)
 @pytest.mark.parametrize(
     "learner",
@@ -346,26 +356,14 @@ def interrupt_steps(monkeypatch, number: int) -> None:
     ],
 )
 def test_what_draws_or_normalises_or_rounds_resumes_to_the_same_bits(learner, tmp_path):
-    """From a checkpoint in the middle of a round or after it, and from one that Ctrl-C left."""
-    whole = train(learner, tmp_path, callbacks=[saving(tmp_path, every_n_train_steps=1)])
-    paths = checkpoints(tmp_path)
-    for path in (paths[1], paths[len(paths) // 2]):
-        assert train(learner, tmp_path, path).ends_like(whole), path
-    interrupted(tmp_path, learner, part=3)
-    assert train(learner, tmp_path, tmp_path / "stopped.ckpt").ends_like(whole)
+    require_the_same_bits_from_any_checkpoint(learner, tmp_path)
 
 
 @pytest.mark.parametrize(
     "learner", ["A2C AdamW", "PPO Muon", pytest.param("PPO SGD", marks=THOROUGH)]
 )
 def test_any_optimiser_resumes_to_the_same_bits(learner, tmp_path):
-    """From a checkpoint in the middle of a round or after it, and from one that Ctrl-C left."""
-    whole = train(learner, tmp_path, callbacks=[saving(tmp_path, every_n_train_steps=1)])
-    paths = checkpoints(tmp_path)
-    for path in (paths[1], paths[len(paths) // 2]):
-        assert train(learner, tmp_path, path).ends_like(whole), path
-    interrupted(tmp_path, learner, part=3)
-    assert train(learner, tmp_path, tmp_path / "stopped.ckpt").ends_like(whole)
+    require_the_same_bits_from_any_checkpoint(learner, tmp_path)
 
 
 def test_an_evaluation_that_was_cut_off_is_played_again(tmp_path):

@@ -101,6 +101,16 @@ class TestBatches:
             expected[ended] = 0
             assert torch.equal(first[key][:, 0], expected)
 
+    def test_zeros_of_the_form_of_a_batch_have_the_memory(self):
+        collector = HTSCollector(
+            SHORT, torchrl_policy(), num_envs=3, frames_per_batch=48, total_frames=48,
+            num_actors=0, reward_discount=0.9,
+        )  # fmt: skip
+        zeros = collector.fake_tensordict()
+        (batch,) = play(collector)
+        form = {key: (value.shape, value.dtype) for key, value in batch.items(True, True)}
+        assert {key: (value.shape, value.dtype) for key, value in zeros.items(True, True)} == form
+
     def test_the_recurrent_mode_of_the_caller_changes_no_bit(self):
         def collected():
             collector = HTSCollector(

@@ -17,7 +17,7 @@ from hts_torchrl.collectors.round_runner import RoundRunner
 from hts_torchrl.collectors.run_times import RunTimes, Trace
 from hts_torchrl.collectors.torchrl_arguments import without_fixed
 from hts_torchrl.collectors.torchrl_settings import TorchRLSettings
-from hts_torchrl.config import ArraySpec, CollectorSettings, EnvSpec, Key
+from hts_torchrl.config import IS_INIT, ArraySpec, CollectorSettings, EnvSpec, Key
 from hts_torchrl.envs.action_spec import tensor_spec_of
 from hts_torchrl.errors import ConfigurationError, ProtocolError
 from hts_torchrl.schedule import Schedule
@@ -86,7 +86,8 @@ class ContractCollector(OnePolicyCollector):
 
     def fake_tensordict(self) -> TensorDictBase:
         """Return zeros in the form of a batch; no environment is stepped."""
-        specs = storage_specs(self.env_spec, self._outputs)
+        discounted = self.config.reward_discount is not None
+        specs = storage_specs(self.env_spec, self._outputs, discounted=discounted)
         batch = TensorDict(
             {
                 key: torch.from_numpy(np.zeros((*self._shape, *array.shape), array.dtype))
@@ -95,7 +96,10 @@ class ContractCollector(OnePolicyCollector):
             self._shape,
             names=[None, "time"],
         )
-        for key in ("done", "terminated", "truncated", ("next", "done")):
+        flags: list[Key] = ["done", "terminated", "truncated", ("next", "done")]
+        if self.env_spec.memory.reads_is_init:
+            flags.append(("next", IS_INIT))
+        for key in flags:
             batch[key] = torch.zeros(*self._shape, 1, dtype=torch.bool)
         batch["collector", "policy_version"] = torch.zeros(self._shape, dtype=torch.int64)
         return self._handing_out.form(batch)

@@ -264,6 +264,11 @@ class HTSDataModule(LightningDataModule):
         setting = f"collection={self.collection}"
         if not getattr(self._trainer.lightning_module, "corrects_any_lag", False):
             raise ConfigurationError(f"{setting} needs a learner for data of any age: model=Impala")
+        if self.normalize_reward:
+            raise ConfigurationError(
+                f"{setting}: its batches have no discounted returns, by which normalize_reward "
+                "scales; leave it out, or give collection=rounds"
+            )
         ranks = self._trainer.world_size
         require(ranks == 1, f"{setting} on {ranks} ranks", "1")
 

@@ -7,7 +7,7 @@ import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import Callback
 
-from hts_torchrl import A2C, PPO, make_actor_critic
+from hts_torchrl import A2C, PPO, Impala, make_actor_critic
 from hts_torchrl.errors import ConfigurationError, WorkerError
 from tests.fakes import FailingEnv
 from tests.fits import cartpole, quiet_trainer, watched_fit
@@ -262,6 +262,13 @@ class TestCollection:
     def test_another_name_is_refused(self):
         with pytest.raises(ConfigurationError, match="collection='queue'; one of rounds, actors"):
             cartpole(collection="queue")
+
+    @pytest.mark.parametrize("form", ["actors", "server"])
+    def test_normalised_rewards_are_refused_before_anything_starts(self, form):
+        data = cartpole(collection=form, normalize_reward=True)
+        with pytest.raises(ConfigurationError, match=f"collection={form}: .* collection=rounds"):
+            watched_fit(Impala(), data)
+        assert multiprocessing.active_children() == []
 
     @pytest.mark.parametrize("form", ["actors", "server"])
     def test_a_learner_that_corrects_no_lag_is_refused_before_anything_starts(self, form):
