@@ -143,3 +143,17 @@ def test_pictures_cannot_be_normalised():
 def test_impala_has_no_normalised_values():
     with pytest.raises(ConfigurationError, match="normalize_value=true: A2C and PPO"):
         Impala(normalize_value=True)
+
+
+class WithoutReturns(A2C):
+    """A learner of a user's that needs no returns."""
+
+    def training_step(self, part, _):
+        with self.learning_from(part):
+            policy, value = self.evaluate(self.samples_of(part.round))
+            return value.square().mean() - policy.entropy().mean()
+
+
+def test_normalised_values_need_returns():
+    with pytest.raises(ConfigurationError, match=r"WithoutReturns asks gae\(\) for no returns"):
+        watched_fit(WithoutReturns(normalize_value=True), cartpole(2))

@@ -122,6 +122,7 @@ class Learner(RoundModule):
         """Of discounted returns, where the data module normalises rewards."""
         self.value_scale = RunningStatistics() if normalize_value else None
         """Of returns, where the critic's values are normalised."""
+        self._returns: Tensor | None = None
 
     @classmethod
     def load_from_checkpoint(  # type: ignore[override] # Lightning's is no plain class method
@@ -256,6 +257,11 @@ class Learner(RoundModule):
         if self.reward_scale is not None:
             self.reward_scale.update(self.part.round["next", "discounted_return"].flatten())
         if self.value_scale is not None:
+            if self._returns is None:
+                raise ConfigurationError(
+                    f"normalize_value=true: {type(self).__name__} asks gae() for no returns, whose "
+                    "statistics are needed; leave it out"
+                )
             self.value_scale.update(self._returns.flatten())
 
     def samples_of(self, batch: TensorDictBase, **more: Tensor) -> TensorDictBase:
