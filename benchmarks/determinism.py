@@ -8,10 +8,10 @@ bf16-mixed. What users bring: an LSTM, normalised observations, rewards and valu
 picture, nested actions, masks, and two agents (own_envs.py). DQN and TD3, off-policy, in a TorchRL
 loop. Where gfootball is installed: the same football on its engine, and with three players.
 pools: the serial twin; 1, 2, 4 actors; 1, 2, 4 environments an executor; random delays in executors
-and actors; forkserver and spawn. One more run is resumed from a checkpoint at half its length, with
-other states of the process's generators. A digest covers every collected batch, the weights and the
-optimiser's state. The exit status is 1 if a pool or the resumed run differs, or another seed does
-not.
+and actors; forkserver and spawn; an executor that is killed in the middle of the run and replaced.
+One more run is resumed from a checkpoint at half its length, with other states of the process's
+generators. A digest covers every collected batch, the weights and the optimiser's state. The exit
+status is 1 if a pool or the resumed run differs, or another seed does not.
 """
 
 from __future__ import annotations
@@ -20,12 +20,16 @@ import argparse
 import hashlib
 import importlib
 import importlib.util
+import itertools
 import logging
+import os
 import random
+import signal
 import sys
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -79,6 +83,32 @@ class JitterEnvs(EnvFactory):
         return group
 
 
+class KilledEnvs(EnvFactory):
+    """Environments whose first executor is killed once, before a step.
+
+    Args:
+        folder: where a file tells its successor that it has happened.
+        step: before which, counted from the start.
+    """
+
+    def __init__(self, envs: EnvFactory, folder: str, step: int) -> None:
+        self.envs, self.death, self.step = envs, Path(folder, "killed"), step
+
+    def group(self, indices: Sequence[int], *, render: bool = False) -> EnvGroup:
+        group = self.envs.group(indices, render=render)
+        step, steps = group.step, itertools.count()
+
+        def deadly_step(actions):
+            if next(steps) == self.step and not self.death.exists():
+                self.death.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            return step(actions)
+
+        if indices[0] == 0:
+            group.step = deadly_step
+        return group
+
+
 def late(*_: object) -> None:
     """Take up to 3 ms longer: a forward hook for actors."""
     time.sleep(random.SystemRandom().random() * 3e-3)
@@ -90,19 +120,36 @@ class WorkerPool:
     envs_per_executor: int = 1
     start_method: str = "forkserver"
     jitter: bool = False
+    killed: bool = False
 
     def __str__(self) -> str:
         if self.num_actors == 0:
             return "serial twin"
-        delays = ", random delays" if self.jitter else ""
-        return f"{self.num_actors} x {self.envs_per_executor}, {self.start_method}{delays}"
+        disturbed = ", random delays" if self.jitter else ", killed" if self.killed else ""
+        return f"{self.num_actors} x {self.envs_per_executor}, {self.start_method}{disturbed}"
+
+    @contextmanager
+    def disturb(self, envs: EnvFactory, steps: int) -> Iterator[EnvFactory]:
+        """Yield environments with the delays or the death of this pool.
+
+        Args:
+            envs: as they are.
+            steps: of an environment in a run; a death comes after five eighths of them.
+        """
+        with TemporaryDirectory() as folder:
+            if self.killed:
+                yield KilledEnvs(envs, folder, 5 * steps // 8)
+                assert Path(folder, "killed").exists()
+            else:
+                yield JitterEnvs(envs) if self.jitter else envs
 
 
 POOLS = (
     WorkerPool(0), WorkerPool(), WorkerPool(2), WorkerPool(4), WorkerPool(1, 2), WorkerPool(2, 4),
     WorkerPool(2, jitter=True), WorkerPool(4, 2, jitter=True), WorkerPool(start_method="spawn"),
+    WorkerPool(2, killed=True),
 )  # fmt: skip
-QUICK_POOLS = (WorkerPool(0), WorkerPool(), WorkerPool(2, 2, jitter=True))
+QUICK_POOLS = (WorkerPool(0), WorkerPool(), WorkerPool(2, 2, jitter=True), WorkerPool(killed=True))
 
 
 class DropoutMLP(MLP):
@@ -245,23 +292,25 @@ def fit(
     if pool.jitter:
         policy.module[0].module.register_forward_pre_hook(late)
     learner_class, settings = ALGORITHMS[algorithm]
-    data = HTSDataModule(
-        JitterEnvs(task.envs) if pool.jitter else task.envs,
-        num_envs=NUM_ENVS,
-        num_actors=pool.num_actors,
-        envs_per_executor=max(pool.envs_per_executor, task.agents),
-        start_method=pool.start_method,
-        frames_per_batch=NUM_ENVS * steps,
-        total_frames=NUM_ENVS * steps * updates,
-        seed=seed,
-        **task.data,
-    )
     trainer = Trainer(
         max_epochs=1, accelerator="cpu", gradient_clip_val=0.5, callbacks=callbacks, logger=False,
         enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
         limit_val_batches=0, precision=task.precision,
     )  # fmt: skip
-    trainer.fit(learner_class(policy, **settings, **task.model), data, ckpt_path=path)
+    with pool.disturb(task.envs, steps * updates) as envs:
+        data = HTSDataModule(
+            envs,
+            num_envs=NUM_ENVS,
+            num_actors=pool.num_actors,
+            envs_per_executor=max(pool.envs_per_executor, task.agents),
+            start_method=pool.start_method,
+            recover="replay",
+            frames_per_batch=NUM_ENVS * steps,
+            total_frames=NUM_ENVS * steps * updates,
+            seed=seed,
+            **task.data,
+        )
+        trainer.fit(learner_class(policy, **settings, **task.model), data, ckpt_path=path)
 
 
 def compare(env: str, algorithm: str, pools: Sequence[WorkerPool], updates: int) -> int:
@@ -287,22 +336,23 @@ def train_off_policy(
     name: str, pool: WorkerPool, *, updates: int, seed: int = 1, resumed: bool = False
 ) -> str:
     """Do the same off-policy, in a TorchRL loop; random delays are those of environments."""
-    env = off_policy.AGENTS[name].env
-    return off_policy.digest(
-        name,
-        updates=updates,
-        seed=seed,
-        resumed=resumed,
-        create_env_fn=JitterEnvs(env) if pool.jitter else env,
-        num_actors=pool.num_actors,
-        envs_per_executor=pool.envs_per_executor,
-        start_method=pool.start_method,
-    )
+    with pool.disturb(off_policy.AGENTS[name].env, off_policy.STEPS * updates) as envs:
+        return off_policy.digest(
+            name,
+            updates=updates,
+            seed=seed,
+            resumed=resumed,
+            create_env_fn=envs,
+            num_actors=pool.num_actors,
+            envs_per_executor=pool.envs_per_executor,
+            start_method=pool.start_method,
+            recover="replay",
+        )
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="three worker pools instead of nine")
+    parser.add_argument("--quick", action="store_true", help="four worker pools instead of ten")
     parser.add_argument("--updates", type=int, default=20)
     tasks = [*TASKS, *off_policy.AGENTS]
     parser.add_argument("--tasks", nargs="+", choices=tasks, default=tasks)

@@ -33,6 +33,7 @@ class TrainingStatistics(Callback):
         self._earlier_s = 0.0
         self._started_s: float | None = None
         self._rounds = 0
+        self._counted_s = 0.0
         self._marks: dict[str, float] = {}
         self._evaluates_within_training = False
 
@@ -69,6 +70,7 @@ class TrainingStatistics(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start the clock; what is measured from now on is compared with now."""
+        self._counted_s = self._earlier_s
         self._marks = {"frames": self.frames, "rounds": self._rounds, "seconds": self._earlier_s}
         self._resume()
 
@@ -102,6 +104,7 @@ class TrainingStatistics(Callback):
     def _count(self, part: RoundSlice, world_size: int) -> None:
         self.frames += part.round.numel() * world_size
         self._rounds += 1
+        self._counted_s = self.minutes * 60
         after = part.round["next"]
         ended = after["episode_end"]
         if ended.any():
@@ -110,27 +113,34 @@ class TrainingStatistics(Callback):
             self.episodes += int(ended.sum())
 
     def _log(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        collector = getattr(getattr(trainer, "datamodule", None), "collector", None)
-        pool = {} if collector is None else collector.stats()
-        now = {"frames": self.frames, "rounds": self._rounds, "seconds": self.minutes * 60, **pool}
-        since = {name: value - self._marks.get(name, 0.0) for name, value in now.items()}
-        self._marks = now
         figures = {"train/frames": float(self.frames), "train/minutes": self.minutes}
         bar = {}
-        if since["seconds"] > 0:
-            bar["steps_per_second"] = since["frames"] / since["seconds"]
         if self.mean_return is not None:
             bar["episode/return"] = self.mean_return
             figures["episode/length"] = sum(self._lengths) / len(self._lengths)
+        if self._rounds > self._marks["rounds"]:
+            rates = self._rates(trainer)
+            bar["steps_per_second"] = rates.pop("steps_per_second")
+            figures |= rates
+        pl_module.log_dict(figures)
+        pl_module.log_dict(bar, prog_bar=True)
+
+    def _rates(self, trainer: Trainer) -> dict[str, float]:
+        """Return speed and shares of waiting over the whole rounds since the last call."""
+        collector = getattr(getattr(trainer, "datamodule", None), "collector", None)
+        pool = {} if collector is None else collector.stats()
+        now = {"frames": self.frames, "rounds": self._rounds, "seconds": self._counted_s, **pool}
+        since = {name: value - self._marks.get(name, 0.0) for name, value in now.items()}
+        self._marks = now
+        rates = {"steps_per_second": since["frames"] / since["seconds"]}
         for role in ("learner", "actors", "executors"):
             waited, worked = since.get(f"{role}_waiting_s", 0.0), since.get(f"{role}_busy_s", 0.0)
             if waited + worked > 0:
-                figures[f"wait/{role}"] = waited / (waited + worked)
-        if since["rounds"] > 0 and "slowest_env" in pool:
-            figures["rendezvous/skew_ms"] = 1e3 * since["rendezvous_skew_s"] / since["rounds"]
-            figures["rendezvous/slowest_env"] = pool["slowest_env"]
-        pl_module.log_dict(figures)
-        pl_module.log_dict(bar, prog_bar=True)
+                rates[f"wait/{role}"] = waited / (waited + worked)
+        if "slowest_env" in pool:
+            rates["rendezvous/skew_ms"] = 1e3 * since["rendezvous_skew_s"] / since["rounds"]
+            rates["rendezvous/slowest_env"] = pool["slowest_env"]
+        return rates
 
     def state_dict(self) -> dict[str, Any]:
         """Return counters and the last games for the checkpoint."""
