@@ -6,10 +6,20 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils._pytree import tree_leaves, tree_map
 
-__all__ = ["bfloat16_in_hardware", "copy_all", "norms", "set_last_rates", "tree_leaves", "tree_map"]
+__all__ = [
+    "bfloat16_in_hardware",
+    "copy_all",
+    "let_gradients_be_clipped",
+    "norms",
+    "set_last_rates",
+    "tree_leaves",
+    "tree_map",
+    "uncompiled",
+]
 
 
 def copy_all(targets: list[Tensor], sources: list[Tensor]) -> None:
@@ -25,6 +35,15 @@ def copy_all(targets: list[Tensor], sources: list[Tensor]) -> None:
 def norms(tensors: list[Tensor]) -> tuple[Tensor, ...]:
     """Return the 2-norm of each tensor, a scalar tensor, in one call."""
     return torch._foreach_norm(tensors)
+
+
+def let_gradients_be_clipped(optimizer: Optimizer) -> None:
+    """Take from a fused optimiser that it scales gradients back, where Lightning does that first.
+
+    Lightning refuses to clip the gradients of one that does, also where nothing is scaled, as with
+    ``bf16-mixed``. With ``16-mixed`` it scales them back itself then.
+    """
+    optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]
 
 
 def set_last_rates(scheduler: LRScheduler, rates: Sequence[float | Tensor]) -> None:

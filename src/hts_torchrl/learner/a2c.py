@@ -48,15 +48,14 @@ class A2C(Learner):
     def training_step(self, part: RoundSlice, _: int) -> Tensor:
         """Return the loss of one chunk, at the weights that collected the round."""
         with self.learning_from(part):
+            if self.lag:
+                self.delayed.load_behaviour()
             if part.is_first:
                 targets = self.gae(part.round, gae_lambda=self.gae_lambda, unroll=self.unroll)
                 self.samples = self.samples_of(
                     part.round, advantage=targets.advantage, returns=targets.returns
                 )
-            chunk = self.samples[self.chunk_of(part)]
-            if self.lag:
-                self.delayed.load_behaviour()
-            return self.loss(chunk)
+            return self.loss(self.samples[self.chunk_of(part)])
 
     def chunk_of(self, part: RoundSlice) -> slice:
         """Return which of the round's samples a part has: those of some environments.

@@ -46,6 +46,8 @@ class DelayedGradient:
         self.parameters: list[Tensor] = list(parameters)
         self.behaviour: list[Tensor] = [p.detach().clone() for p in self.parameters]
         self.newest: list[Tensor] = [p.detach().clone() for p in self.parameters]
+        self.holds_behaviour = False
+        """Whether the parameters hold theta_{j-1}, or what steps have made of it."""
 
     @torch.no_grad()
     def set_behaviour(self, weights: Iterable[Tensor]) -> None:
@@ -55,18 +57,21 @@ class DelayedGradient:
 
     @torch.no_grad()
     def begin_round(self) -> None:
-        """Remember the newest weights, theta_j."""
+        """Remember the newest weights, theta_j, which the parameters hold."""
         _copy(self.newest, self.parameters)
+        self.holds_behaviour = False
 
     @torch.no_grad()
     def load_behaviour(self) -> None:
         """Put theta_{j-1} into the parameters."""
         _copy(self.parameters, self.behaviour)
+        self.holds_behaviour = True
 
     @torch.no_grad()
     def restore_newest(self) -> None:
         """Put theta_j back into the parameters; gradients stay."""
         _copy(self.parameters, self.newest)
+        self.holds_behaviour = False
 
     @torch.no_grad()
     def add_displacement(self) -> None:
@@ -75,6 +80,7 @@ class DelayedGradient:
             self.parameters, self.behaviour, self.newest, strict=True
         ):
             parameter.sub_(behaviour).add_(newest)
+        self.holds_behaviour = False
 
     def end_round(self) -> None:
         """Make theta_j the behaviour weights of the next round."""
@@ -122,13 +128,16 @@ class DelayedWeights:
 
     @contextlib.contextmanager
     def behaviour(self) -> Iterator[None]:
-        """Put all behaviour weights into the policy for a while."""
-        self.parameters.load_behaviour()
+        """Put all behaviour weights into the policy for a while; parameters may be there before."""
+        held = self.parameters.holds_behaviour
+        if not held:
+            self.parameters.load_behaviour()
         self.statistics.load_behaviour()
         try:
             yield
         finally:
-            self.parameters.restore_newest()
+            if not held:
+                self.parameters.restore_newest()
             self.statistics.restore_newest()
 
     def newest(self) -> dict[str, Tensor]:

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import Parameter
-from torch.optim import LBFGS, AdamW, Muon, Optimizer, SparseAdam
+from torch.optim import LBFGS, SGD, Adam, AdamW, Muon, Optimizer, SparseAdam
 
+from hts_torchrl.compat.torch import let_gradients_be_clipped
 from hts_torchrl.errors import ConfigurationError, require
 from hts_torchrl.models.heads import NarrowLinear
 
@@ -32,6 +33,8 @@ _OURS: dict[str, dict[str, Any]] = {
     "Muon": {"adjust_lr_fn": "match_rms_adamw"},  # so that AdamW's learning rate suits it too
 }
 """Defaults that stand whatever a version of torch has."""
+_FUSED = (Adam, SGD)
+"""Whose step torch can make in one pass over the memory, on CPUs as on GPUs; AdamW is an Adam."""
 
 
 def optimizer_class(name: str) -> type[Optimizer]:
@@ -132,8 +135,16 @@ def _made(
     given = {k: v for k, v in {**defaults, **arguments}.items() if k in taken}
     if "eps" in taken and isinstance(taken["eps"].default, float):
         given["eps"] = epsilon
+    if (
+        cls in _BY_NAME.values()
+        and issubclass(cls, _FUSED)
+        and not {"foreach", "differentiable"} & given.keys()
+    ):
+        given.setdefault("fused", all(p.is_floating_point() for p in parameters))
     make: Callable[..., Optimizer] = cls
-    return make(parameters, lr=learning_rate, **given)
+    optimizer = make(parameters, lr=learning_rate, **given)
+    let_gradients_be_clipped(optimizer)
+    return optimizer
 
 
 class MuonWithAdamW(Optimizer):

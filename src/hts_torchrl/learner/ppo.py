@@ -88,6 +88,8 @@ class PPO(Learner):
         """
         with self.learning_from(part):
             if part.is_first:
+                if self.displaces:
+                    self.delayed.load_behaviour()
                 self.samples = self.normalised_samples(part.round)
             rows = self.minibatch_of(part)
             # index_select copies whole rows; indexing copies pixel by pixel, 8 times slower.
@@ -95,8 +97,6 @@ class PPO(Learner):
                 lambda entry: entry.index_select(0, rows),
                 batch_size=[len(rows), *self.samples.shape[1:]],
             )
-            if part.is_first and self.displaces:
-                self.delayed.load_behaviour()
             return self.loss(samples)
 
     def normalised_samples(self, batch: TensorDictBase) -> TensorDictBase:

@@ -75,6 +75,30 @@ def test_further_arguments_reach_the_class():
     assert tuple(made("adamw", betas=[0.5, 0.75]).param_groups[0]["betas"]) == (0.5, 0.75)
 
 
+@pytest.mark.parametrize("name", ["adam", "adamw", "sgd"])
+def test_one_pass_over_the_memory_steps_as_several(name):
+    networks = [policy(), policy()]
+    networks[1].load_state_dict(networks[0].state_dict())
+    fused, several = made(name, networks[0]), made(name, networks[1], foreach=False)
+    assert fused.defaults["fused"]
+    assert not several.defaults["fused"]
+    for step in range(3):
+        for network, optimizer in zip(networks, (fused, several), strict=True):
+            torch.manual_seed(step)
+            for p in network.parameters():
+                p.grad = torch.randn_like(p)
+            optimizer.step()
+    for one, two in zip(*(n.parameters() for n in networks), strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-6, atol=1e-7)
+
+
+def test_gradients_are_clipped_before_a_step_in_one_pass():
+    learner = A2C(policy(), optimizer="adam")
+    trainer = quiet_trainer(precision="bf16-mixed", gradient_clip_val=0.5)
+    trainer.fit(learner, datamodule=cartpole(2))
+    assert learner.updates == 2
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -122,7 +146,9 @@ class TestMuon:
         muon = torch.optim.Muon(
             first, 0.02, 0.25, momentum=0.5, eps=1e-3, adjust_lr_fn="match_rms_adamw"
         )
-        adamw = torch.optim.AdamW(rest, 0.02, betas=(0.5, 0.75), eps=1e-3, weight_decay=0.25)
+        adamw = torch.optim.AdamW(
+            rest, 0.02, betas=(0.5, 0.75), eps=1e-3, weight_decay=0.25, fused=True
+        )
         for step in range(3):
             for network in networks:
                 torch.manual_seed(step)
