@@ -8,7 +8,7 @@ from typing import cast
 from torch import Tensor, nn
 
 from hts_torchrl.models.initialization import orthogonal
-from hts_torchrl.models.nature import PixelTrunk, channels_of
+from hts_torchrl.models.nature import PixelConv2d, PixelTrunk, channels_of
 
 
 class _Residual(nn.Module):
@@ -34,8 +34,9 @@ class ImpalaResNet(PixelTrunk):
         stages: list[nn.Module] = []
         channels = channels_of(shape)
         for width in widths:
+            kind = nn.Conv2d if stages else PixelConv2d
             stages += [
-                orthogonal(nn.Conv2d(channels, width, 3, padding=1)),
+                orthogonal(kind(channels, width, 3, padding=1)),
                 nn.MaxPool2d(3, stride=2, padding=1),
                 _Residual(width),
                 _Residual(width),

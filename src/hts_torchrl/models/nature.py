@@ -7,11 +7,10 @@ from typing import cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.models.initialization import orthogonal
-
-_DENSE = torch.contiguous_format
 
 
 def channels_of(shape: Sequence[int]) -> int:
@@ -38,11 +37,28 @@ def _channels_come_last(shape: Sequence[int]) -> bool:
     return seem_last
 
 
+class PixelConv2d(nn.Conv2d):
+    """A convolution of pixels from 0 to 255 as if they were scaled to [0, 1].
+
+    Its weights are scaled in their place: there are fewer.
+    """
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """Return features ``[B, out_channels, *]`` of pixels ``[B, C, H, W]`` of any float type."""
+        weight = self.weight.to(pixels.dtype) * (1 / 255)
+        return functional.conv2d(pixels, weight, self.bias, self.stride, self.padding)
+
+
 class PixelTrunk(nn.Sequential):
-    """Pixels ``[B, C, H, W]`` (uint8, scaled to [0, 1]) to features ``[B, out_features]``.
+    """Pixels ``[B, C, H, W]`` (0 to 255) to features ``[B, out_features]``.
 
     Pixels ``[B, H, W, C]``, as cameras and renderers give them, are taken too. There may be more
     dimensions before these, as TorchRL's losses bring them.
+
+    Args:
+        convolutions: of which the first is a :class:`PixelConv2d`.
+        shape: of an observation.
+        width: of the features.
 
     Raises:
         ConfigurationError: if the shape does not tell where the channels are.
@@ -67,18 +83,14 @@ class PixelTrunk(nn.Sequential):
         device = pixels.device.type
         if device != "meta" and torch.is_autocast_enabled(device):
             dtype = torch.get_autocast_dtype(device)
-        # A copy also of pixels that have the type already: they may be the batch itself.
         images = pixels.reshape(-1, *pixels.shape[-3:])
         if self._channels_last:
             images = images.permute(0, 3, 1, 2)
-        if dtype == torch.float32:
-            # channels_last, in a form that vmap knows: TorchRL's value estimators run under it.
-            rows = images.permute(0, 2, 3, 1).to(dtype, memory_format=_DENSE, copy=True)
-            images = rows.permute(0, 3, 1, 2)
-        else:  # a bfloat16 convolution rearranges its input faster than a copy does
-            images = images.to(dtype, memory_format=_DENSE, copy=True)
-        scaled = images.mul_(1 / 255)
-        features: Tensor = super().forward(scaled)  # type: ignore[no-untyped-call]
+        elif dtype == torch.float32:
+            # channels_last, the fastest way that vmap knows: TorchRL's losses run under it.
+            images = torch.stack(images.unbind(1), -1).permute(0, 3, 1, 2)
+        # A bfloat16 convolution rearranges its input faster than a copy does.
+        features: Tensor = super().forward(images.to(dtype))  # type: ignore[no-untyped-call]
         return features.reshape(*pixels.shape[:-3], -1)
 
 
@@ -87,7 +99,7 @@ class NatureCNN(PixelTrunk):
 
     def __init__(self, shape: Sequence[int]) -> None:
         convolutions = [
-            orthogonal(nn.Conv2d(channels_of(shape), 32, 8, stride=4)),
+            orthogonal(PixelConv2d(channels_of(shape), 32, 8, stride=4)),
             nn.ReLU(),
             orthogonal(nn.Conv2d(32, 64, 4, stride=2)),
             nn.ReLU(),
@@ -102,7 +114,7 @@ class NipsCNN(PixelTrunk):
 
     def __init__(self, shape: Sequence[int]) -> None:
         convolutions = [
-            orthogonal(nn.Conv2d(channels_of(shape), 16, 8, stride=4)),
+            orthogonal(PixelConv2d(channels_of(shape), 16, 8, stride=4)),
             nn.ReLU(),
             orthogonal(nn.Conv2d(16, 32, 4, stride=2)),
             nn.ReLU(),
