@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.nn import Parameter
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils._pytree import tree_leaves, tree_map
@@ -13,6 +14,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 __all__ = [
     "bfloat16_in_hardware",
     "copy_all",
+    "fused_adam",
     "let_gradients_be_clipped",
     "norms",
     "set_last_rates",
@@ -35,6 +37,33 @@ def copy_all(targets: list[Tensor], sources: list[Tensor]) -> None:
 def norms(tensors: list[Tensor]) -> tuple[Tensor, ...]:
     """Return the 2-norm of each tensor, a scalar tensor, in one call."""
     return torch._foreach_norm(tensors)
+
+
+def fused_adam(
+    parameters: list[Parameter],
+    squares: list[Tensor],
+    *,
+    learning_rate: float,
+    smoothing: float,
+    epsilon: float,
+) -> None:
+    """Step by Adam without momentum, and as if after so many steps that no bias is left.
+
+    Args:
+        parameters: float32, changed in place; each has a gradient, which stays.
+        squares: running means of the squared gradients, changed in place.
+        learning_rate: of the step.
+        smoothing: of these means, less than 1.
+        epsilon: what is added to their roots.
+    """
+    moving: list[Tensor] = list(parameters)
+    # Without momentum the running mean is the gradient, and so it is written to itself.
+    gradients: list[Tensor] = [p.grad for p in parameters if p.grad is not None]
+    torch._fused_adam_(
+        moving, gradients, gradients, squares, [], [torch.tensor(1e9)] * len(moving),
+        lr=learning_rate, beta1=0.0, beta2=smoothing, weight_decay=0.0, eps=epsilon,
+        amsgrad=False, maximize=False,
+    )  # fmt: skip
 
 
 def let_gradients_be_clipped(optimizer: Optimizer) -> None:

@@ -11,10 +11,11 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import Parameter
-from torch.optim import LBFGS, SGD, Adam, AdamW, Muon, Optimizer, SparseAdam
+from torch.optim import LBFGS, SGD, Adam, AdamW, Muon, Optimizer, RMSprop, SparseAdam
 
 from hts_torchrl.compat.torch import let_gradients_be_clipped
 from hts_torchrl.errors import ConfigurationError, require
+from hts_torchrl.learner.rmsprop import OnePassRMSprop
 from hts_torchrl.models.heads import NarrowLinear
 
 _BY_NAME = {
@@ -141,7 +142,7 @@ def _made(
         and not {"foreach", "differentiable"} & given.keys()
     ):
         given.setdefault("fused", all(p.is_floating_point() for p in parameters))
-    make: Callable[..., Optimizer] = cls
+    make: Callable[..., Optimizer] = OnePassRMSprop if cls is RMSprop else cls
     optimizer = make(parameters, lr=learning_rate, **given)
     let_gradients_be_clipped(optimizer)
     return optimizer

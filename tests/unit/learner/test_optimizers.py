@@ -92,6 +92,58 @@ def test_one_pass_over_the_memory_steps_as_several(name):
         torch.testing.assert_close(one, two, rtol=1e-6, atol=1e-7)
 
 
+class TestRMSprop:
+    def pair(self, **settings):
+        networks = [policy(), policy()]
+        networks[1].load_state_dict(networks[0].state_dict())
+        torchs = torch.optim.RMSprop(networks[1].parameters(), 0.02, 0.99, 1e-3, **settings)
+        return networks, (made("rmsprop", networks[0], **settings), torchs)
+
+    def step(self, networks, optimizers, number):
+        for network, optimizer in zip(networks, optimizers, strict=True):
+            torch.manual_seed(number)
+            for p in network.parameters():
+                p.grad = torch.randn_like(p)
+            optimizer.step()
+
+    def test_steps_as_torchs_in_one_pass_over_the_memory(self, monkeypatch):
+        networks, optimizers = self.pair()
+        for number in range(5):
+            self.step(networks, optimizers, number)
+        for one, two in zip(*(n.parameters() for n in networks), strict=True):
+            torch.testing.assert_close(one, two, rtol=1e-5, atol=1e-7)
+        fast = networks[0].get_parameter("module.0.module.0.weight")
+        assert optimizers[0].state[fast]["step"] == 5
+        monkeypatch.setattr(torch.optim.RMSprop, "step", None)  # torch's own is not asked
+        networks[0].zero_grad()
+        optimizers[0].step()
+
+    def test_leaves_the_gradients_as_they_are(self):
+        network = policy()
+        for p in network.parameters():
+            p.grad = torch.randn_like(p)
+        before = [p.grad.clone() for p in network.parameters()]
+        made("rmsprop", network).step()
+        assert all(map(torch.equal, before, (p.grad for p in network.parameters())))
+
+    @pytest.mark.parametrize("settings", [{"momentum": 0.5}, {"centered": True}, {"foreach": True}])
+    def test_steps_by_torchs_own_step_where_there_is_more_to_it(self, settings):
+        networks, optimizers = self.pair(**settings)
+        for number in range(3):
+            self.step(networks, optimizers, number)
+        assert all(map(torch.equal, *(n.parameters() for n in networks)))
+
+    def test_goes_on_from_the_state_of_torchs(self):
+        networks, (ours, torchs) = self.pair()
+        for number in range(3):
+            self.step(networks[1:], [torchs], number)
+        networks[0].load_state_dict(networks[1].state_dict())
+        ours.load_state_dict(copy.deepcopy(torchs.state_dict()))
+        self.step(networks, (ours, torchs), 3)
+        for one, two in zip(*(n.parameters() for n in networks), strict=True):
+            torch.testing.assert_close(one, two, rtol=1e-5, atol=1e-7)
+
+
 def test_gradients_are_clipped_before_a_step_in_one_pass():
     learner = A2C(policy(), optimizer="adam")
     trainer = quiet_trainer(precision="bf16-mixed", gradient_clip_val=0.5)
