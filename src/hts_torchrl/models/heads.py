@@ -22,14 +22,32 @@ class NarrowLinear(nn.Linear):
     def __init__(self, in_features: int, out_features: int, gain: float) -> None:
         super().__init__(in_features, out_features)
         orthogonal(self, gain)
+        self._padded: tuple[Tensor, Tensor] | None = None
+
+    def pad_once(self) -> None:
+        """Pad now and not in each pass, for a copy that acts: weights that it loads are padded.
+
+        Its parameters become views of the padded ones. A copy that is trained, or moved to another
+        device or type afterwards, would not go on with them.
+        """
+        if self.out_features < _NARROWEST:
+            with torch.no_grad():
+                self._padded = weight, bias = self._pad()
+            self.weight.data, self.bias.data = (
+                weight[: self.out_features],
+                bias[: self.out_features],
+            )
+
+    def _pad(self) -> tuple[Tensor, Tensor]:
+        missing = _NARROWEST - self.out_features
+        weight = functional.pad(self.weight, (0, 0, 0, missing))
+        return weight, functional.pad(self.bias, (0, missing))
 
     def forward(self, features: Tensor) -> Tensor:
         """Return float32 ``[B, out_features]``."""
         if self.out_features >= _NARROWEST:
             return super().forward(features).float()
-        missing = _NARROWEST - self.out_features
-        weight = functional.pad(self.weight, (0, 0, 0, missing))
-        outputs = functional.linear(features, weight, functional.pad(self.bias, (0, missing)))
+        outputs = functional.linear(features, *(self._padded or self._pad()))
         return outputs[..., : self.out_features].float()
 
 

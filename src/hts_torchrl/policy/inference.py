@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -162,7 +163,7 @@ class PolicyInference:
         self.draws.numpy()[:taken] = draws[rows]
         # Copies, because a policy may answer with a view of its input, which the next pass fills.
         answers, _ = self.run_batch(greedy, random)
-        return {key: value.cpu()[:taken].numpy().copy() for key, value in answers.items()}
+        return {key: value.cpu().numpy()[:taken].copy() for key, value in answers.items()}
 
     def run_batch(
         self, greedy: bool = False, random: bool = False
@@ -191,8 +192,11 @@ class PolicyInference:
                     answers[key] = answer.float()
         return answers, result
 
-    def _autocast(self) -> torch.autocast:
-        return torch.autocast(self._device.type, torch.bfloat16, enabled=self._bf16)
+    def _autocast(self) -> AbstractContextManager[None]:
+        device = self._device.type
+        if not (self._bf16 or torch.is_autocast_enabled(device)):
+            return contextlib.nullcontext()
+        return torch.autocast(device, torch.bfloat16, enabled=self._bf16)
 
     def _sampled(
         self, inputs: dict[Key, Tensor], draws: Tensor, greedy: bool, random: bool
@@ -205,8 +209,9 @@ class PolicyInference:
             action = rows[self.action.key].to(draws.device)
         else:
             action = mode(dist) if greedy else sample(dist, draws, self._row_distribution(result))
-        answers = {self.action.key: action, self._head.log_prob_key: dist.log_prob(action).float()}
-        return answers, result
+        assert self.log_prob_key is not None
+        log_prob = dist.log_prob(action).float()
+        return {self.action.key: action, self.log_prob_key: log_prob}, result
 
     def _explored(
         self,

@@ -13,6 +13,7 @@ from torch import nn
 
 from hts_torchrl.allocator import keep_freed_memory
 from hts_torchrl.config import ArraySpec, EnvSpec, Key, Precision
+from hts_torchrl.models.heads import NarrowLinear
 from hts_torchrl.policy.examination import examine
 from hts_torchrl.policy.inference import PolicyInference
 from hts_torchrl.policy.shared_weights import PolicyWeights
@@ -97,6 +98,9 @@ class Actor:
             precision=settings.precision,
             extras=settings.extras,
         )
+        for layer in policy.modules():
+            if isinstance(layer, NarrowLinear):
+                layer.pad_once()
         self._version = -1
 
     def answer(self, envs: Array) -> None:

@@ -37,3 +37,15 @@ class TestNarrowLinear:
 
     def test_its_weight_has_no_padding(self):
         assert NarrowLinear(16, 2, 1.0).weight.shape == (2, 16)
+
+
+@pytest.mark.parametrize("width", [1, 3, 4, 6])
+def test_weights_that_are_padded_once_are_those_that_are_loaded_later(width):
+    acting, learning = NarrowLinear(8, width, 1.0), NarrowLinear(8, width, 1.0)
+    acting.pad_once()
+    state = acting.state_dict()  # as an actor loads: into the tensors that are there
+    for name, value in learning.state_dict().items():
+        state[name].copy_(value)
+    features = torch.randn(5, 8)
+    with torch.no_grad():
+        assert torch.equal(acting(features), learning(features))
