@@ -25,6 +25,7 @@ from hts_torchrl.envs.layers import warn_of_statistics
 from hts_torchrl.envs.make_group import arranged, make_group, number_of_envs
 from hts_torchrl.errors import ConfigurationError, ProtocolError
 from hts_torchrl.policy.as_policy import as_policy
+from hts_torchrl.policy.forward import with_parts
 from hts_torchrl.policy.memory import with_memory
 from hts_torchrl.settings import takes_settings
 from hts_torchrl.workers.actor import find_settings
@@ -125,7 +126,7 @@ class HTSCollector(ContractCollector):
         self._try_environments()
         self._source = policy if policy is not None else policy_factory()  # type: ignore[misc]
         self.policy = as_policy(self._source, self.env_spec)
-        self.env_spec = with_memory(self.policy, self.env_spec)
+        self.env_spec = with_parts(self.policy, with_memory(self.policy, self.env_spec))
         self.policy_device = self._torchrl.policy_device(policy_device)
         actor, self._outputs = find_settings(
             self.policy,
