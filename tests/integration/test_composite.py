@@ -134,15 +134,15 @@ class TestBatches:
         assert shapes[1].keys() - shapes[0].keys() == added
 
     @pytest.mark.parametrize(
-        ("env", "gear", "torque"),
+        ("same", "env", "gear", "torque"),
         [
-            (TorqueAndGear, "gear", "torque"),
-            (TorqueAndGear, ("action", "gear"), ("action", "torque")),
-            (two_robots, ("agent_a", "action"), ("agent_b", "action")),
+            (TorqueAndGear, TorqueAndGear, ("action", "gear"), ("action", "torque")),
+            (gym_env, gym_env, ("action", "gear"), ("action", "torque")),
+            (gym_env, two_robots, ("agent_a", "action"), ("agent_b", "action")),
         ],
     )
-    def test_each_name_of_a_part_has_the_same_actions(self, env, gear, torque):
-        expected = play(collect(gym_env, torchrl_actor()))
+    def test_each_name_of_a_part_has_the_same_actions(self, same, env, gear, torque):
+        expected = play(collect(same, torchrl_actor()))
         batches = play(collect(env, torchrl_actor(gear, torque)))
         for batch, other in zip(batches, expected, strict=True):
             assert torch.equal(batch[gear], other["gear"])
@@ -291,5 +291,5 @@ def test_environments_whose_parts_have_other_names_are_refused():
                 {"knob": self.action_space["gear"], "torque": self.action_space["torque"]}
             )
 
-    with pytest.raises(ConfigurationError, match="'knob'.*but environment 0 has.*'gear'"):
+    with pytest.raises(ConfigurationError, match=r"'knob'.*but environment 0 has.*'gear'"):
         play(collect([TorqueAndGear, Renamed] * 2, torchrl_actor(), envs_per_executor=4))
