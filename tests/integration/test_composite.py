@@ -170,6 +170,12 @@ class TestBatches:
         (batch, *_) = play(collector)
         assert set(blank.keys(True, True)) == set(batch.keys(True, True))
 
+    @pytest.mark.parametrize("attr", ["action_spec", "full_action_spec"])
+    def test_the_spec_of_actions_is_the_environments(self, attr):
+        collector = collect(gym_env, torchrl_actor())
+        assert collector.getattr_env(attr) == gym_env().full_action_spec
+        collector.shutdown()
+
     def test_deterministic_actors_take_modes_and_means(self):
         (batch,) = play(collect(gym_env, torchrl_actor(), 1, exploration_type="deterministic"))
         assert torch.equal(batch["gear"], batch["params", "gear", "logits"].argmax(-1))

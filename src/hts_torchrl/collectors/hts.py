@@ -77,7 +77,8 @@ class HTSCollector(ContractCollector):
             action itself (``QValueActor``, ``RandomPolicy``), with or without modules that explore;
             or a plain module that maps the observation to logits (discrete) or to mean and standard
             deviation (continuous). What it writes under ``next`` and reads at the root is its
-            memory.
+            memory. With a ``CompositeDistribution`` it writes each of several actions under the
+            key that the environment has for it.
         policy_factory: makes the policy, where it cannot be pickled; instead of ``policy``.
         num_envs: environments; None is the length of a list, and else 16.
         precision: of the actors, in Lightning's words; give the learner the same.
