@@ -9,19 +9,23 @@ import time
 
 import numpy as np
 import torch
+from tensordict import unravel_key
 from tensordict.nn import (
+    CompositeDistribution,
     ProbabilisticTensorDictModule,
     ProbabilisticTensorDictSequential,
     TensorDictModule,
 )
 from torch import nn
-from torch.distributions import Categorical
+from torch.distributions import Categorical, Normal
 from torchrl.data import Unbounded
 from torchrl.envs import EnvBase, GymEnv, RenameTransform, TensorDictPrimer, TransformedEnv
 
-from hts_torchrl import ActorCritic
+from hts_torchrl import ActorCritic, env_spec_of, make_actor_critic
 from hts_torchrl.envs.group import EnvFactory
-from tests.fakes import NUM_ACTIONS
+from hts_torchrl.models.distributions import MultiCategorical
+from hts_torchrl.policy.forward import modules_of
+from tests.fakes import NUM_ACTIONS, NestedActionEnv
 
 VERSION_UNIT = 2**16
 
@@ -237,3 +241,46 @@ class LateNoiseTrunk(Trunk):
 
     def __init__(self, shape) -> None:
         super().__init__(shape[0], LateNoise())
+
+
+PARTS = {("arm", "0"): (), ("arm", "1"): (4,), "gear": (3, 2)}
+"""The parts of a ``NestedActionEnv``'s action, and how many choices each has."""
+
+
+def _apart(logits, loc, scale):
+    grip, gear = logits.split([4, 5], -1)
+    return loc.unsqueeze(-1), scale.unsqueeze(-1), grip, gear
+
+
+def composite_policy(network: str = "mlp", *, under: tuple[str, ...] = ()) -> nn.Module:
+    """A built-in network for a ``NestedActionEnv``, whose head is a ``CompositeDistribution``.
+
+    Args:
+        network: its name; weights are the same at each call.
+        under: what stands before the key of each part.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        built_in = make_actor_critic(network, env_spec_of(NestedActionEnv))
+    modules = [
+        module
+        for module in modules_of(built_in)
+        if not isinstance(module, ProbabilisticTensorDictModule)
+    ]
+    numbers, grip, gear = (unravel_key((*under, key)) if under else key for key in PARTS)
+    parameters = [(numbers, "loc"), (numbers, "scale"), (grip, "logits"), (gear, "logits")]
+    apart = TensorDictModule(
+        _apart, ["logits", "loc", "scale"], [("params", *key) for key in parameters]
+    )
+    head = ProbabilisticTensorDictModule(
+        ["params"],
+        [gear, numbers, grip],  # in another order than the environment's
+        distribution_class=CompositeDistribution,
+        distribution_kwargs={
+            "distribution_map": {gear: MultiCategorical, numbers: Normal, grip: Categorical},
+            "extra_kwargs": {gear: {"sizes": (3, 2)}},
+        },
+        return_log_prob=True,
+        default_interaction_type="random",
+    )
+    return ProbabilisticTensorDictSequential(*modules, apart, head)

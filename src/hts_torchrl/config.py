@@ -52,6 +52,8 @@ class ActionSpec:
     high: Array | None = None
     key: Key = "action"
     """Where the environment reads it, and the policy writes it."""
+    parts: dict[Key, ActionSpec] = field(default_factory=dict)
+    """What it joins, by the environment's names; empty for an action that is one by itself."""
 
     @property
     def num_draws(self) -> int:
@@ -138,6 +140,9 @@ class EnvSpec:
         accepted = f"{action.kind} {list(action.sizes) or action.array}"
         if action.low is not None and action.high is not None:
             accepted += f" from {action.low.tolist()} to {action.high.tolist()}"
+        if action.parts:
+            named = (f"{key!r} {part.kind} {part.array}" for key, part in action.parts.items())
+            accepted += f", joined of {', '.join(named)}"
         return f"observations {seen} and actions {accepted}"
 
     def __eq__(self, other: object) -> bool:

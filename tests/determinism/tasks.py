@@ -24,7 +24,7 @@ from hts_torchrl.envs.make_group import make_group
 from hts_torchrl.learner import Learner
 from hts_torchrl.models import make_actor_critic
 from tests.fakes import CoordinateEnvs, DictEnv, MaskedEnvs, MultiDiscreteEnv, NestedActionEnv
-from tests.policies import counting_policy, echo_policy, policy_with
+from tests.policies import composite_policy, counting_policy, echo_policy, policy_with
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,8 @@ class Task:
             return echo_policy()
         if self.network == "counting":
             return counting_policy(first=3.0)
+        if self.network.startswith("composite"):
+            return composite_policy(*self.network.split()[1:])
         group = make_group(self.create_env_fn, [0])
         group.close()
         with torch.random.fork_rng(devices=[]):
@@ -137,6 +139,8 @@ TASKS = {
     "choices": Task(MultiDiscreteEnv, "mlp"),
     "masked": Task(MaskedEnvs((3, 5)), "mlp"),
     "mixed": Task(NestedActionEnv, "mlp"),
+    "parts": Task(NestedActionEnv, "composite"),
+    "parts remembered": Task(NestedActionEnv, "composite lstm", steps=6),
     "combined": Task(DictEnv, "impala"),
     "breakout": Task(AtariEnvs("breakout", max_frames=120), "nature", num_envs=2, rounds=6),
 }

@@ -22,7 +22,9 @@ def scrambled(task, order: int, **settings) -> str:
     return digest(play(task.collector(kind, **settings), perturbed(task.policy())))
 
 
-@pytest.mark.parametrize("name", ["coordinates", "cartpole", "pendulum", "squashed", "choices"])
+@pytest.mark.parametrize(
+    "name", ["coordinates", "cartpole", "pendulum", "squashed", "choices", "parts"]
+)
 def test_the_bits_do_not_depend_on_who_answers_whom_and_when(name):
     task = TASKS[name]
     assert {scrambled(task, order) for order in ORDERS} == {serial(task)}

@@ -31,6 +31,8 @@ def run(name: str, seed: int = 0, **settings) -> str:
         "lstm",
         "masked",
         "mixed",
+        "parts",
+        pytest.param("parts remembered", marks=pytest.mark.thorough),
         pytest.param("combined", marks=pytest.mark.thorough),
     ],
 )

@@ -14,8 +14,8 @@ from torch import nn
 
 from hts_torchrl import ConfigurationError, GymEnvs, HTSCollector, WorkerError
 from hts_torchrl.models import make_actor_critic
-from tests.fakes import CoordinateEnvs, DeadlyEnvs, FailingEnv
-from tests.policies import echo_policy, echo_weights
+from tests.fakes import CoordinateEnvs, DeadlyEnvs, FailingEnv, NestedActionEnv
+from tests.policies import composite_policy, echo_policy, echo_weights
 from tests.protocol.test_parent import alive
 from tests.runs import digest, perturbed, play
 
@@ -82,6 +82,26 @@ def test_workers_that_are_killed_between_batches_change_no_bit(delay):
         collector.update_policy_weights_(weights_of(len(batches)))
     alone = collect(DeadlyEnvs(""), delay=delay, num_actors=0)
     assert digest(batches) == digest(play(alone, weights_of))
+
+
+def test_the_parts_of_an_action_are_played_again():
+    """The environment's observation repeats the action, which a new executor must take again."""
+    weights_of, batches = perturbed(composite_policy()), []
+
+    def make(**settings):
+        frames = ENVS * STEPS
+        return HTSCollector(
+            NestedActionEnv, composite_policy(), num_envs=ENVS, frames_per_batch=frames,
+            total_frames=ROUNDS * frames, recover="replay", **settings,
+        )  # fmt: skip
+
+    collector = make()
+    for batch in collector:
+        batches.append(batch.clone())
+        for worker in {1: [ENVS], 2: [0]}.get(len(batches), []):
+            kill(collector, worker)
+        collector.update_policy_weights_(weights_of(len(batches)))
+    assert digest(batches) == digest(play(make(num_actors=0), weights_of))
 
 
 def test_what_is_remembered_is_as_it_was_when_the_round_began(tmp_path):

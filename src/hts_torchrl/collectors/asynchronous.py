@@ -31,6 +31,7 @@ from hts_torchrl.config import CollectorSettings, Key, Precision
 from hts_torchrl.envs.group import EnvFactory
 from hts_torchrl.envs.group_env import GroupEnv
 from hts_torchrl.errors import ConfigurationError
+from hts_torchrl.policy.composite import is_composite
 from hts_torchrl.policy.forward import evaluate, probabilistic_module
 from hts_torchrl.policy.memory import memory_keys
 from hts_torchrl.rng import env_seed
@@ -106,7 +107,7 @@ class AsynchronousCollector:
         precision: of the actors.
 
     Raises:
-        ConfigurationError: if the policy has a memory.
+        ConfigurationError: if the policy has a memory, or a ``CompositeDistribution``.
     """
 
     acting_weights: dict[str, torch.Tensor] | None = None
@@ -125,6 +126,11 @@ class AsynchronousCollector:
             raise ConfigurationError(
                 f"collection={form}: the policy remembers {keys[0]!r}; give collection=rounds, or "
                 "a policy without a memory"
+            )
+        if is_composite(probabilistic_module(policy)):
+            raise ConfigurationError(
+                f"collection={form}: the policy writes the parts of an action apart; give "
+                "collection=rounds, or a policy with one action"
             )
         self._env, self._form = env, form
         self._settings, self._schedule = settings, settings.schedule

@@ -25,6 +25,7 @@ from hts_torchrl.envs.layers import warn_of_statistics
 from hts_torchrl.envs.make_group import arranged, make_group, number_of_envs
 from hts_torchrl.errors import ConfigurationError, ProtocolError
 from hts_torchrl.policy.as_policy import as_policy
+from hts_torchrl.policy.forward import with_parts
 from hts_torchrl.policy.memory import with_memory
 from hts_torchrl.settings import takes_settings
 from hts_torchrl.workers.actor import find_settings
@@ -76,7 +77,8 @@ class HTSCollector(ContractCollector):
             action itself (``QValueActor``, ``RandomPolicy``), with or without modules that explore;
             or a plain module that maps the observation to logits (discrete) or to mean and standard
             deviation (continuous). What it writes under ``next`` and reads at the root is its
-            memory.
+            memory. With a ``CompositeDistribution`` it writes each of several actions under the
+            key that the environment has for it.
         policy_factory: makes the policy, where it cannot be pickled; instead of ``policy``.
         num_envs: environments; None is the length of a list, and else 16.
         precision: of the actors, in Lightning's words; give the learner the same.
@@ -125,7 +127,7 @@ class HTSCollector(ContractCollector):
         self._try_environments()
         self._source = policy if policy is not None else policy_factory()  # type: ignore[misc]
         self.policy = as_policy(self._source, self.env_spec)
-        self.env_spec = with_memory(self.policy, self.env_spec)
+        self.env_spec = with_parts(self.policy, with_memory(self.policy, self.env_spec))
         self.policy_device = self._torchrl.policy_device(policy_device)
         actor, self._outputs = find_settings(
             self.policy,

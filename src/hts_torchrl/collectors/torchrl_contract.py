@@ -20,6 +20,7 @@ from hts_torchrl.collectors.torchrl_settings import TorchRLSettings
 from hts_torchrl.config import IS_INIT, ArraySpec, CollectorSettings, EnvSpec, Key
 from hts_torchrl.envs.action_spec import tensor_spec_of
 from hts_torchrl.errors import ConfigurationError, ProtocolError
+from hts_torchrl.policy.composite import VECTOR
 from hts_torchrl.schedule import Schedule
 from hts_torchrl.shared.rollout import storage_specs
 
@@ -120,19 +121,20 @@ class ContractCollector(OnePolicyCollector):
 
         Args:
             attr: ``action_spec`` or ``full_action_spec``; each is of one environment, as TorchRL's
-                ``_unbatched`` ones.
+                ``_unbatched`` ones, and has the parts of an action that the policy writes apart.
 
         Raises:
             AttributeError: for another name: environments live where executors run.
         """
         action = self.env_spec.action
-        spec = tensor_spec_of(action)
+        apart = action.key == VECTOR
+        full = Composite()
+        for key, part in (action.parts if apart else {action.key: action}).items():
+            full[key] = tensor_spec_of(part)
         match attr.removesuffix("_unbatched"):
             case "action_spec":
-                return spec
+                return full if apart else full[action.key]
             case "full_action_spec":
-                full = Composite()
-                full[action.key] = spec
                 return full
         raise AttributeError(
             f"{attr!r} of the environments, which live where executors run: 'action_spec' and "

@@ -23,7 +23,7 @@ def action_maker(spec: ActionSpec, space: gymnasium.Space[Any]) -> Callable[[Arr
     """
     if not isinstance(space, gymnasium.spaces.Dict | gymnasium.spaces.Tuple):
         return lambda action: env_action(spec, action, space)
-    leaves = leaves_of(space)
+    leaves = [*leaves_of(space).values()]
     parts = [action_of(leaf) for leaf in leaves]
 
     def nested(action: Array) -> Any:  # noqa: ANN401

@@ -54,16 +54,25 @@ def in_one_line(space: object) -> str:
 
 def _action_spec(space: spaces.Space) -> ActionSpec:  # type: ignore[type-arg]
     if isinstance(space, spaces.Dict | spaces.Tuple):
-        return joined([action_of(part) for part in leaves_of(space)])
+        return joined({key: action_of(part) for key, part in leaves_of(space).items()})
     return action_of(space)
 
 
-def leaves_of(space: spaces.Space) -> list[spaces.Space]:  # type: ignore[type-arg]
-    """Return the spaces within ``Dict`` and ``Tuple`` spaces, at whatever depth, in their order."""
-    if not isinstance(space, spaces.Dict | spaces.Tuple):
-        return [space]
-    parts = space.spaces.values() if isinstance(space, spaces.Dict) else space.spaces
-    return [leaf for part in parts for leaf in leaves_of(part)]
+def leaves_of(space: spaces.Dict | spaces.Tuple) -> dict[Key, spaces.Space]:  # type: ignore[type-arg]
+    """Return the spaces within a ``Dict`` or ``Tuple``, at whatever depth, in their order.
+
+    They have the names that TorchRL's ``GymWrapper`` gives those of a ``Dict``, such as ``gear`` or
+    ``("arm", "grip")``; the number of a place in a ``Tuple`` is a name.
+    """
+    named = space.spaces if isinstance(space, spaces.Dict) else dict(enumerate(space.spaces))
+    leaves: dict[Key, spaces.Space] = {}  # type: ignore[type-arg]
+    for name, part in named.items():
+        if isinstance(part, spaces.Dict | spaces.Tuple):
+            for key, leaf in leaves_of(part).items():
+                leaves[str(name), *((key,) if isinstance(key, str) else key)] = leaf
+        else:
+            leaves[str(name)] = part
+    return leaves
 
 
 def action_of(space: spaces.Space) -> ActionSpec:  # type: ignore[type-arg]

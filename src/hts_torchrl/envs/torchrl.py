@@ -229,7 +229,7 @@ def _array_spec(spec: TensorSpec) -> ArraySpec:
 
 def _action_spec(env: EnvBase) -> ActionSpec:
     if len(env.action_keys) != 1:
-        return joined(list(parts_of(env).values()))
+        return joined(parts_of(env))
     return replace(_action_of(env.full_action_spec_unbatched[env.action_key]), key=env.action_key)
 
 

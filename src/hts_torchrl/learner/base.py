@@ -24,6 +24,7 @@ from hts_torchrl.learner.restored import restored
 from hts_torchrl.learner.rounds import RoundModule
 from hts_torchrl.learner.settings import show_inherited
 from hts_torchrl.objectives.returns import Targets, gae_targets
+from hts_torchrl.policy.composite import is_composite
 from hts_torchrl.policy.normalization import RunningStatistics
 
 # More than any machine has cores; the OpenMP runtime crashes when it cannot start them.
@@ -276,12 +277,13 @@ class Learner(RoundModule):
 
         Returns:
             TensorDict ``[N * T]``, or ``[N, T]`` of sequences: the observations by their keys,
-            ``action``, ``behaviour_log_prob`` and your entries.
+            ``action`` (of a policy that writes its parts, a TensorDict of these),
+            ``behaviour_log_prob`` and your entries.
         """
-        entries: dict[Any, Tensor] = {
+        entries: dict[Any, Tensor | TensorDictBase] = {
             **self.observations(batch),
-            "action": batch[self.action_key],
-            "behaviour_log_prob": batch[self.log_prob_key],
+            "action": self._actions(batch),
+            "behaviour_log_prob": self.behaviour_log_prob(batch),
             **more,
         }
         if self.remembers:
@@ -289,6 +291,19 @@ class Learner(RoundModule):
             begins[:, 0] = False  # the memory of the first step is stored, whether it begins or not
             return TensorDict({IS_INIT: begins, **entries}, batch.shape)
         return TensorDict(entries, batch.shape).reshape(-1)
+
+    def _actions(self, batch: TensorDictBase) -> Tensor | TensorDictBase:
+        keys = self._head.dist_sample_keys
+        return batch.select(*keys) if is_composite(self._head) else batch[keys[0]]
+
+    def behaviour_log_prob(self, batch: TensorDictBase) -> Tensor:
+        """Return the log-probabilities of a round's actions when they were drawn, ``[N, T]``.
+
+        Args:
+            batch: the round ``[N, T]``; those of an action's parts are added up.
+        """
+        stored = (batch[key] for key in self._head.log_prob_keys)
+        return torch.stack([each.reshape(*batch.shape, -1).sum(-1) for each in stored]).sum(0)
 
     def num_samples(self, batch: TensorDictBase) -> int:
         """Return the length of what :meth:`samples_of` returns of a round ``[N, T]``."""

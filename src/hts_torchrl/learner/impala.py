@@ -100,7 +100,7 @@ class Impala(Learner):
         after = batch["next"]
         return vtrace_targets(
             log_prob=log_prob.detach().view_as(next_value),
-            behaviour_log_prob=batch[self.log_prob_key].unsqueeze(-1),
+            behaviour_log_prob=self.behaviour_log_prob(batch).unsqueeze(-1),
             reward=self.rewards(batch),
             value=value.detach().view_as(next_value),
             next_value=next_value,

@@ -19,7 +19,7 @@ from hts_torchrl.config import IS_INIT, EnvSpec, Key
 from hts_torchrl.errors import ConfigurationError, ProtocolError
 from hts_torchrl.learner.modes import evaluating
 from hts_torchrl.models import make_actor_critic
-from hts_torchrl.policy.forward import evaluate
+from hts_torchrl.policy.forward import evaluate, inputs_of
 from hts_torchrl.policy.inference import one_thread
 from hts_torchrl.policy.memory import memory_keys
 from hts_torchrl.policy.normalization import NormalizedPolicy
@@ -106,7 +106,7 @@ class PolicyModule(LightningModule):
     @property
     def observation_keys(self) -> list[Key]:
         """What the policy reads: observations, and what it remembers."""
-        return list(self.actor_critic.in_keys)  # type: ignore[arg-type]
+        return inputs_of(self.actor_critic)
 
     @functools.cached_property
     def remembers(self) -> bool:
@@ -140,7 +140,7 @@ class PolicyModule(LightningModule):
             raise ConfigurationError(NO_VALUE)
         return result.distribution, result.value.float().squeeze(-1)
 
-    def forward(self, observation: Tensor | TensorDictBase) -> Tensor:
+    def forward(self, observation: Tensor | TensorDictBase) -> Tensor | TensorDictBase:
         """Return the greedy actions for B observations: the likeliest category, or the mean.
 
         Args:
@@ -148,7 +148,8 @@ class PolicyModule(LightningModule):
                 with all keys that the policy reads.
 
         Returns:
-            Actions ``[B, *shape]`` in the form that the environment takes.
+            Actions ``[B, *shape]`` in the form that the environment takes; of a policy that writes
+            their parts a TensorDict ``[B]`` of these.
 
         Raises:
             ConfigurationError: for a tensor, if the policy reads several observations.

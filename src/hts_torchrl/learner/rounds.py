@@ -96,9 +96,7 @@ class RoundModule(PolicyModule):
             self.resumption.place_loops()
         self._weights = DelayedWeights(self.actor_critic)
         self._round_open = False
-        head = probabilistic_module(self.actor_critic)
-        self.log_prob_key: Key = head.log_prob_key
-        self.action_key: Key = head.dist_sample_keys[0]
+        self._head = probabilistic_module(self.actor_critic)
 
     def on_train_start(self) -> None:
         """Take the weights with which a resumed run acts, one update behind those it learns."""
@@ -170,7 +168,7 @@ class RoundModule(PolicyModule):
             self.actor_critic,
             optimizer,
             batch,
-            [("next", "reward"), *after, *seen, "state_value", self.log_prob_key],
+            [("next", "reward"), *after, *seen, "state_value", *self._head.log_prob_keys],
             first_env=self.global_rank * batch.shape[0],
         )
         if self.part.is_last:

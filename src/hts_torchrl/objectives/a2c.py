@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+
 from torch import Tensor
 from torch import distributions as d
+
+from hts_torchrl.errors import ConfigurationError
 
 
 def policy_gradient_loss(log_prob: Tensor, advantage: Tensor) -> Tensor:
@@ -31,8 +35,16 @@ def mean_entropy(distribution: d.Distribution) -> Tensor:
 
     Where it has no closed form (a squashed Gaussian) it is estimated by one reparametrised sample,
     from torch's global generator, which a :class:`~hts_torchrl.learner.Learner` seeds for that.
+
+    Raises:
+        ConfigurationError: if that has no such sample either.
     """
-    try:
+    with contextlib.suppress(NotImplementedError):
         return distribution.entropy().mean()
-    except NotImplementedError:
+    try:
         return -distribution.log_prob(distribution.rsample()).mean()
+    except NotImplementedError:
+        raise ConfigurationError(
+            f"the policy's {distribution} has no entropy, and no rsample to estimate it by: give "
+            "its class one of the two"
+        ) from None

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 from tensordict.nn import (
+    ProbabilisticTensorDictModule,
     ProbabilisticTensorDictSequential,
     TensorDictModule,
     TensorDictModuleBase,
@@ -20,7 +21,7 @@ from hts_torchrl.envs.action_spec import tensor_spec_of
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.models.distributions import action_head, parameter_keys
 from hts_torchrl.policy.exploration import RandomActions
-from hts_torchrl.policy.forward import is_probabilistic, modules_of, path_of
+from hts_torchrl.policy.forward import modules_of, path_of
 
 
 def as_policy(policy: nn.Module, spec: EnvSpec) -> TensorDictModuleBase:
@@ -100,6 +101,13 @@ def _require_readable(policy: TensorDictModuleBase, spec: EnvSpec) -> None:
     steps = list(modules_of(policy))
     ahead = {path_of(key) for step in steps for key in getattr(step, "out_keys", ())}
     known = {path_of(key) for key in spec.observations} | {(IS_INIT,)}
+    heads = [step for step in steps if isinstance(step, ProbabilisticTensorDictModule)]
+    drawn = {path_of(key) for head in heads for key in head.dist_sample_keys}
+    if covered := [key for key in drawn if any(_overlap(key, other) for other in known)]:
+        raise ConfigurationError(
+            f"the policy writes an action to {_key(covered[0])}, where the environment observes "
+            f"something: write it to {('action', *covered[0])}"
+        )
     remembered = {key[1:] for key in ahead if key[0] == "next"}
     read: set[tuple[str, ...]] = set()
     for module in steps:
@@ -108,14 +116,14 @@ def _require_readable(policy: TensorDictModuleBase, spec: EnvSpec) -> None:
             read.add(key)
             if key in remembered:
                 continue
-            if not any(key == other[: len(key)] or other == key[: len(other)] for other in known):
+            if not any(_overlap(key, other) for other in known):
                 raise ConfigurationError(
                     f"the policy's {named} reads {_key(key)}, which is none of the observations "
                     f"{sorted(map(str, spec.observations))}, and which no earlier module writes; "
                     f"a memory is written as {('next', *key)}"
                 )
         written = {path_of(key) for key in getattr(module, "out_keys", ())}
-        if is_probabilistic(policy) and path_of(spec.action.key) in known & written:
+        if drawn & known & written:
             raise ConfigurationError(
                 f"the policy's {named} changes an action that was drawn, whose log-probability "
                 "would be another's: exploration belongs into the distribution"
@@ -126,6 +134,10 @@ def _require_readable(policy: TensorDictModuleBase, spec: EnvSpec) -> None:
             f"the policy writes {('next', *unread[0])} for the next step, but no module reads "
             f"{_key(unread[0])}"
         )
+
+
+def _overlap(key: tuple[str, ...], other: tuple[str, ...]) -> bool:
+    return key == other[: len(key)] or other == key[: len(other)]
 
 
 def _named(module: nn.Module, name: str) -> str:

@@ -90,19 +90,24 @@ def find_outputs(inference: PolicyInference) -> dict[Key, ArraySpec]:
     inference.extras = _extras(inference, result.written)
     _refuse_chance(inference, drawn, result)
     tensors, _ = inference.run_batch()
-    _refuse_other_shape(action, tensors[action.key])
-    if inference.log_prob_key is None:
-        _refuse_other_type(action, tensors[action.key])
+    if inference.log_prob_keys:
+        dists = inference.distributions(result.distribution)
+        for key, part in inference.parts.specs.items():
+            _refuse_other_shape(key, part, tensors[key])
+            _refuse_other_distribution(part, tensors[key], dists[key])
     else:
-        _refuse_other_distribution(action, tensors[action.key], result.distribution)
+        _refuse_other_shape(action.key, action, tensors[action.key])
+        _refuse_other_type(action, tensors[action.key])
     answers = {key: value.cpu().numpy() for key, value in tensors.items()}
     return {key: ArraySpec(value.shape[1:], value.dtype) for key, value in answers.items()}
 
 
 def _extras(inference: PolicyInference, written: TensorDictBase | dict[Key, Tensor]) -> list[Key]:
     """Return the keys of what the policy writes in addition to action, log-probability, value."""
-    known = {inference.action.key, inference.log_prob_key, "state_value", *inference.inputs}
+    known = {inference.action.key, *inference.log_prob_keys, "state_value", *inference.inputs}
     known |= set(inference.carried)
+    parts = list(inference.parts.specs) if inference.log_prob_keys else []
+    known |= set(parts)
     found: list[Key] = []
     out_keys: Sequence[Key] = inference.policy.out_keys  # type: ignore[assignment]
     for key in map(unravel_key, out_keys):
@@ -116,7 +121,7 @@ def _extras(inference: PolicyInference, written: TensorDictBase | dict[Key, Tens
             found.append(key)
         else:
             raise ConfigurationError(f"the policy writes {key!r}, which is no tensor")
-    if taken := [key for key in found if path_of(key)[0] in _TAKEN]:
+    if taken := [key for key in (*parts, *found) if path_of(key)[0] in _TAKEN]:
         raise ConfigurationError(
             f"the policy writes {taken[0]!r}, which the collector writes: give it another name"
         )
@@ -156,12 +161,12 @@ def _refuse_chance(inference: PolicyInference, drawn: Sequence[str], first: Poli
         )
 
 
-def _refuse_other_shape(wanted: ActionSpec, action: Tensor) -> None:
+def _refuse_other_shape(key: Key, wanted: ActionSpec, action: Tensor) -> None:
     """Refuse a policy whose actions ``[R, ...]`` are not of the shape that is accepted."""
     shape = tuple(action.shape[1:])
     if shape != wanted.array.shape:
         raise ConfigurationError(
-            f"the policy's action has shape {shape}, but the environment "
+            f"the policy's {key!r} has shape {shape}, but the environment "
             f"accepts {wanted.array.shape} ({wanted.kind})"
         )
 

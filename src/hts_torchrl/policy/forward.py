@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from tensordict import TensorDict, TensorDictBase, unravel_key
@@ -15,9 +15,10 @@ from tensordict.nn import (
 from torch import Tensor, nn
 from torch import distributions as d
 
-from hts_torchrl.config import Key
+from hts_torchrl.config import EnvSpec, Key
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.models.actor_critic import ActorCritic
+from hts_torchrl.policy.composite import VECTOR, ActionParts, distribution_of
 from hts_torchrl.policy.normalization import NormalizedPolicy
 
 
@@ -73,7 +74,7 @@ def evaluate(
     distribution = None
     for module in modules_of(policy):
         if isinstance(module, ProbabilisticTensorDictModule):
-            distribution = module.get_dist(tensordict)
+            distribution = distribution_of(module, tensordict)
         else:
             tensordict = module(tensordict)
     if distribution is None:
@@ -99,6 +100,30 @@ def probabilistic_module(policy: nn.Module) -> ProbabilisticTensorDictModule:
             "ProbabilisticActor, is needed"
         )
     return found[0]
+
+
+def with_parts(policy: nn.Module, spec: EnvSpec) -> EnvSpec:
+    """Return a specification whose action has a key of its own, if the policy writes its parts.
+
+    Raises:
+        ConfigurationError: if the policy draws actions under keys that are not the environment's.
+    """
+    if not is_probabilistic(policy):
+        return spec
+    if ActionParts(probabilistic_module(policy), spec.action).is_whole:
+        return spec
+    return replace(spec, action=replace(spec.action, key=VECTOR))
+
+
+def inputs_of(policy: nn.Module) -> list[Key]:
+    """Return what a policy reads, without entries of which its own modules write the parts.
+
+    TorchRL counts such an entry among the ``in_keys``: a ``CompositeDistribution``'s parameters.
+    """
+    written = (path_of(key) for step in modules_of(policy) for key in getattr(step, "out_keys", ()))
+    above = {path[:depth] for path in written for depth in range(1, len(path))}
+    read: list[Key] = list(getattr(policy, "in_keys", ()))
+    return [key for key in read if path_of(key) not in above]
 
 
 def modules_of(policy: nn.Module) -> Iterator[nn.Module]:

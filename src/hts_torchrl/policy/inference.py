@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
-from tensordict.nn import ProbabilisticTensorDictModule
+from tensordict.nn import composite_lp_aggregate
 from torch import Tensor, nn
+from torch import distributions as d
 from torchrl.modules import set_recurrent_mode
 
 from hts_torchrl.config import (
@@ -22,7 +23,7 @@ from hts_torchrl.config import (
     Precision,
     next_key,
 )
-from hts_torchrl.errors import ConfigurationError
+from hts_torchrl.policy.composite import ActionParts, SeveralActions, distribution_of
 from hts_torchrl.policy.exploration import (
     ExploringPolicy,
     RandomActions,
@@ -98,23 +99,16 @@ class PolicyInference:
         remembers = bool(spec.memory.initial)
         self._single_steps = set_recurrent_mode(False) if remembers else contextlib.nullcontext()
         self.action, self._spec = spec.action, spec
-        self.log_prob_key: Key | None = None
-        """None if the policy writes the action itself, and gives no distribution."""
+        self.log_prob_keys: list[Key] = []
+        """Empty if the policy writes the action itself, and gives no distribution."""
         self._exploring: ExploringPolicy | None = None
         if is_probabilistic(policy):
             self._head = probabilistic_module(policy)
-            self._require_action(self._head)
-            self.log_prob_key = self._head.log_prob_key
+            self.parts = ActionParts(self._head, self.action)
+            self.log_prob_keys = self._head.log_prob_keys
         else:
             self._exploring = ExploringPolicy(policy, spec.action)
         self.extras = list(extras)
-
-    def _require_action(self, head: ProbabilisticTensorDictModule) -> None:
-        written = " and ".join(map(repr, head.dist_sample_keys))
-        if head.dist_sample_keys != [self.action.key]:
-            raise ConfigurationError(
-                f"the policy writes its action to {written}; {self.action.key!r} is needed"
-            )
 
     @functools.cached_property
     def _random(self) -> RandomActions:
@@ -137,8 +131,8 @@ class PolicyInference:
             random: a uniform action instead of the policy's; all else is answered by the policy.
 
         Returns:
-            Action; float32 log-probability ``[R]`` and value ``[R, 1]`` if the policy has them;
-            what it remembers, and the extras.
+            Action, and its parts where the policy writes these; float32 log-probability ``[R]`` and
+            value ``[R, 1]`` if the policy has them; what it remembers, and the extras.
         """
         rows = len(draws)
         parts = [
@@ -203,15 +197,37 @@ class PolicyInference:
     ) -> tuple[dict[Key, Tensor], PolicyOutput]:
         with self._autocast():
             result = evaluate(self.policy, inputs, self.batch_size)
-        dist = result.distribution
+        dists = self.distributions(result.distribution)
         if random:
             rows = row_by_row([self._random], TensorDict(inputs, [self.batch_size]), draws)
-            action = rows[self.action.key].to(draws.device)
+            actions = self.parts.apart(rows[self.action.key].to(draws.device))
+        elif greedy:
+            actions = {key: mode(dist) for key, dist in dists.items()}
         else:
-            action = mode(dist) if greedy else sample(dist, draws, self._row_distribution(result))
-        assert self.log_prob_key is not None
-        log_prob = dist.log_prob(action).float()
-        return {self.action.key: action, self.log_prob_key: log_prob}, result
+            actions = {
+                key: sample(dist, draws[:, place], self._row_distribution(result, key))
+                for (key, dist), place in zip(
+                    dists.items(), self.parts.places.values(), strict=True
+                )
+            }
+        answers = {**actions, self.action.key: self.parts.joined(actions)}
+        return answers | self._log_probs(result.distribution, actions), result
+
+    def distributions(self, dist: d.Distribution) -> dict[Key, d.Distribution]:
+        """Return the distribution of each part of the action, by its key."""
+        if isinstance(dist, SeveralActions):
+            return {key: dist.parts[key] for key in self.parts.specs}
+        return {self.action.key: dist}
+
+    def _log_probs(self, dist: d.Distribution, actions: dict[Key, Tensor]) -> dict[Key, Tensor]:
+        """Return what TorchRL's policies write: the sum ``[B]``, or that of each part apart."""
+        if not isinstance(dist, SeveralActions):
+            return {self.log_prob_keys[0]: dist.log_prob(actions[self.action.key]).float()}
+        if composite_lp_aggregate(nowarn=True):
+            together = TensorDict(actions, [self.batch_size])
+            return {self.log_prob_keys[0]: dist.log_prob(together).float()}
+        keys = zip(self._head.dist_sample_keys, self.log_prob_keys, strict=True)
+        return {to: dist.parts[key].log_prob(actions[key]).float() for key, to in keys}
 
     def _explored(
         self,
@@ -228,11 +244,15 @@ class PolicyInference:
         value = written.get("state_value", None)
         return {self.action.key: written[self.action.key]}, PolicyOutput(None, value, written)
 
-    def _row_distribution(self, result: PolicyOutput) -> RowDistribution | None:
+    def _row_distribution(self, result: PolicyOutput, key: Key) -> RowDistribution | None:
         written = result.written
         if not isinstance(written, TensorDictBase):
             return None
-        return lambda row: self._head.get_dist(written[row : row + 1])
+
+        def of_row(row: int) -> d.Distribution:
+            return self.distributions(distribution_of(self._head, written[row : row + 1]))[key]
+
+        return of_row
 
 
 def _cast_weights(policy: nn.Module) -> None:

@@ -25,6 +25,7 @@ from hts_torchrl.config import Array, EnvSpec, Key
 from hts_torchrl.durable_file import replacing
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.policy.as_policy import as_policy
+from hts_torchrl.policy.composite import is_composite
 from hts_torchrl.policy.examination import fill_at_random
 from hts_torchrl.policy.forward import evaluate, probabilistic_module
 from hts_torchrl.policy.inference import PolicyInference
@@ -59,7 +60,8 @@ def save_onnx(
 
     Raises:
         ConfigurationError: if a package is missing (``pip install 'hts-torchrl[onnx]'``), or the
-            policy has a memory or cannot be exported, or the file answers otherwise.
+            policy has a memory or a ``CompositeDistribution`` or cannot be exported, or the file
+            answers otherwise.
         OSError: if it cannot be written; what was at ``path`` is still there.
 
     For example, with numpy alone::
@@ -74,6 +76,11 @@ def save_onnx(
         raise ConfigurationError(
             f"the policy remembers {keys[0]!r}, whose rows torch's ONNX exporter fixes in number: "
             "export it to a .safetensors file"
+        )
+    if is_composite(probabilistic_module(policy)):
+        raise ConfigurationError(
+            "the policy writes the parts of an action apart, by a CompositeDistribution, which an "
+            "ONNX file cannot hold: export it to a .safetensors file"
         )
     answers = _Answers(copy.deepcopy(policy).cpu().eval(), spec)
     program = _exported(answers, type(policy).__name__)

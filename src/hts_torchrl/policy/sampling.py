@@ -11,11 +11,13 @@ from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
 import torch
+from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 from torch import distributions as d
 from torchrl.modules import OneHotCategorical, TanhNormal
 
 from hts_torchrl.models.distributions import ChoicesAndNumbers
+from hts_torchrl.policy.composite import SeveralActions
 
 RowDistribution: TypeAlias = Callable[[int], d.Distribution]
 
@@ -69,9 +71,15 @@ def _decide(dist: d.Distribution, draws: Tensor) -> Tensor | None:
     return None
 
 
-def mode(dist: d.Distribution) -> Tensor:
-    """Return the greedy action: the likeliest category, or the (squashed) mean."""
+def mode(dist: d.Distribution) -> Tensor | TensorDictBase:
+    """Return the greedy action: the likeliest category, or the (squashed) mean.
+
+    Of several actions it is a TensorDict ``[B]``, by their keys.
+    """
     match dist:
+        case SeveralActions():
+            each = {key: mode(part) for key, part in dist.parts.items()}
+            return TensorDict(each, dist.batch_shape)
         case TanhNormal():
             return torch.as_tensor(dist.deterministic_sample)
         case d.TransformedDistribution():

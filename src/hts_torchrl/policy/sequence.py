@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torchrl.modules import GRUModule, LSTMModule, set_recurrent_mode
 
 from hts_torchrl.config import Key, next_key
+from hts_torchrl.policy.composite import distribution_of
 from hts_torchrl.policy.forward import (
     PolicyOutput,
     evaluate,
@@ -70,7 +71,7 @@ def _unroll(policy: nn.Module, inputs: dict[Key, Tensor], is_init: Tensor) -> Po
         memory = {key: result.written[next_key(key)] for key in keys}
     stacked: TensorDictBase = torch.stack(written, 1)
     head = probabilistic_module(policy)
-    return PolicyOutput(head.get_dist(stacked), stacked.get("state_value", None), stacked)
+    return PolicyOutput(distribution_of(head, stacked), stacked.get("state_value", None), stacked)
 
 
 def _where(begins: Tensor, first: Tensor, carried: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from torch import nn
 from hts_torchrl.config import Precision, default_batch_size
 from hts_torchrl.envs.group import Array, CreateEnv, EnvFactory, EnvGroup
 from hts_torchrl.envs.make_group import make_group
+from hts_torchrl.policy.forward import with_parts
 from hts_torchrl.policy.inference import PolicyInference
 from hts_torchrl.policy.memory import with_memory
 from hts_torchrl.rng import draws_of, env_seed
@@ -66,7 +67,7 @@ class Evaluation:
     def _steps(self, group: EnvGroup, policy: nn.Module) -> Iterator[tuple[Array, Array]]:
         """Yield score and end of game of every step, without end."""
         envs = range(group.num_envs)
-        spec = with_memory(policy, group.spec)
+        spec = with_parts(policy, with_memory(policy, group.spec))
         memory = Memory.blank(spec.memory, group.num_envs)
         inference = PolicyInference(
             copy.deepcopy(policy),
@@ -75,7 +76,7 @@ class Evaluation:
             device=self.device,
             precision=self.precision,
         )
-        action = group.spec.action
+        action = spec.action
         draw = draws_of(action.kind, len(action.sizes))
         seeds = [env_seed(self.seed, env, "evaluation") for env in envs]
         observation = group.reset(seeds)

@@ -32,7 +32,7 @@ def action_of(space) -> ActionSpec:
 
 class TestJoined:
     def test_choices_and_numbers_are_mixed(self):
-        action = joined([NUMBERS, CHOICE, FREE, CHOICES])
+        action = joined({"a": NUMBERS, "b": CHOICE, "c": FREE, "d": CHOICES})
         assert (action.kind, action.sizes) == ("mixed", (4, 2, 5))
         assert (action.array.shape, action.array.dtype) == ((3 + 4,), np.float32)
         assert action.low.tolist() == [-1, 0, -np.inf, -np.inf]
@@ -40,12 +40,12 @@ class TestJoined:
         assert action.num_draws == 7
 
     def test_choices_alone_are_several_choices(self):
-        action = joined([ONE_HOT, CHOICES])
+        action = joined({"a": ONE_HOT, "b": CHOICES})
         assert (action.kind, action.sizes) == ("multi_discrete", (3, 2, 5))
         assert (action.array, action.num_draws) == (ArraySpec((3,), INTEGERS), 3)
 
     def test_numbers_alone_are_several_numbers(self):
-        action = joined([NUMBERS, NUMBERS])
+        action = joined({"a": NUMBERS, "b": NUMBERS})
         assert (action.kind, action.array.shape) == ("continuous", (4,))
         assert action.high.tolist() == [1, 9, 1, 9]
 
