@@ -24,7 +24,7 @@ from hts_torchrl.envs.group import CreateEnv, EnvFactory, SeededGroup
 from hts_torchrl.envs.layers import warn_of_statistics
 from hts_torchrl.envs.make_group import arranged, make_group, number_of_envs
 from hts_torchrl.errors import ConfigurationError, ProtocolError
-from hts_torchrl.policy.as_policy import as_policy
+from hts_torchrl.policy.as_policy import Policy, as_policy
 from hts_torchrl.policy.memory import with_memory
 from hts_torchrl.settings import takes_settings
 from hts_torchrl.workers.actor import find_settings
@@ -74,9 +74,10 @@ class HTSCollector(ContractCollector):
         policy: a TensorDict policy with one probabilistic module (``ProbabilisticActor``,
             ``ActorValueOperator``, ``hts_torchrl.models.ActorCritic``), or one that writes the
             action itself (``QValueActor``, ``RandomPolicy``), with or without modules that explore;
-            or a plain module that maps the observation to logits (discrete) or to mean and standard
-            deviation (continuous). What it writes under ``next`` and reads at the root is its
-            memory.
+            or a plain module that maps the observation to logits (discrete), or to the action or to
+            mean and standard deviation (continuous); or a function of a TensorDict ``[B]``, which
+            writes the action there or into another. What it writes under ``next`` and reads at the
+            root is its memory.
         policy_factory: makes the policy, where it cannot be pickled; instead of ``policy``.
         num_envs: environments; None is the length of a list, and else 16.
         precision: of the actors, in Lightning's words; give the learner the same.
@@ -97,9 +98,9 @@ class HTSCollector(ContractCollector):
     def __init__(  # noqa: PLR0913 - TorchRL's constructor, keyword only
         self,
         create_env_fn: CreateEnv | EnvFactory,
-        policy: nn.Module | None = None,
+        policy: Policy | None = None,
         *,
-        policy_factory: Callable[[], nn.Module] | None = None,
+        policy_factory: Callable[[], Policy] | None = None,
         num_envs: int | None = None,
         precision: Precision = "32-true",
         policy_device: Device | None = None,
