@@ -237,6 +237,28 @@ class HTSCollector(ContractCollector):
         self.seed = seed
         return seed
 
+    def reset(self, index: object = None) -> None:
+        """Begin new games in all environments; the next batch has them from its first step on.
+
+        The round that runs already is thrown away and collected again, by new workers and with the
+        same weights, so this takes as long as a start. What ``trajs_per_batch`` holds back is
+        dropped. The same seed and the same place in the run give the same games.
+
+        Args:
+            index: TorchRL's, of environments in a batch.
+
+        Raises:
+            ConfigurationError: for an index.
+            ProtocolError: if the collector was shut down.
+        """
+        if index is not None:
+            raise ConfigurationError("reset(index): all environments begin new games, or none does")
+        self._refuse_if_closed()
+        self._progress.begin_games(self.config, self.env_spec, self._steps_per_seed)
+        self._flush_trajectory_assembly()
+        if self._runner is not None:
+            self._runner.renew_pool()
+
     def state_dict(self) -> OrderedDict[str, Any]:
         """Return what a run needs to go on with the batch after the last, bit for bit.
 
