@@ -99,6 +99,14 @@ class TestPlainModules:
             assert torch.allclose(batch["action"], module(batch["observation"]), atol=1e-5)
             assert "loc" not in batch.keys()  # noqa: SIM118 - a TensorDict
 
+    def test_of_two_arguments_it_is_refused(self):
+        class Two(nn.Module):
+            def forward(self, observation, other):
+                return observation + other
+
+        with pytest.raises(ConfigurationError, match="'other'; wrap the policy in a TensorDictM"):
+            rounds(Two())
+
 
 class Walker(EnvBase):
     """Adds an unbounded action to its place; tells the number of steps under a private name."""

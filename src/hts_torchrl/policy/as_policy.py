@@ -93,6 +93,13 @@ def as_policy(policy: Policy, spec: EnvSpec) -> TensorDictModuleBase:
             f"a plain module cannot tell the observations {sorted(map(str, spec.observations))} "
             "apart; wrap the policy in a TensorDictModule with in_keys"
         )
+    try:
+        inspect.signature(policy.forward).bind(None)
+    except TypeError as error:
+        raise ConfigurationError(
+            f"a plain module is given the one observation, but {type(policy).__name__}.forward is "
+            f"{error}; wrap the policy in a TensorDictModule with in_keys"
+        ) from error
     if spec.action.kind == "continuous" and _writes_action(policy, spec):
         return TensorDictModule(policy, list(spec.observations), [spec.action.key])
     keys = parameter_keys(spec.action)
