@@ -33,6 +33,9 @@ EXAMPLES = {
     "init_random_frames": 16,
     "exploration_type": ExplorationType.DETERMINISTIC,
     "set_truncated": True,
+    "return_same_td": True,
+    "trust_policy": True,
+    "auto_register_policy_transforms": True,
     "replay_buffer": ReplayBuffer(storage=ListStorage(8)),
     "no_cuda_sync": True,
     "use_buffers": False,
@@ -45,6 +48,13 @@ EXAMPLES = {
     "post_collect_hook": print,
     "compact_obs": True,
 }
+WITHOUT_EFFECT = (
+    "auto_register_policy_transforms",
+    "no_cuda_sync",
+    "policy_device",
+    "trust_policy",
+    "use_buffers",
+)
 NEEDED = {
     "trajs_per_batch": {"traj_format": "padded"},
     "trajs_per_write": {"trajs_per_batch": 1, "replay_buffer": EXAMPLES["replay_buffer"]},
@@ -79,7 +89,7 @@ def test_every_row_is_tried():
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_an_argument_that_is_done_is_accepted(name):
     collector = collect(**NEEDED.get(name, {}), **{name: EXAMPLES[name]})
-    if name not in ("no_cuda_sync", "policy_device", "use_buffers"):
+    if name not in WITHOUT_EFFECT:
         assert getattr(collector, name) == EXAMPLES[name]
     collector.shutdown()
 
@@ -132,7 +142,8 @@ def test_values_that_are_nearly_accepted_are_refused(name, value):
         ({"trajs_per_batch": 0}, "trajs_per_batch=0; 1 or more"),
         ({"trajs_per_write": 1}, "trajs_per_write says nothing"),
         ({"traj_format": "cat"}, "traj_format='cat' says nothing"),
-        ({"traj_format": "rows", "trajs_per_batch": 1}, "traj_format='rows'"),
+        ({"traj_format": "rows", "trajs_per_batch": 1}, "'rows' must be 'padded' or 'cat'"),
+        ({"return_same_td": True, "split_trajs": True}, "one shape: leave out split_trajs"),
         ({"track_policy_version": object()}, "track_policy_version of type object; True or False"),
         ({"postproc": 3}, "postproc of type int; a function is needed"),
         ({"post_collect_hook": []}, "post_collect_hook of type list; a function"),

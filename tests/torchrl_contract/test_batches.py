@@ -229,6 +229,27 @@ class TestEntries:
         assert batch.shape == (ENVS, STEPS)
 
 
+class TestReturnSameTensorDict:
+    @pytest.mark.parametrize("settings", [{}, {"clone": False}, {"storing_device": "cpu"}])
+    def test_one_tensordict_has_the_values_of_each_round_in_turn(self, settings):
+        handed_out, digests = [], []
+        for batch in collect(return_same_td=True, **settings):
+            handed_out.append(batch)
+            digests.append(digest([batch]))
+        assert all(batch is handed_out[0] for batch in handed_out)
+        addresses = {batch["observation"].data_ptr() for batch in handed_out}
+        assert len(addresses) == 1
+        assert digests == [digest([batch]) for batch in collect(**settings)]
+
+    def test_zeros_of_its_form_leave_it_alone(self):
+        collector = collect(return_same_td=True)
+        batch = next(iter(collector))
+        before = digest([batch])
+        collector.fake_tensordict()
+        assert digest([batch]) == before
+        collector.shutdown()
+
+
 class TestExploration:
     @pytest.mark.parametrize("kind", [ExplorationType.DETERMINISTIC, ExplorationType.MODE])
     def test_the_likeliest_action_is_taken(self, kind):

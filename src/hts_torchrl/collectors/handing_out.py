@@ -13,7 +13,8 @@ from torchrl.collectors.utils import split_trajectories
 from torchrl.data import ReplayBuffer
 
 from hts_torchrl.collectors.torchrl_settings import TorchRLSettings
-from hts_torchrl.config import EnvSpec, next_key
+from hts_torchrl.config import EnvSpec, Key, next_key
+from hts_torchrl.policy.forward import path_of
 
 
 class HandingOut:
@@ -27,7 +28,11 @@ class HandingOut:
 
     def __init__(self, settings: TorchRLSettings, env_spec: EnvSpec, *, clone: bool) -> None:
         self._settings, self._clone = settings, clone
-        self._compacted = [next_key(key) for key in env_spec.observations]
+        self._left_out = _private(env_spec)
+        if settings.compact_obs:
+            self._left_out += [next_key(key) for key in env_spec.observations]
+        if not settings.track_traj_ids:
+            self._left_out.append(("collector", "traj_ids"))
         self._device = settings.batch_device
         self.postproc = _placed(settings.postproc, self._device)
 
@@ -43,7 +48,8 @@ class HandingOut:
         if self._device is not None and self._device.type == "cpu":
             batch = batch.to(self._device)
         self._mark(batch)
-        batch = self._without(batch)
+        if self._left_out:
+            batch = batch.exclude(*self._left_out)
         if self._settings.split_trajs:
             batch = split_trajectories(batch, prefix="collector")
         return batch if self.postproc is None else self.postproc(batch)
@@ -59,11 +65,11 @@ class HandingOut:
             version = batch["collector", "policy_version"]
             batch["policy_version"] = batch["next", "policy_version"] = version
 
-    def _without(self, batch: TensorDictBase) -> TensorDictBase:
-        left_out = self._compacted if self._settings.compact_obs else []
-        if not self._settings.track_traj_ids:
-            left_out = [*left_out, ("collector", "traj_ids")]
-        return batch.exclude(*left_out) if left_out else batch
+
+def _private(spec: EnvSpec) -> list[Key]:
+    """Return the keys with a name that begins with ``_``, which TorchRL leaves out, too."""
+    keys = [key for key in spec.inputs if any(name.startswith("_") for name in path_of(key))]
+    return keys + [next_key(key) for key in keys]
 
 
 def _placed(postproc: Any, device: torch.device | None) -> Any:  # noqa: ANN401

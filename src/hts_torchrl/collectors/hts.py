@@ -24,7 +24,7 @@ from hts_torchrl.envs.group import CreateEnv, EnvFactory, SeededGroup
 from hts_torchrl.envs.layers import warn_of_statistics
 from hts_torchrl.envs.make_group import arranged, make_group, number_of_envs
 from hts_torchrl.errors import ConfigurationError, ProtocolError
-from hts_torchrl.policy.as_policy import as_policy
+from hts_torchrl.policy.as_policy import Policy, as_policy
 from hts_torchrl.policy.forward import with_parts
 from hts_torchrl.policy.memory import with_memory
 from hts_torchrl.settings import takes_settings
@@ -75,10 +75,11 @@ class HTSCollector(ContractCollector):
         policy: a TensorDict policy with one probabilistic module (``ProbabilisticActor``,
             ``ActorValueOperator``, ``hts_torchrl.models.ActorCritic``), or one that writes the
             action itself (``QValueActor``, ``RandomPolicy``), with or without modules that explore;
-            or a plain module that maps the observation to logits (discrete) or to mean and standard
-            deviation (continuous). What it writes under ``next`` and reads at the root is its
-            memory. With a ``CompositeDistribution`` it writes each of several actions under the
-            key that the environment has for it.
+            or a plain module that maps the observation to logits (discrete), or to the action or to
+            mean and standard deviation (continuous); or a function of a TensorDict ``[B]``, which
+            writes the action there or into another. What it writes under ``next`` and reads at the
+            root is its memory. With a ``CompositeDistribution`` it writes each of several actions
+            under the key that the environment has for it.
         policy_factory: makes the policy, where it cannot be pickled; instead of ``policy``.
         num_envs: environments; None is the length of a list, and else 16.
         precision: of the actors, in Lightning's words; give the learner the same.
@@ -99,9 +100,9 @@ class HTSCollector(ContractCollector):
     def __init__(  # noqa: PLR0913 - TorchRL's constructor, keyword only
         self,
         create_env_fn: CreateEnv | EnvFactory,
-        policy: nn.Module | None = None,
+        policy: Policy | None = None,
         *,
-        policy_factory: Callable[[], nn.Module] | None = None,
+        policy_factory: Callable[[], Policy] | None = None,
         num_envs: int | None = None,
         precision: Precision = "32-true",
         policy_device: Device | None = None,
@@ -237,6 +238,28 @@ class HTSCollector(ContractCollector):
             )
         self.seed = seed
         return seed
+
+    def reset(self, index: object = None) -> None:
+        """Begin new games in all environments; the next batch has them from its first step on.
+
+        The round that runs already is thrown away and collected again, by new workers and with the
+        same weights, so this takes as long as a start. What ``trajs_per_batch`` holds back is
+        dropped. The same seed and the same place in the run give the same games.
+
+        Args:
+            index: TorchRL's, of environments in a batch.
+
+        Raises:
+            ConfigurationError: for an index.
+            ProtocolError: if the collector was shut down.
+        """
+        if index is not None:
+            raise ConfigurationError("reset(index): all environments begin new games, or none does")
+        self._refuse_if_closed()
+        self._progress.begin_games(self.config, self.env_spec, self._steps_per_seed)
+        self._flush_trajectory_assembly()
+        if self._runner is not None:
+            self._runner.renew_pool()
 
     def state_dict(self) -> OrderedDict[str, Any]:
         """Return what a run needs to go on with the batch after the last, bit for bit.

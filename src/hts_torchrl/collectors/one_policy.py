@@ -13,6 +13,7 @@ from torch import nn
 from torchrl.collectors import BaseCollector
 
 from hts_torchrl.errors import ConfigurationError
+from hts_torchrl.policy.as_policy import Policy
 
 _PUBLISH = "publish weights with update_policy_weights_()"
 
@@ -21,7 +22,7 @@ class OnePolicyCollector(BaseCollector):
     """Takes weights in every form in which TorchRL hands them over, and refuses other schemes."""
 
     policy: TensorDictModuleBase
-    _source: nn.Module
+    _source: Policy
     """What the policy was made from, by which callers may know it."""
 
     @abstractmethod

@@ -44,7 +44,7 @@ class Progress:
             spec: of one environment.
             steps_per_seed: of :class:`SeededGroup`; None for a group without it.
         """
-        return cls({0: ActionLog.blank(spec, settings.num_envs, steps_per_seed=steps_per_seed)})
+        return cls({0: _new_games(settings, spec, steps_per_seed)})
 
     @classmethod
     def from_state(
@@ -71,14 +71,8 @@ class Progress:
         round_index = int(state.get("round", 0))
         if "games" in state:
             log = _restored(state["games"], settings, spec, steps_per_seed, round_index)
-        else:  # no environment was seeded more often than it has made steps
-            log = ActionLog.blank(
-                spec,
-                settings.num_envs,
-                steps_per_seed=steps_per_seed,
-                round_index=round_index,
-                first=round_index * settings.schedule.steps_per_round,
-            )
+        else:
+            log = _new_games(settings, spec, steps_per_seed, round_index)
         acting = state.get("acting_weights")
         return cls(
             {round_index: log},
@@ -89,6 +83,19 @@ class Progress:
             versions={} if acting is None else {round_index: int(state["acting_version"])},
             acting_weights=acting,
         )
+
+    def begin_games(
+        self, settings: CollectorSettings, spec: EnvSpec, steps_per_seed: int | None
+    ) -> None:
+        """Let the next batch's round begin with new games.
+
+        Args:
+            settings: of the collector.
+            spec: of one environment.
+            steps_per_seed: of :class:`SeededGroup`; None for a group without it.
+        """
+        log = _new_games(settings, spec, steps_per_seed, self.round_index)
+        self.action_logs = {**self.action_logs, self.round_index: log}
 
     def state_at(
         self, round_index: int, frames_per_round: int, *, envs: bool
@@ -113,6 +120,20 @@ class Progress:
             arrays = self.action_logs[round_index].arrays()
             state["games"] = {name: torch.from_numpy(array) for name, array in arrays.items()}
         return state
+
+
+def _new_games(
+    settings: CollectorSettings, spec: EnvSpec, steps_per_seed: int | None, round_index: int = 0
+) -> ActionLog:
+    """Return a log of games that begin with a round, none of which was begun before."""
+    return ActionLog.blank(
+        spec,
+        settings.num_envs,
+        steps_per_seed=steps_per_seed,
+        round_index=round_index,
+        # no environment was seeded more often than it has made steps
+        first=round_index * settings.schedule.steps_per_round,
+    )
 
 
 def _restored(

@@ -160,16 +160,21 @@ class RoundRunner:
                     "%s: round %d is repeated by a new worker pool (recovery %d of at most %d)",
                     *(str(error), round_index, recovery, _MOST_RECOVERIES),
                 )
-                self._renew_pool(round_index)
+                self.renew_pool()
             else:
                 return
 
-    def _renew_pool(self, round_index: int) -> None:
-        """Begin a round again with other workers; weights and storages stay where they are."""
+    def renew_pool(self) -> None:
+        """Begin the next batch's round again, with other workers, where its action log says.
+
+        Weights and storages stay where they are. A round that has not begun is not started here.
+        """
+        round_index = self._progress.round_index
         self.pool.shutdown()
         self.shared.renew_signals()
         self.pool = self._make_pool(self.shared, self._progress.action_logs[round_index])
-        self._begin_round(round_index)
+        if self._progress.started >= round_index:
+            self._begin_round(round_index)
 
     def _check_cells(self, round_index: int) -> None:
         storage = self.shared.storages[self._schedule.storage_of(round_index)]

@@ -27,19 +27,18 @@ FIXED: Mapping[str, Fixed] = {
     "sync": Fixed((None, True), "every round is synchronous"),
     "env_device": Fixed((None, "cpu"), "environments run on the CPU"),
     "reset_at_each_iter": Fixed((False,), "games go on in the next round, which runs already"),
-    "return_same_td": Fixed((False,), "clone=False saves the copy"),
     "reset_when_done": Fixed((True,), "a game that has ended is followed by another"),
     "interruptor": Fixed((None,), "a round always has all of its steps"),
     "use_buffers": Fixed((None, True, False), "a boolean is needed"),
     "extend_buffer": Fixed((True,), "a buffer is extended by whole rounds"),
-    "trust_policy": Fixed((None, False), "every policy is tried before it acts"),
+    "trust_policy": Fixed((None, True, False), "a boolean is needed"),
     "compile_policy": Fixed((None, False), _BITS),
     "cudagraph_policy": Fixed((None, False), _BITS),
     "no_cuda_sync": Fixed((False, True), "a boolean is needed"),
     "weight_updater": Fixed((None,), _PUBLISH),
     "weight_sync_schemes": Fixed((None,), _PUBLISH),
     "weight_recv_schemes": Fixed((None,), _PUBLISH),
-    "auto_register_policy_transforms": Fixed((None, False), "environments stay as they are made"),
+    "auto_register_policy_transforms": Fixed((None, True, False), "a boolean is needed"),
 }
 
 

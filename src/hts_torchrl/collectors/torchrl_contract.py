@@ -71,13 +71,17 @@ class ContractCollector(OnePolicyCollector):
         return rest
 
     def _set_form(self, schedule: Schedule, *, clone: bool) -> None:
+        clone = clone and not self._torchrl.return_same_td
         self._handing_out = HandingOut(self._torchrl, self.env_spec, clone=clone)
+        self._same: TensorDictBase | None = None
         self.postproc = self._handing_out.postproc
         self._shape = (schedule.num_envs, schedule.steps_per_round)
 
     def _hand_out(self, batch: TensorDictBase) -> TensorDictBase | None:
         """Return a round in the form asked for; None if the replay buffer got it."""
         batch = self._handing_out.form(batch)
+        if self._torchrl.return_same_td:
+            batch = self._same = batch.clone() if self._same is None else self._same.update_(batch)
         if self.post_collect_hook is not None:
             self.post_collect_hook(batch)
         if self.replay_buffer is None or self._ignore_rb:

@@ -54,6 +54,8 @@ class TorchRLSettings:
     """mark the last step of each row as truncated, and so done."""
     compact_obs: bool = False
     """leave out observations under ``next``."""
+    return_same_td: bool = False
+    """hand out one TensorDict each time, whose tensors are overwritten by the next batch."""
     replay_buffer: ReplayBuffer | None = None
     """extended by the transitions of each batch; None is then handed out instead."""
     trajs_per_batch: int | None = None
@@ -78,6 +80,11 @@ class TorchRLSettings:
             )
         if self.split_trajs and self.trajs_per_batch is not None:
             raise ConfigurationError("give split_trajs or trajs_per_batch, one of the two")
+        others = ("split_trajs", "trajs_per_batch", "replay_buffer")
+        if self.return_same_td and (given := [name for name in others if getattr(self, name)]):
+            raise ConfigurationError(
+                f"return_same_td=True needs batches of one shape: leave out {given[0]}"
+            )
         frames = self.init_random_frames
         counted = frames is None or (type(frames) is int and frames >= -1)
         require(counted, f"init_random_frames={frames!r}", "a number of steps")
@@ -97,8 +104,8 @@ class TorchRLSettings:
         for name in ("trajs_per_batch", "trajs_per_write"):
             count = getattr(self, name)
             require(count is None or count >= 1, f"{name}={count}", "1 or more")
-        formats = (None, "padded", "cat")
-        require(self.traj_format in formats, f"traj_format={self.traj_format!r}", str(formats))
+        if self.traj_format not in (None, "padded", "cat"):
+            raise ConfigurationError(f"traj_format={self.traj_format!r} must be 'padded' or 'cat'")
         if self.trajs_per_batch is None and self.traj_format == "cat":
             raise ConfigurationError("traj_format='cat' says nothing without trajs_per_batch")
         to_buffer = self.trajs_per_batch is not None and self.replay_buffer is not None
@@ -108,8 +115,8 @@ class TorchRLSettings:
             )
         if self.trajs_per_batch is not None and not to_buffer and self.traj_format is None:
             warnings.warn(
-                "trajs_per_batch hands out padded trajectories, which TorchRL will change: say "
-                "traj_format='padded' or 'cat'",
+                "trajs_per_batch hands out padded trajectories, which will change to 'cat' in "
+                "torchrl v0.16: say traj_format='padded' or 'cat'",
                 FutureWarning,
                 stacklevel=7,  # of this record, of the collector, and of what checks names
             )

@@ -33,17 +33,15 @@ def layers_of(env: Any) -> Iterator[Any]:  # noqa: ANN401
         yield layer
         if is_a(layer, "torchrl.BatchedEnvBase"):
             continue
-        rest += [_part(layer, name) for name in _INSIDE]
+        if is_a(layer, "torchrl.TransformedEnv"):
+            # What it lacks it asks of the one inside, and a ParallelEnv of its workers, who end
+            # where they lack it, too.
+            rest += [layer.base_env, layer.transform]
+            continue
+        rest += [getattr(layer, name, None) for name in _INSIDE]
         for name in ("envs", "transforms"):
-            several = _part(layer, name)
+            several = getattr(layer, name, None)
             rest += several if isinstance(several, Iterable) else [several]
-
-
-def _part(layer: Any, name: str) -> Any:  # noqa: ANN401
-    try:
-        return getattr(layer, name, None)
-    except RecursionError:  # a transformed batch, before its environments are made, asks itself
-        return None
 
 
 def warn_of_statistics(env: Any) -> None:  # noqa: ANN401

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
+from typing import TypeAlias
+
 import numpy as np
 import torch
-from tensordict import TensorDict
+from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import (
     ProbabilisticTensorDictModule,
     ProbabilisticTensorDictSequential,
@@ -16,35 +20,71 @@ from torch.nn.parameter import is_lazy
 from torchrl.modules import AdditiveGaussianModule, EGreedyModule, RandomPolicy
 
 from hts_torchrl.compat.torch import uncompiled
-from hts_torchrl.config import IS_INIT, EnvSpec
+from hts_torchrl.config import IS_INIT, EnvSpec, Key
 from hts_torchrl.envs.action_spec import tensor_spec_of
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.models.distributions import action_head, parameter_keys
 from hts_torchrl.policy.exploration import RandomActions
 from hts_torchrl.policy.forward import modules_of, path_of
 
+Policy: TypeAlias = nn.Module | Callable[[TensorDictBase], TensorDictBase]
+"""A module; or a function that writes the action into the TensorDict ``[B]`` it is given."""
 
-def as_policy(policy: nn.Module, spec: EnvSpec) -> TensorDictModuleBase:
-    """Return a TensorDict policy; a plain module is wrapped where that is obvious.
 
-    A plain module maps the one observation to logits (discrete actions) or to a pair of mean and
-    standard deviation (continuous actions). TorchRL's ``RandomPolicy`` becomes a module whose draws
-    belong to the environments. Lazy layers are initialised, and an ``AdditiveGaussianModule`` that
-    has no spec is given the environment's, in place. What ``torch.compile`` returned acts as the
-    module that it was given.
+class FunctionPolicy(TensorDictModuleBase):
+    """Makes a policy of a function of a TensorDict, which may write in place or return another.
 
     Args:
-        policy: a TensorDict policy, or a module that returns logits (or mean and scale).
+        function: writes the action; a module is trained as any other.
+        spec: of the environment, whose observations it reads.
+    """
+
+    def __init__(self, function: Policy, spec: EnvSpec) -> None:
+        super().__init__()
+        self.function = function
+        self.in_keys: list[Key] = list(spec.observations)
+        with torch.no_grad():
+            written = self(_zeros(spec)).keys(include_nested=True, leaves_only=True)
+        self.out_keys: list[Key] = [key for key in written if key not in spec.inputs]
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Add what the function writes, ``[B, ...]`` each."""
+        return tensordict.update(self.function(tensordict.copy()))
+
+
+def as_policy(policy: Policy, spec: EnvSpec) -> TensorDictModuleBase:
+    """Return a TensorDict policy; a plain module is wrapped where that is obvious.
+
+    A plain module maps the one observation to logits (discrete actions), or to the action or a pair
+    of mean and standard deviation (continuous actions). A function reads and writes a TensorDict,
+    as does a module whose one argument is called ``tensordict`` or ``td``. TorchRL's
+    ``RandomPolicy`` becomes a module whose draws belong to the environments; it and an
+    ``AdditiveGaussianModule`` are given the environment's spec, in place, if they have none. Lazy
+    layers are initialised. What ``torch.compile`` returned acts as the module that it was given.
+
+    Args:
+        policy: a TensorDict policy, a module that returns logits (or an action, or mean and scale),
+            or a function of a TensorDict.
         spec: observations and actions of the environment.
 
     Raises:
         ConfigurationError: if it is not obvious, or if the policy reads what nobody provides.
     """
     if isinstance(policy, RandomPolicy):
+        if policy.action_spec is None:
+            policy.action_spec = tensor_spec_of(spec.action)
         return RandomActions(spec)
+    if not callable(policy):
+        raise ConfigurationError(
+            f"policy of type {type(policy).__name__}; a module or a function of a TensorDict is "
+            "needed"
+        )
+    if not isinstance(policy, nn.Module):
+        return FunctionPolicy(policy, spec)
     policy = uncompiled(policy)
-    if isinstance(policy, nn.Module):
-        _complete(policy, spec)
+    if _reads_tensordict(policy):
+        return FunctionPolicy(policy, spec)
+    _complete(policy, spec)
     if isinstance(policy, TensorDictModuleBase):
         _require_readable(policy, spec)
         _initialise(policy, spec)
@@ -54,6 +94,15 @@ def as_policy(policy: nn.Module, spec: EnvSpec) -> TensorDictModuleBase:
             f"a plain module cannot tell the observations {sorted(map(str, spec.observations))} "
             "apart; wrap the policy in a TensorDictModule with in_keys"
         )
+    try:
+        inspect.signature(policy.forward).bind(None)
+    except TypeError as error:
+        raise ConfigurationError(
+            f"a plain module is given the one observation, but {type(policy).__name__}.forward is "
+            f"{error}; wrap the policy in a TensorDictModule with in_keys"
+        ) from error
+    if spec.action.kind == "continuous" and _writes_action(policy, spec):
+        return TensorDictModule(policy, list(spec.observations), [spec.action.key])
     keys = parameter_keys(spec.action)
     whole = ProbabilisticTensorDictSequential(
         TensorDictModule(policy, in_keys=list(spec.observations), out_keys=keys),
@@ -61,6 +110,30 @@ def as_policy(policy: nn.Module, spec: EnvSpec) -> TensorDictModuleBase:
     )
     _initialise(whole, spec)
     return whole
+
+
+def _reads_tensordict(module: nn.Module) -> bool:
+    """Return whether a module that names no keys has one argument, which is a TensorDict."""
+    if isinstance(module, TensorDictModuleBase):
+        return False
+    return list(inspect.signature(module.forward).parameters) in (["tensordict"], ["td"])
+
+
+def _writes_action(module: nn.Module, spec: EnvSpec) -> bool:
+    """Return whether a plain module answers the observation with one tensor, and not a pair."""
+    with torch.no_grad():
+        return isinstance(module(*_zeros(spec).select(*spec.observations).values()), torch.Tensor)
+
+
+def _zeros(spec: EnvSpec) -> TensorDict:
+    """Return two rows of all that a policy may read."""
+    return TensorDict(
+        {
+            key: torch.from_numpy(np.zeros((2, *array.shape), array.dtype))
+            for key, array in spec.inputs.items()
+        },
+        [2],
+    )
 
 
 def _complete(policy: nn.Module, spec: EnvSpec) -> None:
@@ -83,12 +156,8 @@ def _complete(policy: nn.Module, spec: EnvSpec) -> None:
 def _initialise(policy: TensorDictModuleBase, spec: EnvSpec) -> None:
     """Give lazy layers their shapes and first weights, by one pass."""
     if any(map(is_lazy, policy.parameters())):
-        zeros = {
-            key: torch.from_numpy(np.zeros((2, *array.shape), array.dtype))
-            for key, array in spec.inputs.items()
-        }
         with torch.no_grad():
-            policy(TensorDict(zeros, [2]))
+            policy(_zeros(spec))
 
 
 def _require_readable(policy: TensorDictModuleBase, spec: EnvSpec) -> None:

@@ -97,19 +97,17 @@ def row_by_row(steps: Sequence[nn.Module], rows: TensorDictBase, draws: Tensor) 
     return torch.cat(after)
 
 
-_NO_BOUNDS = "random actions: the environment's actions have no bounds to draw between"
-
-
 class RandomActions(TensorDictModuleBase):
     """Writes actions that are uniform over what the environment accepts: TorchRL's RandomPolicy.
 
-    Actions that an ``action_mask`` forbids are left out.
+    Numbers without bounds are drawn from a normal distribution, as there. Actions that an
+    ``action_mask`` forbids are left out.
 
     Args:
         spec: what the environment observes and accepts.
 
     Raises:
-        ConfigurationError: if an action has no bounds, or a mask does not fit.
+        ConfigurationError: if a mask does not fit.
     """
 
     def __init__(self, spec: EnvSpec) -> None:
@@ -119,11 +117,13 @@ class RandomActions(TensorDictModuleBase):
         self.in_keys: list[Key] = [] if self._mask is None else [self._mask]
         self.out_keys: list[Key] = [action.key]
         if action.kind in ("continuous", "mixed"):
-            if action.low is None or action.high is None:
-                raise ConfigurationError(_NO_BOUNDS)
-            self._low, self._high = torch.as_tensor(action.low), torch.as_tensor(action.high)
-            if not (self._high - self._low).isfinite().all():
-                raise ConfigurationError(_NO_BOUNDS)
+            low, high = (
+                torch.full(action.array.shape, unknown) if bound is None else torch.as_tensor(bound)
+                for bound, unknown in ((action.low, -torch.inf), (action.high, torch.inf))
+            )
+            self._bounded = (high - low).isfinite()
+            self._low = torch.where(self._bounded, low, 0)
+            self._high = torch.where(self._bounded, high, 0)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Write actions ``[B, ...]``, drawn from torch's generator."""
@@ -135,6 +135,8 @@ class RandomActions(TensorDictModuleBase):
         elif kind in ("continuous", "mixed"):
             numbers = torch.rand(*rows, *self._low.shape)
             numbers = self._low + (self._high - self._low) * numbers
+            if not self._bounded.all():
+                numbers = torch.where(self._bounded, numbers, torch.randn(numbers.shape))
             action = torch.cat([choices, numbers], -1) if kind == "mixed" else numbers
         return tensordict.set(self._action.key, action)
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from torchrl.data import Unbounded
-from torchrl.envs import GymEnv, SerialEnv, TransformedEnv
+from torchrl.envs import GymEnv, ParallelEnv, SerialEnv, StepCounter, TransformedEnv
 from torchrl.envs.transforms import TensorDictPrimer
 
 from hts_torchrl import ConfigurationError, HTSCollector, env_spec_of, make_actor_critic
@@ -110,3 +110,13 @@ def test_games_of_a_batch_have_the_limit_that_is_asked_for():
 def test_other_batches_are_refused(make, message):
     with pytest.raises(ConfigurationError, match=message):
         make_group(make, [0, 1])
+
+
+@pytest.mark.processes
+def test_the_workers_of_a_parallel_environment_outlive_the_look_for_its_transforms():
+    """They end when they are asked for an attribute that their environments lack."""
+    env = TransformedEnv(ParallelEnv(2, cart_pole), StepCounter(9))
+    env.reset()  # its workers run
+    group = make_group(lambda: env, [0, 1])
+    assert group.reset([0, 1])["observation"].shape == (2, 4)
+    group.close()

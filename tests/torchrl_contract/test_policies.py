@@ -1,0 +1,162 @@
+"""Policies in the forms in which TorchRL's collector takes them."""
+
+import gymnasium
+import pytest
+import torch
+from tensordict import TensorDict
+from torch import nn
+from torchrl.data import Bounded, Unbounded
+from torchrl.envs import EnvBase
+from torchrl.modules import RandomPolicy
+
+from hts_torchrl import ConfigurationError, HTSCollector
+from tests.runs import digest, play
+
+SMALL = {"num_envs": 2, "frames_per_batch": 8, "total_frames": 16, "num_actors": 0}
+
+
+def make_cartpole():
+    return gymnasium.make("CartPole-v1")
+
+
+def make_pendulum():
+    return gymnasium.make("Pendulum-v1")
+
+
+def rounds(policy, create=make_cartpole, **settings):
+    return play(HTSCollector(create, policy, **(SMALL | settings)))
+
+
+def left_or_right(tensordict):
+    """Push the cart to where the pole falls."""
+    return tensordict.set("action", (tensordict["observation"][..., 2] > 0).long())
+
+
+class TestFunctions:
+    def test_a_function_writes_the_action_into_the_tensordict_that_it_is_given(self):
+        for batch in rounds(left_or_right):
+            assert torch.equal(batch["action"], (batch["observation"][..., 2] > 0).long())
+
+    def test_it_may_return_another_tensordict(self):
+        def other(tensordict):
+            return left_or_right(tensordict.clone()).select("action")
+
+        assert digest(rounds(other)) == digest(rounds(left_or_right))
+
+    def test_what_else_it_writes_is_in_the_batch(self):
+        def policy(tensordict):
+            tensordict["angle"] = tensordict["observation"][..., 2:3]
+            return left_or_right(tensordict)
+
+        (batch, *_) = rounds(policy)
+        assert torch.equal(batch["angle"], batch["observation"][..., 2:3])
+
+    @pytest.mark.processes
+    def test_actors_in_processes_answer_the_same(self):
+        parallel = rounds(left_or_right, num_actors=2)
+        assert digest(parallel) == digest(rounds(left_or_right))
+
+    def test_it_has_no_weights_and_publishing_them_changes_nothing(self):
+        collector = HTSCollector(make_cartpole, left_or_right, **SMALL)
+        for _ in collector:
+            collector.update_policy_weights_()
+        assert collector.policy_version == 2
+
+    def test_one_that_draws_is_refused(self):
+        def draws(tensordict):
+            return tensordict.set("action", torch.randint(2, tensordict.shape))
+
+        with pytest.raises(ConfigurationError, match="draws from torch's global generator"):
+            rounds(draws)
+
+    def test_what_is_neither_module_nor_function_is_refused(self):
+        with pytest.raises(ConfigurationError, match="policy of type int; a module or a function"):
+            rounds(3)
+
+    def test_a_module_that_reads_a_tensordict_has_its_weights_published(self):
+        class Policy(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.right = nn.Parameter(torch.zeros(()))
+
+            def forward(self, td):
+                return td.set("action", self.right.expand(td.shape).long())
+
+        policy = Policy()
+        collector = HTSCollector(make_cartpole, policy, **(SMALL | {"total_frames": 24}))
+        actions = []
+        for batch in collector:
+            actions.append(batch["action"].unique().tolist())
+            policy.right.data.fill_(1)
+            collector.update_policy_weights_()
+        assert actions == [[0], [0], [1]]
+
+
+class TestPlainModules:
+    def test_of_one_tensor_it_writes_a_continuous_action(self):
+        module = nn.Linear(3, 1)
+        for batch in rounds(module, make_pendulum):
+            assert torch.allclose(batch["action"], module(batch["observation"]), atol=1e-5)
+            assert "loc" not in batch.keys()  # noqa: SIM118 - a TensorDict
+
+    def test_of_two_arguments_it_is_refused(self):
+        class Two(nn.Module):
+            def forward(self, observation, other):
+                return observation + other
+
+        with pytest.raises(ConfigurationError, match="'other'; wrap the policy in a TensorDictM"):
+            rounds(Two())
+
+
+class Walker(EnvBase):
+    """Adds an unbounded action to its place; tells the number of steps under a private name."""
+
+    def __init__(self):
+        super().__init__()
+        self.observation_spec = self.observation_spec.set("observation", Unbounded((2,)))
+        self.observation_spec = self.observation_spec.set("_hidden", Unbounded((1,)))
+        self.action_spec = Unbounded((2,))
+        self.reward_spec = Unbounded((1,))
+
+    def _reset(self, _tensordict=None, **_):
+        return TensorDict({"observation": torch.zeros(2), "_hidden": torch.zeros(1)})
+
+    def _step(self, tensordict):
+        return TensorDict(
+            {
+                "observation": tensordict["observation"] + tensordict["action"],
+                "_hidden": torch.ones(1),
+                "reward": torch.zeros(1),
+                "done": torch.zeros(1, dtype=torch.bool),
+                "terminated": torch.zeros(1, dtype=torch.bool),
+            }
+        )
+
+    def _set_seed(self, seed):
+        pass
+
+
+class TestRandomPolicy:
+    def test_actions_without_bounds_are_drawn_from_a_normal_distribution(self):
+        (batch,) = rounds(RandomPolicy(), Walker, frames_per_batch=2000, total_frames=2000)
+        assert batch["action"].mean() == pytest.approx(0, abs=0.1)
+        assert batch["action"].std() == pytest.approx(1, abs=0.1)
+
+    def test_it_is_given_the_spec_of_the_environments(self):
+        policy = RandomPolicy()
+        HTSCollector(make_pendulum, policy, **SMALL).shutdown()
+        assert policy.action_spec == Bounded(-2, 2, (1,))
+
+
+def test_entries_of_private_names_are_left_out_of_batches_and_of_zeros_alike():
+    collector = HTSCollector(Walker, RandomPolicy(), **SMALL)
+    zeros, (batch, *_) = collector.fake_tensordict(), play(collector)
+    for handed_out in (zeros, batch):
+        names = {name for key in handed_out.keys(True) for name in [key, *key]}
+        assert not [name for name in names if isinstance(name, str) and name.startswith("_")]
+
+
+@pytest.mark.parametrize("trusted", [True, False])
+def test_a_policy_is_tried_whether_it_is_trusted_or_not(trusted):
+    with pytest.raises(ConfigurationError, match="does not fit the environment"):
+        rounds(nn.Linear(3, 2), trust_policy=trusted)
