@@ -33,7 +33,8 @@ def main(env: str = "Pendulum-v1", total_frames: int = 20_480, seed: int = 0) ->
     observed, actions = spec.observations["observation"].shape[0], spec.action.array.shape[0]
     bounds = {"low": torch.as_tensor(spec.action.low), "high": torch.as_tensor(spec.action.high)}
     small = env == "Pendulum-v1"
-    layers = {"num_cells": [64, 64] if small else [256, 256], "activation_class": nn.ReLU}
+    large = {"num_cells": [256, 256], "activation_class": nn.ReLU}
+    layers = {"num_cells": [64, 64]} if small else large
     net = nn.Sequential(MLP(observed, 2 * actions, **layers), NormalParamExtractor())
     actor = ProbabilisticActor(
         TensorDictModule(net, ["observation"], ["loc", "scale"]), ["loc", "scale"],
