@@ -1,51 +1,73 @@
-"""The collector off-policy: DQN on CartPole, with TorchRL's loss, replay buffer and exploration.
+"""The collector off-policy: DQN on CartPole or a game of MinAtar, with TorchRL's loss and buffer.
 
-Run: python examples/dqn.py [total_frames]
+Run: python examples/dqn.py [--env MinAtar/Breakout-v1] [--total_frames 200000] [--seed 1]
 """
 
-import sys
+import argparse
 
 import torch
 from tensordict.nn import TensorDictSequential
+from torch import nn
 from torchrl.data import Categorical, LazyTensorStorage, ReplayBuffer
-from torchrl.modules import MLP, EGreedyModule, QValueActor
-from torchrl.objectives import DQNLoss, SoftUpdate
+from torchrl.modules import MLP, ConvNet, EGreedyModule, QValueActor
+from torchrl.objectives import DQNLoss, HardUpdate
 
-from hts_torchrl import GymEnvs, HTSCollector
+from hts_torchrl import GymEnvs, HTSCollector, env_spec_of
 from hts_torchrl.training.evaluation import Evaluation
 
 
-def main(total_frames: int = 60_000) -> float:
-    torch.manual_seed(0)
+class OfPictures(nn.Sequential):
+    def forward(self, picture: torch.Tensor) -> torch.Tensor:
+        return super().forward(picture.float().movedim(-1, -3))  # MinAtar's channels are last
+
+
+def main(env: str = "CartPole-v1", total_frames: int = 51_200, seed: int = 0) -> float:
+    torch.manual_seed(seed)
     torch.set_num_threads(1)  # of layers this small: more threads wait longer than they compute
-    envs, spec = GymEnvs("CartPole-v1"), Categorical(2)
-    actor = QValueActor(MLP(4, 2, num_cells=[128, 128]), in_keys=["observation"], spec=spec)
-    explores = EGreedyModule(spec, eps_end=0.05, annealing_num_steps=total_frames // 4)
+    envs = GymEnvs(env)
+    choices = env_spec_of(envs).action.sizes[0]
+    if env.startswith("MinAtar"):
+        conv = ConvNet(num_cells=[16], kernel_sizes=3, strides=1, activation_class=nn.ReLU)
+        net = OfPictures(conv, MLP(1024, choices, num_cells=[128], activation_class=nn.ReLU))
+        learning_rate, updates_per_round = 1e-3, 32
+    else:
+        net = MLP(4, choices, num_cells=[256, 256], activation_class=nn.ReLU)
+        learning_rate, updates_per_round = 2.3e-3, 128
+    spec = Categorical(choices)
+    actor = QValueActor(net, in_keys=["observation"], spec=spec)
+    explores = EGreedyModule(spec, eps_end=0.04, annealing_num_steps=total_frames // 6)
     policy = TensorDictSequential(actor, explores)
-    loss_module = DQNLoss(actor, action_space=spec, delay_value=True)
-    loss_module.make_value_estimator(gamma=0.99)
-    target = SoftUpdate(loss_module, tau=0.005)
-    optimizer = torch.optim.Adam(loss_module.parameters(), lr=5e-4)
-    buffer = ReplayBuffer(storage=LazyTensorStorage(50_000), batch_size=128)
     collector = HTSCollector(
-        envs, policy, num_envs=8, envs_per_executor=8, frames_per_batch=64,
-        total_frames=total_frames,
+        envs, policy, num_envs=8, envs_per_executor=8, frames_per_batch=256,
+        total_frames=total_frames, seed=seed,
     )  # fmt: skip
-    for batch in collector:  # the next 64 steps are being played meanwhile
+    loss_module = DQNLoss(actor, action_space=spec, delay_value=True, double_dqn=True)
+    loss_module.make_value_estimator(gamma=0.99)
+    target = HardUpdate(loss_module, value_network_update_interval=128)
+    optimizer = torch.optim.Adam(loss_module.parameters(), lr=learning_rate, fused=True)
+    decay = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.01, total_iters=len(collector))
+    buffer = ReplayBuffer(storage=LazyTensorStorage(100_000), batch_size=64)
+    for batch in collector:  # the next 256 steps are being played meanwhile
         buffer.extend(batch.reshape(-1))
         explores.step(batch.numel())
-        for _ in range(16 if len(buffer) > 1000 else 0):
-            loss = loss_module(buffer.sample())["loss"]
-            optimizer.zero_grad()
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(loss_module.parameters(), 10.0)
-            optimizer.step()
-            target.step()
+        if len(buffer) > 1000:
+            for _ in range(updates_per_round):
+                loss = loss_module(buffer.sample())["loss"]
+                optimizer.zero_grad()
+                loss.backward()
+                nn.utils.clip_grad_norm_(loss_module.parameters(), 10.0)
+                optimizer.step()
+                target.step()
+            decay.step()
         collector.update_policy_weights_()  # weights, and the epsilon of the round after the next
     score = float(Evaluation(envs, 20, seed=0, greedy=True).run(policy).scores.mean())
-    print(f"{total_frames} frames, greedy score {score:.0f}")
+    print(f"{total_frames} frames, greedy score {score:.1f}")
     return score
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))
+    arguments = argparse.ArgumentParser()
+    arguments.add_argument("--env", default="CartPole-v1")
+    arguments.add_argument("--total_frames", type=int, default=51_200)
+    arguments.add_argument("--seed", type=int, default=0)
+    main(**vars(arguments.parse_args()))

@@ -10,7 +10,7 @@ import torch
 from hts_torchrl import HTSCollector, HTSDataModule
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-MOST_LINES = 60
+MOST_LINES = 80
 
 
 def serial(name):
@@ -45,15 +45,27 @@ def test_the_lightning_loop_trains():
     assert serial("lightning_loop")(3 * 256) > 8
 
 
-@pytest.mark.parametrize(("name", "frames"), [("dqn", 17 * 64), ("sac", 33 * 32)])
-def test_the_off_policy_examples_learn_a_few_times(name, frames, monkeypatch, capsys):
-    """The buffer holds 1000 steps after 16 rounds of 64, or 32 of 32."""
+@pytest.mark.parametrize(
+    ("name", "env", "rounds", "updates"),
+    [
+        ("dqn", "CartPole-v1", 5, 2 * 128),
+        ("dqn", "MinAtar/Breakout-v1", 5, 2 * 32),
+        ("sac", "Pendulum-v1", 33, 2 * 16),
+        ("sac", "HalfCheetah-v5", 33, 2 * 8),
+    ],
+)
+def test_the_off_policy_examples_learn_a_few_times(name, env, rounds, updates, monkeypatch, capsys):
+    """The buffer holds 1000 steps after 4 rounds of 256, or 32 of 32."""
+    package = {"MinAtar/Breakout-v1": "minatar", "HalfCheetah-v5": "mujoco"}.get(env)
+    if package:
+        pytest.importorskip(package, reason=f"hts-torchrl[{package}]")
     steps = []
     adam = torch.optim.Adam.step
     monkeypatch.setattr(torch.optim.Adam, "step", lambda self: steps.append(1) or adam(self))
-    score = serial(name)(frames)
-    assert len(steps) == 2 * 16
-    assert capsys.readouterr().out.endswith(f"{frames} frames, greedy score {score:.0f}\n")
+    frames = rounds * {"dqn": 256, "sac": 32}[name]
+    score = serial(name)(env, frames)
+    assert len(steps) == updates
+    assert capsys.readouterr().out.endswith(f"{frames} frames, greedy score {score:.1f}\n")
 
 
 def test_there_is_a_test_for_each_example_and_each_is_short():
