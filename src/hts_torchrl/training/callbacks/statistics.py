@@ -129,7 +129,8 @@ class TrainingStatistics(Callback):
         """Return speed and shares of waiting over the whole rounds since the last call."""
         collector = getattr(getattr(trainer, "datamodule", None), "collector", None)
         pool = {} if collector is None else collector.stats()
-        now = {"frames": self.frames, "rounds": self._rounds, "seconds": self._counted_s, **pool}
+        counted = {"frames": self.frames, "rounds": self._rounds, "seconds": self._counted_s}
+        now = {**pool, **counted}  # the collector's own frames are one round ahead
         since = {name: value - self._marks.get(name, 0.0) for name, value in now.items()}
         self._marks = now
         rates = {"steps_per_second": since["frames"] / since["seconds"]}
