@@ -19,6 +19,7 @@ from torchrl.modules import ProbabilisticActor, SafeSequential, ValueOperator
 
 from hts_torchrl import A2C, PPO, GymEnvs, HTSCollector, Learner, make_actor_critic
 from hts_torchrl.errors import ConfigurationError, ProtocolError
+from hts_torchrl.learner.rmsprop import OnePassRMSprop
 from hts_torchrl.training.round_slice import RoundSlice
 from tests.fits import (
     SGDA2C,
@@ -332,7 +333,7 @@ def test_the_trainer_clips_gradients():
 
 class TestOptimizers:
     @pytest.mark.parametrize(
-        ("name", "optimizer_class"), [("adam", torch.optim.Adam), ("rmsprop", torch.optim.RMSprop)]
+        ("name", "optimizer_class"), [("adam", torch.optim.Adam), ("rmsprop", OnePassRMSprop)]
     )
     @pytest.mark.parametrize("learner_class", [A2C, PPO])
     def test_the_name_gives_the_optimiser(self, learner_class, name, optimizer_class):
