@@ -1,6 +1,6 @@
 """Who spends the time of a step, and what the machinery adds to environments and network.
 
-Run: python benchmarks/overhead.py [--quick] [--only work parts executor start]
+Run: python benchmarks/overhead.py [--quick] [--only work parts optimizer executor start]
 
 Every measurement is a fresh process; rows take turns; medians, with the smallest and the largest:
 
@@ -10,6 +10,8 @@ Every measurement is a fresh process; rows take turns; medians, with the smalles
 - *parts*: the same parts by themselves, with and without ``keep_freed_memory``: an environment's
   step, a row of an actor's passes of 8 and of 16, a sample of the update's forward pass, and of its
   forward and backward pass;
+- *optimizer*: a step for the Nature network in one thread, as learners make it and by torch's own
+  loop over the parameters;
 - *executor*: CPU time of the executor processes for each step of an environment that does nothing;
 - *start*: seconds from ``start()`` to the first batch of 16 executors. The first collector of a
   process (cold) starts the fork server too, a second one (warm) finds it.
@@ -44,6 +46,7 @@ from lightning.pytorch import Trainer
 from trainer import Watch, environments, train
 
 from hts_torchrl import AtariEnvs, HTSCollector, env_spec_of, make_actor_critic
+from hts_torchrl.learner.optimizers import make_optimizer
 from hts_torchrl.policy.forward import evaluate
 from hts_torchrl.policy.inference import PolicyInference
 
@@ -137,6 +140,19 @@ def parts(steps: int, bf16: bool, keep: bool, seconds: float) -> dict[str, float
     return figures
 
 
+def optimizer(name: str, seconds: float) -> dict[str, float]:
+    """Return the milliseconds of a step."""
+    torch.set_num_threads(1)
+    figures = {}
+    for form, arguments in (("as made, ms", {}), ("by torch's loop, ms", {"foreach": False})):
+        policy = make_actor_critic("nature", env_spec_of(environments("breakout")))
+        for parameter in policy.parameters():
+            parameter.grad = torch.randn_like(parameter)
+        made = make_optimizer(name, policy, learning_rate=1e-4, epsilon=1e-5, arguments=arguments)
+        figures[form] = 1e3 / per_second(made.step, seconds / 2)
+    return figures
+
+
 class NullEnv(gymnasium.Env[np.ndarray, int]):
     """Does nothing."""
 
@@ -195,7 +211,7 @@ def start(game: str) -> dict[str, float]:
 
 
 KINDS: dict[str, Callable[..., dict[str, float]]] = {
-    "work": work, "parts": parts, "executor": executor, "start": start,
+    "work": work, "parts": parts, "optimizer": optimizer, "executor": executor, "start": start,
 }  # fmt: skip
 
 
@@ -217,6 +233,8 @@ def rows_of(kind: str, seconds: float) -> dict[str, list[Any]]:
             ]
             for steps, (name, bf16), keep in product((5, 20), both, (False, True))
         }
+    if kind == "optimizer":
+        return {name: [name, seconds] for name in ("adam", "rmsprop")}
     if kind == "executor":
         shapes = [(8, 1), (16, 1), (32, 1), (64, 1), (8, 2), (8, 4)]
         return {f"{n} executors, {per} environments each": [n, per, seconds] for n, per in shapes}

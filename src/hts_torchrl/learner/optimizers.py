@@ -144,7 +144,8 @@ def _made(
         given.setdefault("fused", all(p.is_floating_point() for p in parameters))
     make: Callable[..., Optimizer] = OnePassRMSprop if cls is RMSprop else cls
     optimizer = make(parameters, lr=learning_rate, **given)
-    let_gradients_be_clipped(optimizer)
+    if given.get("fused"):
+        let_gradients_be_clipped(optimizer)
     return optimizer
 
 
