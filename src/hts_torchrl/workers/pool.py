@@ -41,6 +41,8 @@ _log = logging.getLogger(__name__)
 _STOP_S = 3.0
 # On an overloaded machine it takes seconds until a killed process has ended.
 _KILLED_S = 30.0
+# Workers that die of the same cause end within that time of each other.
+_TOGETHER_S = 0.1
 _SILENCE_CHECK_S = 1.0
 _MOST_EXECUTORS = MOST_DESCRIPTORS - 16  # an actor rings every executor
 
@@ -149,6 +151,7 @@ class ProcessPool:
             ready = self._poll.poll(_SILENCE_CHECK_S * 1000)
             missing -= set(self._shared.finished.take_waiting(num_executors).tolist())
             if any(fd != self._shared.finished.fileno() for fd, _ in ready):
+                _join(self._processes, _TOGETHER_S)
                 self._raise_dead_worker(round_index)
             if not ready:  # most rounds are shorter, and need none of this
                 # What a worker forks keeps its sentinel from telling of its end.
@@ -175,8 +178,6 @@ class ProcessPool:
     def _raise_dead_worker(self, round_index: int) -> None:
         """Raise for the worker that failed first: one with a traceback, else any that died."""
         dead = [n for n, process in enumerate(self._processes) if process.exitcode is not None]
-        for process in self._processes:
-            process.join(0.05)
         with_error = [worker for worker in dead if self._shared.status.read_error(worker)]
         if not dead:
             return
@@ -237,15 +238,11 @@ class ProcessPool:
     def shutdown(self) -> None:
         """Ask by closing the lifeline, wait, and kill who is left; 5 s where nothing else runs."""
         self._close_lifeline()
-        deadline = time.monotonic() + _STOP_S
-        for process in self._processes:
-            process.join(max(0.0, deadline - time.monotonic()))
+        _join(self._processes, _STOP_S)
         alive = [process for process in self._processes if process.is_alive()]
         for process in alive:
             process.kill()
-        deadline = time.monotonic() + _KILLED_S
-        for process in alive:
-            process.join(max(0.0, deadline - time.monotonic()))
+        _join(alive, _KILLED_S)
         self._end_what_is_left()
         if not self._failed:
             self._report_late_errors()
@@ -274,3 +271,10 @@ class ProcessPool:
             if error := self._shared.status.read_error(worker):
                 place = self._place(worker, self._started)
                 _log.warning("%s: raised when it was stopped\n%s", place, error)
+
+
+def _join(processes: Sequence[BaseProcess], seconds: float) -> None:
+    """Wait until all of them have ended, for no longer than that in total."""
+    deadline = time.monotonic() + seconds
+    for process in processes:
+        process.join(max(0.0, deadline - time.monotonic()))

@@ -1,4 +1,5 @@
 import multiprocessing
+import os
 from multiprocessing.process import BaseProcess
 from types import SimpleNamespace
 
@@ -64,6 +65,15 @@ def test_a_shutdown_that_was_interrupted_is_finished_by_the_next(monkeypatch):
     assert asked == []
     pool.shutdown()
     assert asked == ["kill"]
+
+
+def test_a_long_round_makes_nobody_wait_for_workers_that_live(monkeypatch):
+    waited_for = []
+    pool = bare_pool([Undying([])])
+    pool._processes[0]._parent_pid = os.getpid()
+    monkeypatch.setattr(Undying, "join", lambda worker, timeout=None: waited_for.append(worker))
+    pool._raise_dead_worker(5)
+    assert not waited_for
 
 
 def interrupt(*_):
