@@ -71,7 +71,7 @@ def test_a_long_round_makes_nobody_wait_for_workers_that_live(monkeypatch):
     waited_for = []
     pool = bare_pool([Undying([])])
     pool._processes[0]._parent_pid = os.getpid()
-    monkeypatch.setattr(Undying, "join", lambda worker, timeout=None: waited_for.append(worker))
+    monkeypatch.setattr(Undying, "join", lambda worker, _: waited_for.append(worker))
     pool._raise_dead_worker(5)
     assert not waited_for
 
