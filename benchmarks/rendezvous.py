@@ -22,6 +22,7 @@ expectation is a mean of rounds by drawn times.
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import os
 import time
@@ -50,10 +51,11 @@ def measured_trace() -> list[float]:
     return (times / times.mean()).round(4).tolist()
 
 
-def measure_collector(make_env, num_envs: int, alpha: int, seconds: float) -> tuple[float, float]:
-    """Return steps a second and cores at work, over whole rounds.
+def measure_collector(make_env, num_envs: int, alpha: int, seconds: float) -> tuple[float, ...]:
+    """Return steps a second, cores at work, and milliseconds from an observation to its answer.
 
-    They last ``seconds`` or longer, and there are at least three of them, after two others.
+    Of whole rounds, which last ``seconds`` or longer. There are at least three, after two others.
+    The answers are those of one more round.
     """
     spec = env_spec_of(GymEnvs("CartPole-v1"))
     frames = num_envs * alpha
@@ -71,8 +73,17 @@ def measure_collector(make_env, num_envs: int, alpha: int, seconds: float) -> tu
         rounds += 1
     took_s = time.perf_counter() - began_s
     cores = (sum(map(cpu_s, pids)) - used_s) / took_s
+    collector.trace_round(rounds + 3)  # the one before it runs
+    for _ in range(2):
+        next(batches)
+    answer_s = [
+        after[0] - before[1]
+        for worker, works in collector.trace.items()
+        for before, after in itertools.pairwise(works)
+        if worker.startswith("executor")
+    ]
     collector.shutdown()
-    return rounds * frames / took_s, cores
+    return rounds * frames / took_s, cores, 1000 * float(np.mean(answer_s))
 
 
 def measure_barrier(make_env, num_envs: int, seconds: float) -> float:
@@ -141,7 +152,7 @@ def draw(rows: list[dict[str, float]], path: Path) -> None:
 
 def measure(task: dict, num_envs: int, alphas: list[int], repeats: int, seconds: float) -> list:
     """Return a row of the table for each length of a round."""
-    measured: dict[int, list[tuple[float, float]]] = {alpha: [] for alpha in alphas}
+    measured: dict[int, list[tuple[float, ...]]] = {alpha: [] for alpha in alphas}
     barriers = []
     for seed in range(repeats):
         make_env = partial(timed_cartpole, seed=seed, **task)
@@ -150,12 +161,13 @@ def measure(task: dict, num_envs: int, alphas: list[int], repeats: int, seconds:
             turns.append(measure_collector(make_env, num_envs, alpha, seconds))
     case, mean_s, rows = task["case"], task["mean_s"], []
     for alpha, turns in measured.items():
-        speeds, cores = zip(*turns, strict=True)
+        speeds, cores, answer_ms = zip(*turns, strict=True)
         middle, barrier = float(np.median(speeds)), float(np.median(barriers))
         expected = expectation(case, num_envs, alpha, mean_s, task["trace"])
         rows.append({
             "envs": num_envs, "alpha": alpha, "measured": middle, "min": min(speeds),
-            "max": max(speeds), "cores": float(np.median(cores)), "expected": expected,
+            "max": max(speeds), "cores": float(np.median(cores)),
+            "answer, ms": float(np.median(answer_ms)), "expected": expected,
             "claim 1": claim(case, num_envs, alpha, mean_s),
             "limit": without_waiting(case, num_envs, mean_s), "barrier": barrier,
             "measured / expected": middle / expected, "measured / barrier": middle / barrier,
