@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.distributions import Distribution
 from torch.nn import Parameter
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -21,6 +23,7 @@ __all__ = [
     "tree_leaves",
     "tree_map",
     "uncompiled",
+    "unvalidated_distributions",
 ]
 
 
@@ -92,3 +95,14 @@ def uncompiled(module: nn.Module) -> nn.Module:
     """Return what ``torch.compile`` was given, with the same parameters; else the module itself."""
     original: nn.Module = getattr(module, "_orig_mod", module)
     return original
+
+
+@contextlib.contextmanager
+def unvalidated_distributions() -> Iterator[None]:
+    """Let distributions that are made meanwhile check no values, as that waits for a GPU."""
+    before = Distribution._validate_args
+    Distribution.set_default_validate_args(False)
+    try:
+        yield
+    finally:
+        Distribution.set_default_validate_args(before)
