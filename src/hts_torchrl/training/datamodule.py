@@ -8,6 +8,7 @@ from typing import Any, get_args
 
 import torch
 from lightning.pytorch import LightningDataModule, Trainer
+from tensordict import TensorDictBase
 
 from hts_torchrl.collectors.asynchronous import AsynchronousCollector
 from hts_torchrl.collectors.handing_out import on_device
@@ -109,6 +110,8 @@ class HTSDataModule(LightningDataModule):
         self._publisher: WeightPublisher | None = None
         """For a module that does not publish its weights itself."""
         self._env_spec: EnvSpec | None = None
+        self._moved: TensorDictBase | None = None
+        """The running round on a learner's GPU, for all of its parts."""
         self._state = DataState(self.pool, self._plain_settings(), accept_changes=accept_changes)
 
     def _refuse_settings(self) -> None:
@@ -359,9 +362,11 @@ class HTSDataModule(LightningDataModule):
         dataloader_idx: int,  # noqa: ARG002
     ) -> RoundSlice | Evaluation:
         """Move a round once, with its first part; an evaluation has nothing to move."""
-        if isinstance(batch, RoundSlice) and batch.is_first and device.type != "cpu":
-            return replace(batch, round=on_device(batch.round, device))
-        return batch
+        if not isinstance(batch, RoundSlice) or device.type == "cpu":
+            return batch
+        if batch.is_first:
+            self._moved = on_device(batch.round, device)
+        return replace(batch, round=self._moved)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the collector's state at the start of the round that is to be learned next.
@@ -403,6 +408,7 @@ class HTSDataModule(LightningDataModule):
         self._close()
 
     def _close(self) -> None:
+        self._moved = None
         if self._collector is not None:
             self._collector.shutdown()
             self._collector = None

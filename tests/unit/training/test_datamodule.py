@@ -303,11 +303,14 @@ class TestActorsOfAnotherDevice:
         data = cartpole(policy_device="cuda:1", cudagraph_policy=True).for_short_fit(1)
         assert (data.policy_device, data.cudagraph_policy) == ("cuda:1", True)
 
-    def test_a_round_is_moved_once_with_its_first_part(self):
-        batch, device = TensorDict({"reward": torch.ones(2, 3)}, [2, 3]), torch.device("meta")
-        first, second = (
-            cartpole().transfer_batch_to_device(RoundSlice(batch, index, 2), device, 0)
-            for index in (0, 1)
-        )
-        assert first.round["reward"].device == device
-        assert second.round is batch
+    def test_a_round_is_moved_once_for_all_of_its_parts(self):
+        data, device = cartpole(), torch.device("meta")
+
+        def moved(batch, index):
+            return data.transfer_batch_to_device(RoundSlice(batch, index, 2), device, 0).round
+
+        rounds = [TensorDict({"reward": torch.ones(2, 3)}, [2, 3]) for _ in range(2)]
+        first, second = ([moved(batch, index) for index in (0, 1)] for batch in rounds)
+        assert first[0]["reward"].device == device
+        assert first[1] is first[0]
+        assert second[1] is second[0] is not first[0]
