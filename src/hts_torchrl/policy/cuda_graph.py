@@ -12,7 +12,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from hts_torchrl.compat.torch import unvalidated_distributions
+from hts_torchrl.compat.torch import CopiesFromCPU, unvalidated_distributions
 from hts_torchrl.config import Array, Key
 from hts_torchrl.errors import ConfigurationError
 
@@ -155,8 +155,10 @@ def captured(run: Callable[[], None], device: torch.device) -> Callable[[], None
         device: of all of them.
 
     Raises:
-        ConfigurationError: if something in it asks the GPU for a value, or cannot be captured else.
+        ConfigurationError: if something in it asks the GPU for a value, moves a tensor of the CPU
+            there, or cannot be captured else.
     """
+    _refuse_copies(run, device)
     try:
         with unvalidated_distributions():
             return _capture(run, device)
@@ -166,6 +168,19 @@ def captured(run: Callable[[], None], device: torch.device) -> Callable[[], None
         raise ConfigurationError(
             f"cudagraph_policy=True: the policy's pass cannot be captured ({reason}); leave it out"
         ) from error
+
+
+def _refuse_copies(run: Callable[[], None], device: torch.device) -> None:
+    """Refuse what a replay would read from the CPU's memory, which may hold something else then."""
+    if device.type == "cpu":
+        return
+    with CopiesFromCPU(device) as copies:
+        run()
+    if copies.found:
+        raise ConfigurationError(
+            "cudagraph_policy=True: the policy's pass moves a tensor of the CPU to the GPU "
+            f"({copies.found[0]}); make it a buffer of the policy, or leave cudagraph_policy out"
+        )
 
 
 def _capture(run: Callable[[], None], device: torch.device) -> Callable[[], None]:

@@ -48,3 +48,14 @@ def test_distributions_check_no_values_for_a_while(monkeypatch):
             Bernoulli(probs=torch.tensor(2.0))
         with pytest.raises(ValueError, match="Expected parameter probs"):
             Bernoulli(probs=torch.tensor(2.0))
+
+
+def test_copies_from_the_cpu_are_noted_and_numbers_are_not():
+    with private_names_of("torch") as compat:
+        elsewhere = torch.ones(2, device="meta")
+        with compat.CopiesFromCPU(elsewhere.device) as copies:
+            elsewhere.mul_(torch.tensor(2.0))
+            torch.ones(2).add_(1)
+            assert copies.found == []
+            torch.ones(2).to("meta")
+        assert copies.found == ["aten._to_copy.default"]
