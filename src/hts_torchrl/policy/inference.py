@@ -85,7 +85,7 @@ class PolicyInference:
     ) -> None:
         self.policy = policy.to(device).eval()
         self.batch_size = batch_size
-        self.device = torch.device(device)
+        self._device = torch.device(device)
         self._bf16 = precision == "bf16-mixed"
         if self._bf16:
             _cast_weights(self.policy)
@@ -100,9 +100,9 @@ class PolicyInference:
         """Keys of the memory for the next step, each with the key that the policy writes it to."""
         self.draws = torch.full((batch_size, spec.action.num_draws), 0.5, dtype=torch.float64)
         self._staged: StagedPass | None = None
-        if self.device.type == "cuda":
+        if self._device.type == "cuda":
             self._staged = StagedPass(
-                self.inputs, self.draws, device=self.device, cudagraph=cudagraph
+                self.inputs, self.draws, device=self._device, cudagraph=cudagraph
             )
             self.inputs, self.draws = self._staged.inputs, self._staged.draws
         # The caller of the serial twin may have set another mode.
@@ -119,6 +119,11 @@ class PolicyInference:
         else:
             self._exploring = ExploringPolicy(policy, spec.action)
         self.extras = list(extras)
+
+    @property
+    def device(self) -> torch.device:
+        """Where it computes."""
+        return self._device
 
     @functools.cached_property
     def _random(self) -> RandomActions:
@@ -182,8 +187,8 @@ class PolicyInference:
             greedy: as in :meth:`answer`.
             random: as in :meth:`answer`.
         """
-        inputs = {key: value.to(self.device) for key, value in self.inputs.items()}
-        return self._run(inputs, self.draws.to(self.device), greedy, random)
+        inputs = {key: value.to(self._device) for key, value in self.inputs.items()}
+        return self._run(inputs, self.draws.to(self._device), greedy, random)
 
     def _answers(
         self, inputs: dict[Key, Tensor], draws: Tensor, greedy: bool, random: bool
@@ -211,7 +216,7 @@ class PolicyInference:
         return answers, result
 
     def _autocast(self) -> AbstractContextManager[None]:
-        device = self.device.type
+        device = self._device.type
         if not (self._bf16 or torch.is_autocast_enabled(device)):
             return contextlib.nullcontext()
         return torch.autocast(device, torch.bfloat16, enabled=self._bf16)
