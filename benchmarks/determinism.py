@@ -172,6 +172,7 @@ class Task:
     precision: Precision = "32-true"
     data: dict[str, Any] = field(default_factory=dict)
     model: dict[str, Any] = field(default_factory=dict)
+    trainer: dict[str, Any] = field(default_factory=dict)
     agents: int = 1
     """Of a game, whose environments are in one executor."""
 
@@ -293,9 +294,9 @@ def fit(
         policy.module[0].module.register_forward_pre_hook(late)
     learner_class, settings = ALGORITHMS[algorithm]
     trainer = Trainer(
-        max_epochs=1, accelerator="cpu", gradient_clip_val=0.5, callbacks=callbacks, logger=False,
+        max_epochs=1, gradient_clip_val=0.5, callbacks=callbacks, logger=False,
         enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
-        limit_val_batches=0, precision=task.precision,
+        limit_val_batches=0, precision=task.precision, **({"accelerator": "cpu"} | task.trainer),
     )  # fmt: skip
     with pool.disturb(task.envs, steps * updates) as envs:
         data = HTSDataModule(

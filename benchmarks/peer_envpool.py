@@ -62,14 +62,15 @@ class Agent(nn.Module):
 class Rollouts:
     """Collects rounds ``[T, N]`` in lock step."""
 
-    def __init__(self, envs: Any, agent: Agent, steps: int, num_envs: int) -> None:
-        self.envs, self.agent, self.steps = envs, agent, steps
-        self.observation = torch.from_numpy(envs.reset()[0])
+    def __init__(
+        self, envs: Any, agent: Agent, steps: int, num_envs: int, device: torch.device
+    ) -> None:
+        self.envs, self.agent, self.steps, self.device = envs, agent, steps, device
+        self.observation = torch.from_numpy(envs.reset()[0]).to(device)
         shape = (steps, num_envs)
         self.observations = self.observation.new_zeros((*shape, *self.observation.shape[1:]))
-        self.actions = torch.zeros(shape, dtype=torch.int64)
-        self.log_probs, self.values = torch.zeros(shape), torch.zeros(shape)
-        self.rewards, self.ends = torch.zeros(shape), torch.zeros(shape)
+        self.actions = torch.zeros(shape, dtype=torch.int64, device=device)
+        self.log_probs, self.values, self.rewards, self.ends = torch.zeros(4, *shape, device=device)
 
     @torch.no_grad()
     def collect(self) -> None:
@@ -79,9 +80,9 @@ class Rollouts:
             self.actions[step] = dist.sample()
             self.log_probs[step] = dist.log_prob(self.actions[step])
             observation, reward, terminated, truncated, _ = self.envs.step(
-                self.actions[step].numpy().astype(np.int32)
+                self.actions[step].cpu().numpy().astype(np.int32)
             )
-            self.observation = torch.from_numpy(observation)
+            self.observation = torch.from_numpy(observation).to(self.device)
             self.rewards[step] = torch.from_numpy(reward)
             self.ends[step] = torch.from_numpy((terminated | truncated).astype(np.float32))
 
@@ -111,6 +112,10 @@ def loss_of(agent: Agent, batch: tuple[Tensor, ...], ppo: bool) -> Tensor:
     return policy + 0.5 * value - 0.01 * dist.entropy().mean()
 
 
+def shuffled(count: int, device: torch.device) -> tuple[Tensor, ...]:
+    return torch.randperm(count, device=device).chunk(4)
+
+
 def main(run: dict[str, Any]) -> None:
     keep_freed_memory()
     torch.set_num_threads(run["main_threads"])
@@ -123,11 +128,12 @@ def main(run: dict[str, Any]) -> None:
         **atari,
     )  # fmt: skip
     layout = torch.channels_last if run["channels_last"] and pixels else torch.contiguous_format
-    agent = Agent(envs.observation_space.shape, envs.action_space.n, layout)
+    device = torch.device(run["device"])
+    agent = Agent(envs.observation_space.shape, envs.action_space.n, layout).to(device)
     optimizer: torch.optim.Optimizer = torch.optim.RMSprop(agent.parameters(), 7e-4, eps=1e-5)
     if ppo:
         optimizer = torch.optim.Adam(agent.parameters(), 2.5e-4, eps=1e-5)
-    rollouts = Rollouts(envs, agent, steps, num_envs)
+    rollouts = Rollouts(envs, agent, steps, num_envs, device)
     watch = Stopwatch(num_envs * steps, run["seconds"])
     while True:
         rollouts.collect()
@@ -138,7 +144,7 @@ def main(run: dict[str, Any]) -> None:
         )  # fmt: skip
         batch = tuple(column.flatten(0, 1) for column in columns)
         for _ in range(4 if ppo else 1):
-            for rows in torch.randperm(num_envs * steps).chunk(4) if ppo else [slice(None)]:
+            for rows in shuffled(num_envs * steps, device) if ppo else [slice(None)]:
                 optimizer.zero_grad()
                 loss_of(agent, tuple(column[rows] for column in batch), ppo).backward()
                 nn.utils.clip_grad_norm_(agent.parameters(), 0.5)

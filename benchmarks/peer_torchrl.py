@@ -89,7 +89,7 @@ class Trunk(NatureCNN):
     """The Nature trunk for any leading dimensions; ``bf16`` decides its precision."""
 
     def forward(self, pixels: Tensor) -> Tensor:
-        with torch.autocast("cpu", torch.bfloat16, enabled=self.bf16):
+        with torch.autocast(pixels.device.type, torch.bfloat16, enabled=self.bf16):
             features = super().forward(pixels.reshape(-1, *pixels.shape[-3:]))
         return features.float().view(*pixels.shape[:-3], -1)
 
@@ -106,7 +106,13 @@ def make_model(run: dict[str, Any]) -> ActorCritic:
 def make_collector(run: dict[str, Any], policy: nn.Module) -> BaseCollector:
     num_envs, workers, system = run["num_envs"], run["workers"], run["system"]
     share = num_envs if system == "async" else num_envs // workers
-    frames = {"frames_per_batch": num_envs * run["steps"], "total_frames": -1}
+    device = run["device"]
+    frames: dict[str, Any] = {"frames_per_batch": num_envs * run["steps"], "total_frames": -1}
+    if device != "cpu":
+        acting = run["policy_device"] or device
+        frames |= {"policy_device": acting, "storing_device": device, "env_device": "cpu"}
+    if run["cudagraph"]:
+        frames["cudagraph_policy"] = True
     if system == "loop":
         return HTSCollector(
             environments(run["game"]), policy, num_envs=num_envs, num_actors=run["actors"],
@@ -123,7 +129,7 @@ def make_collector(run: dict[str, Any], policy: nn.Module) -> BaseCollector:
 
 def main(run: dict[str, Any]) -> None:
     torch.set_num_threads(run["main_threads"])
-    model = make_model(run)
+    model = make_model(run).to(run["device"])
     trunk, critic = model.module[0], model.get_value_operator()
     gae = GAE(gamma=0.99, lmbda=1.0, value_network=None, deactivate_vmap=True)
     loss = A2CLoss(

@@ -110,6 +110,12 @@ class Run:
     compiled: bool = False
     bf16: bool = False
     source: str = ""
+    device: str = "cpu"
+    """Of the learner, and of whoever acts unless ``policy_device`` says so."""
+    policy_device: str = ""
+    cudagraph: bool = False
+    here: bool = False
+    """In this environment, though a peer has its own: for a machine without a network."""
 
     @property
     def frames(self) -> int:
@@ -201,7 +207,8 @@ def command(run: Run) -> list[str | Path]:
     if run.source:
         prefix.append(f"PYTHONPATH={run.source}")
     program = FOLDER / row.program
-    return [*prefix, interpreter(row.peer), program, "--child", json.dumps(asdict(run))]
+    python = sys.executable if run.here else interpreter(row.peer)
+    return [*prefix, python, program, "--child", json.dumps(asdict(run))]
 
 
 def measure(run: Run) -> float:

@@ -50,14 +50,18 @@ def train(run: dict[str, Any], *callbacks: Callback) -> None:
     """Train under the Trainer until a callback ends it."""
     frames = run["num_envs"] * run["steps"]
     waiting = {"delay": run["delay"], "step_barrier": run["step_barrier"]}
+    # An older checkout has no such settings.
+    acting: dict[str, Any] = {"policy_device": run["policy_device"]} if run["policy_device"] else {}
+    acting |= {"cudagraph_policy": True} if run["cudagraph"] else {}
     data = HTSDataModule(
         environments(run["game"]), frames_per_batch=frames, total_frames=frames * 10**9,
         num_envs=run["num_envs"], num_actors=run["actors"], **waiting,
         envs_per_executor=run["num_envs"] // run["workers"],
-        inference_batch_size=run["inference_batch"],
+        inference_batch_size=run["inference_batch"], **acting,
     )  # fmt: skip
     trainer = Trainer(
-        accelerator="cpu", devices=1, max_epochs=1, limit_val_batches=0,
+        accelerator="gpu" if run["device"].startswith("cuda") else "cpu", devices=1, max_epochs=1,
+        limit_val_batches=0,
         gradient_clip_val=0.64 if run["game"].startswith("football/") else 0.5,
         precision="bf16-mixed" if run["bf16"] else "32-true", callbacks=[*callbacks],
         logger=False, enable_progress_bar=False, enable_model_summary=False,

@@ -30,7 +30,14 @@ def _one_torch_thread():
 
 @pytest.fixture(autouse=True, scope="session")
 def _fork_server_with_torch():
-    """Import once what each actor would import for seconds."""
+    """Import once what each actor would import for seconds.
+
+    Not where there is a GPU: TorchRL counts GPUs when it is imported, and where that starts CUDA no
+    child that was forked afterwards can use it.
+    """
+    if torch.cuda.is_available():
+        yield
+        return
     preload = forkserver.set_forkserver_preload
     heavy = ["hts_torchrl.workers.actor", "torchrl.modules"]
     with pytest.MonkeyPatch.context() as patch:

@@ -15,6 +15,7 @@ from torchrl.envs import DoubleToFloat
 from torchrl.envs.utils import ExplorationType
 
 from hts_torchrl import ConfigurationError, HTSCollector, env_spec_of, make_actor_critic
+from hts_torchrl.collectors.torchrl_settings import TorchRLSettings
 
 PAGE = Path(__file__).parents[2] / "docs" / "torchrl_contract.md"
 ROWS = dict(re.findall(r"^\| `(\w+)` \| (.+?) \|", PAGE.read_text(), re.MULTILINE))
@@ -32,6 +33,7 @@ EXAMPLES = {
     "track_traj_ids": False,
     "init_random_frames": 16,
     "exploration_type": ExplorationType.DETERMINISTIC,
+    "cudagraph_policy": False,
     "set_truncated": True,
     "return_same_td": True,
     "trust_policy": True,
@@ -155,11 +157,23 @@ def test_values_that_are_nearly_accepted_are_refused(name, value):
         ({"init_random_frames": 0.5}, "init_random_frames=0.5; a number of steps"),
         ({"exploration_type": ExplorationType.MEAN}, "exploration_type=.*discrete actions"),
         ({"exploration_type": "bold"}, "exploration_type='bold'"),
+        ({"cudagraph_policy": True}, "cudagraph_policy=True: actors compute on 'cpu'"),
+        ({"cudagraph_policy": {}}, "cudagraph_policy of type dict; True or False"),
     ],
 )
 def test_what_contradicts_itself_is_refused(settings, message):
     with pytest.raises(ConfigurationError, match=message):
         collect(**settings)
+
+
+def test_random_actions_are_refused_where_cuda_graphs_are_asked_for():
+    settings = TorchRLSettings(cudagraph_policy=True, init_random_frames=8)
+    with pytest.raises(
+        ConfigurationError, match=r"^cudagraph_policy=True and init_random_frames=8"
+    ):
+        settings.cudagraph("cuda:0")
+    assert TorchRLSettings(cudagraph_policy=True).cudagraph("cuda:0") is True
+    assert TorchRLSettings(cudagraph_policy=None).cudagraph("cuda:0") is False
 
 
 def test_the_coming_change_of_trajectories_is_told_to_the_caller():

@@ -42,7 +42,7 @@ class HandingOut:
         With ``split_trajs`` that is ``[trajectories, longest]``; ``postproc`` may return anything.
         """
         if self._device is not None and self._device.type != "cpu":
-            batch = batch.to(self._device)
+            batch = on_device(batch, self._device)
         elif self._clone:
             batch = batch.clone()
         if self._device is not None and self._device.type == "cpu":
@@ -64,6 +64,22 @@ class HandingOut:
         if self._settings.track_policy_version:
             version = batch["collector", "policy_version"]
             batch["policy_version"] = batch["next", "policy_version"] = version
+
+
+def on_device(batch: TensorDictBase, device: torch.device) -> TensorDictBase:
+    """Return a copy of a round on another device than the CPU.
+
+    When this returns, the round's own memory is read no more. For a GPU it was copied to
+    page-locked memory, from which the GPU takes it while the caller goes on: work that is given to
+    the same stream waits for it. torch's allocator gives that memory to no other tensor before.
+
+    Args:
+        batch: on the CPU, such as a view of the storage that the next round but one fills.
+        device: where the copy lies.
+    """
+    if device.type == "cuda":
+        return batch.pin_memory(num_threads=0).to(device, non_blocking=True)
+    return batch.to(device)
 
 
 def _private(spec: EnvSpec) -> list[Key]:

@@ -137,6 +137,7 @@ class HTSCollector(ContractCollector):
             device=self.policy_device,
             precision=precision,
             all_outputs=all_outputs,
+            cudagraph=self._torchrl.cudagraph(self.policy_device),
         )
         self._actor = replace(
             actor,

@@ -33,7 +33,6 @@ FIXED: Mapping[str, Fixed] = {
     "extend_buffer": Fixed((True,), "a buffer is extended by whole rounds"),
     "trust_policy": Fixed((None, True, False), "a boolean is needed"),
     "compile_policy": Fixed((None, False), _BITS),
-    "cudagraph_policy": Fixed((None, False), _BITS),
     "no_cuda_sync": Fixed((False, True), "a boolean is needed"),
     "weight_updater": Fixed((None,), _PUBLISH),
     "weight_sync_schemes": Fixed((None,), _PUBLISH),

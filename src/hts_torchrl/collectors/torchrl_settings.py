@@ -24,7 +24,7 @@ _GREEDY = (InteractionType.DETERMINISTIC, InteractionType.MODE)
 class TorchRLSettings:
     """What TorchRL's collector can be told, too, and this one does alike.
 
-    Except for two that say how actors act, all of it happens in the caller's process or where
+    Except for three that say how actors act, all of it happens in the caller's process or where
     environments are made, so that the rounds themselves keep their bits.
     """
 
@@ -42,6 +42,9 @@ class TorchRLSettings:
     init_random_frames: int | None = None
     """the first so many steps, rounded up to whole rounds, take uniformly random actions; None and
     -1 are 0. The policy writes all else, also the log-probability of these actions."""
+    cudagraph_policy: bool | None = None
+    """replay each pass of an actor as one CUDA graph, where actors compute on a GPU; the bits are
+    those of a pass without."""
     postproc: Callable[[TensorDictBase], TensorDictBase] | None = None
     """applied to each batch before it is handed out; a ``torchrl`` transform is a function, too."""
     split_trajs: bool | None = None
@@ -88,6 +91,9 @@ class TorchRLSettings:
         frames = self.init_random_frames
         counted = frames is None or (type(frames) is int and frames >= -1)
         require(counted, f"init_random_frames={frames!r}", "a number of steps")
+        captured = self.cudagraph_policy is None or isinstance(self.cudagraph_policy, bool)
+        kind = type(self.cudagraph_policy).__name__
+        require(captured, f"cudagraph_policy of type {kind}", "True or False")
         tracked = isinstance(self.track_policy_version, bool)
         kind = type(self.track_policy_version).__name__
         require(tracked, f"track_policy_version of type {kind}", "True or False")
@@ -129,6 +135,29 @@ class TorchRLSettings:
         """
         device = self.device if given is None else given
         return "cpu" if device is None else str(_there("policy_device", device))
+
+    def cudagraph(self, policy_device: str) -> bool:
+        """Return whether actors replay CUDA graphs.
+
+        Args:
+            policy_device: where they compute.
+
+        Raises:
+            ConfigurationError: if that is no GPU, or they are to draw random actions first.
+        """
+        if not self.cudagraph_policy:
+            return False
+        if torch.device(policy_device).type != "cuda":
+            raise ConfigurationError(
+                f"cudagraph_policy=True: actors compute on {policy_device!r}, but CUDA graphs need "
+                "a GPU: give policy_device='cuda', or leave it out"
+            )
+        if self.random_frames:
+            raise ConfigurationError(
+                f"cudagraph_policy=True and init_random_frames={self.random_frames}: random "
+                "actions are drawn row by row, which no CUDA graph can hold; give one of the two"
+            )
+        return True
 
     @property
     def batch_device(self) -> torch.device | None:

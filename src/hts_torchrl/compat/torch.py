@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributions import Distribution
 from torch.nn import Parameter
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 __all__ = [
+    "CopiesFromCPU",
     "bfloat16_in_hardware",
     "copy_all",
     "fused_adam",
@@ -21,6 +26,7 @@ __all__ = [
     "tree_leaves",
     "tree_map",
     "uncompiled",
+    "unvalidated_distributions",
 ]
 
 
@@ -92,3 +98,47 @@ def uncompiled(module: nn.Module) -> nn.Module:
     """Return what ``torch.compile`` was given, with the same parameters; else the module itself."""
     original: nn.Module = getattr(module, "_orig_mod", module)
     return original
+
+
+@contextlib.contextmanager
+def unvalidated_distributions() -> Iterator[None]:
+    """Let distributions that are made meanwhile check no values, as that waits for a GPU."""
+    before = Distribution._validate_args
+    Distribution.set_default_validate_args(False)
+    try:
+        yield
+    finally:
+        Distribution.set_default_validate_args(before)
+
+
+class CopiesFromCPU(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes the operations that make tensors of a device from tensors of the CPU.
+
+    A single number counts for none: kernels are given its value.
+
+    Args:
+        device: any but the CPU.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._device = device
+        self.found: list[str] = []
+
+    def __torch_dispatch__(  # noqa: D105 - torch calls it
+        self,
+        func: Any,  # noqa: ANN401
+        types: Any,  # noqa: ANN401
+        args: Any = (),  # noqa: ANN401
+        kwargs: Any = None,  # noqa: ANN401
+    ) -> Any:  # noqa: ANN401
+        results = func(*args, **(kwargs or {}))
+        given = {each.device.type for each in _tensors((args, kwargs)) if each.ndim}
+        made = {each.device.type for each in _tensors(results)}
+        if "cpu" in given and self._device.type in made:
+            self.found.append(str(func))
+        return results
+
+
+def _tensors(tree: object) -> list[Tensor]:
+    return [each for each in tree_leaves(tree) if isinstance(each, Tensor)]

@@ -14,6 +14,7 @@ from torch.distributions import Bernoulli, Categorical, Distribution, Independen
 
 from hts_torchrl.config import ActionSpec, ArraySpec, Key
 from hts_torchrl.errors import ConfigurationError
+from hts_torchrl.policy.exploration import ExploringPolicy
 from hts_torchrl.policy.forward import PolicyOutput, path_of
 from hts_torchrl.policy.inference import PolicyInference
 from hts_torchrl.policy.probe import (
@@ -25,6 +26,7 @@ from hts_torchrl.policy.probe import (
     noting_draws,
     varying_modules,
 )
+from hts_torchrl.policy.sampling import is_decided
 
 _CHANCE = "chance must come from the policy's distribution"
 _TAKEN = {"next", "collector", "done", "terminated", "truncated"}
@@ -269,3 +271,41 @@ def _roll(values: Sequence[Tensor]) -> None:
 
 def _same_bits(values: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
     return all(map(torch.equal, values, others))
+
+
+def require_capturable(inference: PolicyInference) -> None:
+    """Refuse a policy whose pass no CUDA graph can hold, or which gives other bits there.
+
+    Args:
+        inference: of the policy, with CUDA graphs; its inputs are overwritten.
+
+    Raises:
+        ConfigurationError: naming ``cudagraph_policy``, and what stands against it.
+    """
+    fill_at_random(inference, np.random.default_rng(0))
+    plain, result = inference.run_batch()
+    if row_by_row := _draws_row_by_row(inference, result):
+        raise ConfigurationError(
+            f"cudagraph_policy=True: {row_by_row} draws each row by itself, from a generator that "
+            "is seeded for it, which no CUDA graph can hold; leave it out"
+        )
+    inputs = {key: value.numpy().copy() for key, value in inference.inputs.items()}
+    replayed = inference.answer(inputs, inference.draws.numpy().copy())
+    for key, value in plain.items():
+        if value.cpu().numpy().tobytes() != replayed[key].tobytes():
+            raise ConfigurationError(
+                f"cudagraph_policy=True: the policy's {key!r} has other bits in a CUDA graph than "
+                "without; leave it out"
+            )
+
+
+def _draws_row_by_row(inference: PolicyInference, result: PolicyOutput) -> str | None:
+    """Name what draws from torch's generators, one row after the other, if anything does."""
+    if not inference.log_prob_keys:
+        explores = ExploringPolicy(inference.policy, inference.action).explores
+        return "a module that explores" if explores else None
+    dists = inference.distributions(result.distribution)
+    for key, place in inference.parts.places.items():
+        if not is_decided(dists[key], inference.draws[:, place].to(inference.device)):
+            return f"the distribution {type(dists[key]).__name__}"
+    return None

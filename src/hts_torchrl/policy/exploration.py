@@ -47,6 +47,11 @@ class ExploringPolicy:
     def _writes(self, step: nn.Module) -> bool:
         return path_of(self._key) in map(path_of, getattr(step, "out_keys", ()))
 
+    @property
+    def explores(self) -> bool:
+        """Whether modules change the action after it was decided on."""
+        return bool(self._explores)
+
     def decide(self, inputs: dict[Key, Tensor], batch_size: int) -> TensorDictBase:
         """Return all that is written before any module explores, ``[B]``."""
         tensordict: TensorDictBase = TensorDict(inputs, [batch_size])

@@ -24,6 +24,7 @@ from hts_torchrl.config import (
     next_key,
 )
 from hts_torchrl.policy.composite import ActionParts, SeveralActions, distribution_of
+from hts_torchrl.policy.cuda_graph import StagedPass
 from hts_torchrl.policy.exploration import (
     ExploringPolicy,
     RandomActions,
@@ -56,6 +57,8 @@ class PolicyInference:
         precision: in Lightning's words.
         extras: what to answer in addition to action, log-probability, value and memory, by
             TensorDict key.
+        cudagraph: on a GPU, capture a pass as a CUDA graph and replay it; weights must stay where
+            they are from the first answer on.
 
     Example:
         >>> from hts_torchrl import ActionSpec, ArraySpec, EnvSpec, make_actor_critic
@@ -78,6 +81,7 @@ class PolicyInference:
         device: str = "cpu",
         precision: Precision = "32-true",
         extras: Sequence[Key] = (),
+        cudagraph: bool = False,
     ) -> None:
         self.policy = policy.to(device).eval()
         self.batch_size = batch_size
@@ -95,6 +99,12 @@ class PolicyInference:
         }
         """Keys of the memory for the next step, each with the key that the policy writes it to."""
         self.draws = torch.full((batch_size, spec.action.num_draws), 0.5, dtype=torch.float64)
+        self._staged: StagedPass | None = None
+        if self._device.type == "cuda":
+            self._staged = StagedPass(
+                self.inputs, self.draws, device=self._device, cudagraph=cudagraph
+            )
+            self.inputs, self.draws = self._staged.inputs, self._staged.draws
         # The caller of the serial twin may have set another mode.
         remembers = bool(spec.memory.initial)
         self._single_steps = set_recurrent_mode(False) if remembers else contextlib.nullcontext()
@@ -109,6 +119,11 @@ class PolicyInference:
         else:
             self._exploring = ExploringPolicy(policy, spec.action)
         self.extras = list(extras)
+
+    @property
+    def device(self) -> torch.device:
+        """Where it computes."""
+        return self._device
 
     @functools.cached_property
     def _random(self) -> RandomActions:
@@ -155,9 +170,13 @@ class PolicyInference:
         for key, batch in self.inputs.items():
             batch.numpy()[:taken] = inputs[key][rows]
         self.draws.numpy()[:taken] = draws[rows]
+        if self._staged is not None:
+            arrays = self._staged.run(self._answers, greedy=greedy, random=random)
+        else:
+            answers, _ = self.run_batch(greedy, random)
+            arrays = {key: value.cpu().numpy() for key, value in answers.items()}
         # Copies, because a policy may answer with a view of its input, which the next pass fills.
-        answers, _ = self.run_batch(greedy, random)
-        return {key: value.cpu().numpy()[:taken].copy() for key, value in answers.items()}
+        return {key: array[:taken].copy() for key, array in arrays.items()}
 
     def run_batch(
         self, greedy: bool = False, random: bool = False
@@ -169,8 +188,18 @@ class PolicyInference:
             random: as in :meth:`answer`.
         """
         inputs = {key: value.to(self._device) for key, value in self.inputs.items()}
+        return self._run(inputs, self.draws.to(self._device), greedy, random)
+
+    def _answers(
+        self, inputs: dict[Key, Tensor], draws: Tensor, greedy: bool, random: bool
+    ) -> dict[Key, Tensor]:
+        answers, _ = self._run(inputs, draws, greedy, random)
+        return answers
+
+    def _run(
+        self, inputs: dict[Key, Tensor], draws: Tensor, greedy: bool, random: bool
+    ) -> tuple[dict[Key, Tensor], PolicyOutput]:
         with torch.no_grad(), one_thread(), self._single_steps:
-            draws = self.draws.to(self._device)
             if self._exploring is None:
                 answers, result = self._sampled(inputs, draws, greedy, random)
             else:

@@ -46,6 +46,16 @@ def sample(dist: d.Distribution, draws: Tensor, of_row: RowDistribution | None =
     return _sample_rows(of_row, draws)
 
 
+def is_decided(dist: d.Distribution, draws: Tensor) -> bool:
+    """Return whether draws decide all rows at once, as :func:`sample` says.
+
+    Args:
+        dist: batch of B distributions.
+        draws: float64 ``[B, K]``.
+    """
+    return _decide(dist, draws) is not None
+
+
 def _decide(dist: d.Distribution, draws: Tensor) -> Tensor | None:
     """Return what the draws decide, or None for "any other" distribution, at whatever depth."""
     match dist:
@@ -91,9 +101,23 @@ def mode(dist: d.Distribution) -> Tensor | TensorDictBase:
 
 
 def _invert(probs: Tensor, draw: Tensor) -> Tensor:
-    cumulative = probs.double().cumsum(-1)
+    cumulative = _cumulative(probs.double())
     threshold = draw.unsqueeze(-1) * cumulative[..., -1:]
     return (cumulative <= threshold).sum(-1).clamp_(max=probs.shape[-1] - 1)
+
+
+def _cumulative(values: Tensor) -> Tensor:
+    return _sums_of_first(values) if values.device.type == "cuda" else values.cumsum(-1)
+
+
+def _sums_of_first(values: Tensor) -> Tensor:
+    """Return what ``cumsum(-1)`` does, of values that are not negative, for a GPU.
+
+    torch has no deterministic ``cumsum`` there, and refuses it where one is asked for.
+    """
+    count = values.shape[-1]
+    later = torch.ones(count, count, dtype=torch.bool, device=values.device).triu(1)
+    return values.unsqueeze(-2).masked_fill(later, 0.0).sum(-1)
 
 
 def _sample_rows(of_row: RowDistribution, draws: Tensor) -> Tensor:

@@ -125,7 +125,8 @@ class Advisor:
             frames_per_batch=self._data.schedule.frames_per_round,
             inference_batch_size=rows,
             precision=precision,
-            policy_device=str(self._trainer.strategy.root_device),
+            policy_device=self._data.policy_device or str(self._trainer.strategy.root_device),
+            cudagraph_policy=self._data.cudagraph_policy,
             clone=False,
             all_outputs=False,
         )

@@ -17,7 +17,7 @@ from hts_torchrl.training.run_settings import Changes, changes, refuse, told
 _log = logging.getLogger(__name__)
 _DECIDE_BITS = (
     *("env", "frames_per_batch", "num_envs", "delay", "seed", "inference_batch_size"),
-    *("collection", "normalize_observation", "normalize_reward"),
+    *("collection", "policy_device", "normalize_observation", "normalize_reward"),
 )
 _CUT_OFF = (
     "the checkpoint was saved in the middle of a round, whose start it does not hold: go on from "

@@ -8,8 +8,10 @@ from typing import Any, get_args
 
 import torch
 from lightning.pytorch import LightningDataModule, Trainer
+from tensordict import TensorDictBase
 
 from hts_torchrl.collectors.asynchronous import AsynchronousCollector
+from hts_torchrl.collectors.handing_out import on_device
 from hts_torchrl.collectors.hts import HTSCollector
 from hts_torchrl.collectors.round_source import RoundSource
 from hts_torchrl.config import MOST_ENVS, Collection, CollectorSettings, EnvSpec, Precision
@@ -52,6 +54,9 @@ class HTSDataModule(LightningDataModule):
         collection: ``rounds`` is this project's; ``actors`` (IMPALA) and ``server`` (SEED RL) are
             baselines that nobody waits for, with a learner for data of any age (``Impala``), on the
             CPU and one rank; ``num_actors``, ``delay`` and ``step_barrier`` say nothing to them.
+        policy_device: where actors compute; None is where the learner does.
+        cudagraph_policy: replay each pass of an actor as one CUDA graph, where actors compute on a
+            GPU; the bits are those of a pass without.
         normalize_observation: show the policy observations of floats with mean 0 and variance 1,
             by running statistics of all finished rounds that are frozen in evaluation.
         normalize_reward: divide what is learned from by the running deviation of discounted
@@ -71,6 +76,8 @@ class HTSDataModule(LightningDataModule):
         *,
         total_frames: int,
         collection: Collection = "rounds",
+        policy_device: str | None = None,
+        cudagraph_policy: bool = False,
         normalize_observation: bool = False,
         normalize_reward: bool = False,
         resume_envs: bool = True,
@@ -91,6 +98,7 @@ class HTSDataModule(LightningDataModule):
         self.seed = self.pool.seed
         self.env = env
         self.collection = collection
+        self.policy_device, self.cudagraph_policy = policy_device, cudagraph_policy
         self.normalize_observation, self.normalize_reward = normalize_observation, normalize_reward
         self.resume_envs = resume_envs
         self.accept_changes = accept_changes
@@ -102,6 +110,8 @@ class HTSDataModule(LightningDataModule):
         self._publisher: WeightPublisher | None = None
         """For a module that does not publish its weights itself."""
         self._env_spec: EnvSpec | None = None
+        self._moved: TensorDictBase | None = None
+        """The running round on a learner's GPU, for all of its parts."""
         self._state = DataState(self.pool, self._plain_settings(), accept_changes=accept_changes)
 
     def _refuse_settings(self) -> None:
@@ -119,6 +129,7 @@ class HTSDataModule(LightningDataModule):
     def _plain_settings(self) -> dict[str, Any]:
         """Return all settings as plain data, in the words of a config file."""
         own = (
+            *("policy_device", "cudagraph_policy"),
             *("normalize_observation", "normalize_reward", "evaluation_episodes"),
             *("evaluation_frames", "evaluation_greedy"),
         )
@@ -137,8 +148,9 @@ class HTSDataModule(LightningDataModule):
             changes: settings of the constructor that are to differ.
         """
         frames = {"total_frames": self.schedule.frames_per_round * rounds}
-        settings = {"collection": self.collection, **self._settings, **frames, **changes}
-        return HTSDataModule(self.env, **settings)
+        own = ("collection", "policy_device", "cudagraph_policy")
+        settings = {name: getattr(self, name) for name in own}
+        return HTSDataModule(self.env, **{**settings, **self._settings, **frames, **changes})
 
     @property
     def _settings(self) -> dict[str, Any]:
@@ -264,6 +276,11 @@ class HTSDataModule(LightningDataModule):
         setting = f"collection={self.collection}"
         if not getattr(self._trainer.lightning_module, "corrects_any_lag", False):
             raise ConfigurationError(f"{setting} needs a learner for data of any age: model=Impala")
+        for name in ("policy_device", "cudagraph_policy"):
+            if value := getattr(self, name):
+                raise ConfigurationError(
+                    f"{setting}: its actors compute on the CPU; leave {name}={value} out"
+                )
         if self.normalize_reward:
             raise ConfigurationError(
                 f"{setting}: its batches have no discounted returns, by which normalize_reward "
@@ -299,7 +316,8 @@ class HTSDataModule(LightningDataModule):
                 self.env,
                 policy,
                 precision=self._precision,
-                policy_device=str(self._trainer.strategy.root_device),
+                policy_device=self.policy_device or str(self._trainer.strategy.root_device),
+                cudagraph_policy=self.cudagraph_policy,
                 reward_discount=self._reward_discount,
                 first_env=self._trainer.global_rank * self.schedule.num_envs,
                 clone=False,  # no learner keeps a round
@@ -344,9 +362,11 @@ class HTSDataModule(LightningDataModule):
         dataloader_idx: int,  # noqa: ARG002
     ) -> RoundSlice | Evaluation:
         """Move a round once, with its first part; an evaluation has nothing to move."""
-        if isinstance(batch, RoundSlice) and batch.is_first and device.type != "cpu":
-            return replace(batch, round=batch.round.to(device))
-        return batch
+        if not isinstance(batch, RoundSlice) or device.type == "cpu":
+            return batch
+        if batch.is_first:
+            self._moved = on_device(batch.round, device)
+        return replace(batch, round=self._moved)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the collector's state at the start of the round that is to be learned next.
@@ -388,6 +408,7 @@ class HTSDataModule(LightningDataModule):
         self._close()
 
     def _close(self) -> None:
+        self._moved = None
         if self._collector is not None:
             self._collector.shutdown()
             self._collector = None

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import torch
 from tensordict.nn import TensorDictModuleBase, composite_lp_aggregate, set_composite_lp_aggregate
@@ -14,11 +16,17 @@ from torch import nn
 from hts_torchrl.allocator import keep_freed_memory
 from hts_torchrl.config import ArraySpec, EnvSpec, Key, Precision
 from hts_torchrl.models.heads import NarrowLinear
-from hts_torchrl.policy.examination import examine
+from hts_torchrl.policy.examination import examine, require_capturable
 from hts_torchrl.policy.inference import PolicyInference
 from hts_torchrl.policy.shared_weights import PolicyWeights
 from hts_torchrl.shared.arrays import Array
 from hts_torchrl.shared.buffers import SharedBuffers
+
+_cudnn: Any = torch.backends.cudnn  # whose newer attributes have no types
+
+
+def _cudnn_precision() -> tuple[str, str]:
+    return _cudnn.conv.fp32_precision, _cudnn.rnn.fp32_precision
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,8 +45,12 @@ class ActorSettings:
     """Answer the likeliest action instead of a drawn one."""
     random_rounds: int = 0
     """Rounds from the start of the run in which actions are uniform."""
+    cudagraph: bool = False
+    """Replay each pass as one CUDA graph."""
     matmul_precision: str = field(default_factory=torch.get_float32_matmul_precision)
     deterministic: bool = field(default_factory=torch.are_deterministic_algorithms_enabled)
+    cudnn_precision: tuple[str, str] = field(default_factory=_cudnn_precision)
+    """Of float32 on a GPU, in convolutions and recurrent layers: ``tf32`` or not."""
     aggregate: bool = field(default_factory=partial(composite_lp_aggregate, nowarn=True))
     """tensordict's ``composite_lp_aggregate``, which decides the log-probability's key."""
 
@@ -48,6 +60,15 @@ class ActorSettings:
         torch.set_float32_matmul_precision(self.matmul_precision)
         torch.use_deterministic_algorithms(self.deterministic)
         set_composite_lp_aggregate(self.aggregate).set()
+        if torch.device(self.device).type == "cuda":
+            self._apply_to_gpu()
+
+    def _apply_to_gpu(self) -> None:
+        torch.cuda.set_device(self.device)
+        if self.deterministic:  # as Lightning does; cuBLAS reads it at its first use
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        if self.cudnn_precision != _cudnn_precision():
+            _cudnn.conv.fp32_precision, _cudnn.rnn.fp32_precision = self.cudnn_precision
 
 
 def find_settings(
@@ -58,6 +79,7 @@ def find_settings(
     device: str,
     precision: Precision,
     all_outputs: bool,
+    cudagraph: bool = False,
 ) -> tuple[ActorSettings, dict[Key, ArraySpec]]:
     """Find how actors compute, and the arrays they answer with (without the row dimension).
 
@@ -68,17 +90,29 @@ def find_settings(
         device: where actors compute.
         precision: in which they compute.
         all_outputs: False leaves out what is neither action, log-probability nor value.
+        cudagraph: whether they replay each pass as one CUDA graph.
 
     Raises:
-        ConfigurationError: if the policy does not fit the environment.
+        ConfigurationError: if the policy does not fit the environment, or a CUDA graph.
     """
-    inference = PolicyInference(
-        copy.deepcopy(policy), env_spec, batch_size=batch_size, device=device, precision=precision
-    )
+    make = partial(PolicyInference, spec=env_spec, device=device, precision=precision)
+    inference = make(copy.deepcopy(policy), batch_size=batch_size)
     found = examine(inference, all_outputs=all_outputs)
     settings = ActorSettings(
-        batch_size=found.batch_size, device=device, precision=precision, extras=found.extras
+        batch_size=found.batch_size,
+        device=device,
+        precision=precision,
+        extras=found.extras,
+        cudagraph=cudagraph,
     )
+    if cudagraph:
+        replaying = make(
+            copy.deepcopy(policy),
+            batch_size=found.batch_size,
+            extras=found.extras,
+            cudagraph=True,
+        )
+        require_capturable(replaying)
     return settings, found.outputs
 
 
@@ -97,7 +131,9 @@ class Actor:
             device=settings.device,
             precision=settings.precision,
             extras=settings.extras,
+            cudagraph=settings.cudagraph,
         )
+        # Before the first answer, with which a graph takes the weights' places for good.
         for layer in policy.modules():
             if isinstance(layer, NarrowLinear):
                 layer.pad_once()

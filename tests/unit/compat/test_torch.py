@@ -1,5 +1,7 @@
+import pytest
 import torch
 from torch import nn
+from torch.distributions import Bernoulli, Distribution
 
 from tests.unit.compat.private_names import private_names_of
 
@@ -37,3 +39,23 @@ def test_trees_of_tuples_and_dicts_are_walked():
     with private_names_of("torch") as compat:
         assert compat.tree_leaves((1, {"a": [2]})) == [1, 2]
         assert compat.tree_map(lambda x: -x, (1, {"a": [2]})) == (-1, {"a": [-2]})
+
+
+def test_distributions_check_no_values_for_a_while(monkeypatch):
+    with private_names_of("torch") as compat:
+        monkeypatch.setattr(Distribution, "_validate_args", True)
+        with compat.unvalidated_distributions():
+            Bernoulli(probs=torch.tensor(2.0))
+        with pytest.raises(ValueError, match="Expected parameter probs"):
+            Bernoulli(probs=torch.tensor(2.0))
+
+
+def test_copies_from_the_cpu_are_noted_and_numbers_are_not():
+    with private_names_of("torch") as compat:
+        elsewhere = torch.ones(2, device="meta")
+        with compat.CopiesFromCPU(elsewhere.device) as copies:
+            elsewhere.mul_(torch.tensor(2.0))
+            torch.ones(2).add_(1)
+            assert copies.found == []
+            torch.ones(2).to("meta")
+        assert copies.found == ["aten._to_copy.default"]

@@ -7,7 +7,7 @@ from torch import distributions as d
 from torchrl.modules import MaskedCategorical, OneHotCategorical, TanhNormal, TruncatedNormal
 
 from hts_torchrl.models.distributions import ChoicesAndNumbers, DiagonalNormal, MultiCategorical
-from hts_torchrl.policy.sampling import mode, sample
+from hts_torchrl.policy.sampling import _sums_of_first, mode, sample
 from hts_torchrl.rng import normal_draws, uniform_draws
 
 ROWS = 20_000
@@ -206,3 +206,12 @@ def test_the_greedy_action_is_the_likeliest(dist, greedy):
 def test_the_greedy_squashed_action_is_the_squashed_mean():
     dist = TanhNormal(torch.tensor([[0.7]]), torch.ones(1, 1), low=-1.0, high=1.0)
     assert mode(dist).item() == pytest.approx(math.tanh(0.7), abs=1e-5)
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 18, 300])
+def test_the_sums_of_a_gpu_are_those_of_cumsum(count):
+    values = torch.rand(64, 3, count, dtype=torch.float64).softmax(-1)
+    values[..., count // 2] = 0
+    sums = _sums_of_first(values)
+    torch.testing.assert_close(sums, values.cumsum(-1), rtol=1e-14, atol=0)
+    assert (sums.diff(dim=-1) >= 0).all()

@@ -6,9 +6,11 @@ import pytest
 import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import Callback
+from tensordict import TensorDict
 
 from hts_torchrl import A2C, PPO, Impala, make_actor_critic
 from hts_torchrl.errors import ConfigurationError, WorkerError
+from hts_torchrl.training.round_slice import RoundSlice
 from tests.fakes import FailingEnv
 from tests.fits import cartpole, quiet_trainer, watched_fit
 from tests.policies import echo_policy
@@ -276,3 +278,39 @@ class TestCollection:
         with pytest.raises(ConfigurationError, match=f"collection={form} needs .* model=Impala"):
             watched_fit(A2C(), data)
         assert multiprocessing.active_children() == []
+
+
+class TestActorsOfAnotherDevice:
+    @pytest.mark.parametrize(
+        ("settings", "message"),
+        [
+            ({"cudagraph_policy": True}, "cudagraph_policy=True: actors compute on 'cpu'"),
+            ({"policy_device": "xpu:77"}, "policy_device='xpu:77'; a device of this machine"),
+        ],
+    )
+    def test_what_is_not_there_is_refused(self, settings, message):
+        with pytest.raises(ConfigurationError, match=message):
+            watched_fit(A2C(), cartpole(**settings))
+
+    @pytest.mark.parametrize("settings", [{"cudagraph_policy": True}, {"policy_device": "cpu"}])
+    def test_a_baseline_whose_actors_are_others_refuses_them(self, settings):
+        data = cartpole(collection="actors", num_actors=1, **settings)
+        (name,) = settings
+        with pytest.raises(ConfigurationError, match=f"^collection=actors: .* leave {name}="):
+            watched_fit(Impala(), data)
+
+    def test_a_short_fit_has_them_too(self):
+        data = cartpole(policy_device="cuda:1", cudagraph_policy=True).for_short_fit(1)
+        assert (data.policy_device, data.cudagraph_policy) == ("cuda:1", True)
+
+    def test_a_round_is_moved_once_for_all_of_its_parts(self):
+        data, device = cartpole(), torch.device("meta")
+
+        def moved(batch, index):
+            return data.transfer_batch_to_device(RoundSlice(batch, index, 2), device, 0).round
+
+        rounds = [TensorDict({"reward": torch.ones(2, 3)}, [2, 3]) for _ in range(2)]
+        first, second = ([moved(batch, index) for index in (0, 1)] for batch in rounds)
+        assert first[0]["reward"].device == device
+        assert first[1] is first[0]
+        assert second[1] is second[0] is not first[0]

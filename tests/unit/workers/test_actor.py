@@ -1,4 +1,6 @@
 import copy
+import os
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -87,3 +89,40 @@ def test_settings_are_applied_to_the_process():
         torch.set_float32_matmul_precision(before[1])
         torch.use_deterministic_algorithms(False)
     assert applied == (1, "high", True)
+
+
+class TestSettingsOnAGPU:
+    """What is global to a process, of which a machine without a GPU shows the part that it has."""
+
+    @pytest.fixture
+    def chosen(self, monkeypatch):
+        chosen = []
+        monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+        monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")
+        monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
+        before = torch.are_deterministic_algorithms_enabled()
+        yield chosen
+        torch.use_deterministic_algorithms(before)
+
+    @pytest.mark.parametrize(("deterministic", "workspace"), [(True, ":4096:8"), (False, None)])
+    def test_an_actor_computes_on_its_own_gpu(self, chosen, deterministic, workspace):
+        replace(SETTINGS, device="cuda:1", deterministic=deterministic).apply()
+        assert chosen == ["cuda:1"]
+        assert os.environ.get("CUBLAS_WORKSPACE_CONFIG") == workspace
+
+    def test_an_actor_on_the_cpu_asks_for_no_gpu(self, chosen):
+        SETTINGS.apply()
+        assert chosen == []
+
+    def test_convolutions_have_the_precision_of_the_process_that_makes_the_settings(self, chosen):
+        conv, rnn = torch.backends.cudnn.conv, torch.backends.cudnn.rnn
+        before = conv.fp32_precision, rnn.fp32_precision
+        try:
+            conv.fp32_precision, rnn.fp32_precision = "ieee", "tf32"
+            settings = ActorSettings(batch_size=2, device="cuda:0", precision="32-true")
+            conv.fp32_precision = rnn.fp32_precision = "tf32"
+            settings.apply()
+            assert (conv.fp32_precision, rnn.fp32_precision) == ("ieee", "tf32")
+        finally:
+            conv.fp32_precision, rnn.fp32_precision = before
+        assert chosen == ["cuda:0"]

@@ -5,6 +5,9 @@ import sys
 
 import pytest
 
+from hts_torchrl import AtariEnvs, EnvPoolEnvs, FootballEnvs, GymEnvs
+from hts_torchrl.workers.make_pool import _preload
+
 # As a fork server that the worker pool has started.
 SERVER = """
 import os, signal
@@ -25,3 +28,25 @@ def test_a_child_of_the_fork_server_can_be_terminated_and_the_server_cannot():
     server = subprocess.run([sys.executable, "-c", SERVER], env=environment, capture_output=True)
     assert server.returncode == 0, server.stderr
     assert int(server.stdout) == -signal.SIGTERM
+
+
+IMPORTED = """
+import importlib, sys
+import hts_torchrl.workers.fork_server
+for name in {modules!r}:
+    importlib.import_module(name)
+print([name for name in ("torch", "torchrl", "tensordict", "lightning") if name in sys.modules])
+"""
+
+
+@pytest.mark.processes
+def test_a_fork_server_imports_nothing_that_could_start_cuda():
+    # A process that was forked after CUDA was started cannot use a GPU.
+    factories = [AtariEnvs("pong"), EnvPoolEnvs("CartPole-v1"), GymEnvs("CartPole-v1"),
+                 FootballEnvs("3_vs_1_with_keeper")]  # fmt: skip
+    modules = [module for factory in factories for module in _preload(factory)]
+    assert {"envpool", "hts_torchrl.envs.atari"} <= set(modules)
+    program = IMPORTED.format(modules=modules)
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert said.returncode == 0, said.stderr
+    assert said.stdout.strip() == "[]"

@@ -1,0 +1,281 @@
+"""All that a GPU is asked: its tests, the same bits, the latency of a pass, and training's speed.
+
+Run: python benchmarks/gpu.py [--quick] [--num-envs 16 32 64 128 256] [--parts bits latency ...]
+
+Writes one report, ``gpu.md``, after each of its parts. A part that fails is told there, and the
+others go on; the exit status is 1 then, and 2 on a machine without a GPU. Nothing is downloaded:
+EnvPool takes part if it is installed here.
+
+- tests: ``pytest -m gpu``.
+- bits: digests of trainings with 0 (the serial twin), 1, 2 and 4 actors and several groupings.
+- latency: an actor's pass of 8 to 256 rows on CPU and GPU, with and without CUDA graphs.
+- speed: training on Breakout, A2C with rounds of 5 steps and PPO with 128, in turns
+  (``throughput.py``).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import platform
+import subprocess
+import sys
+import time
+import traceback
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from harness import CORES, in_fresh_process, machine, markdown, options, spread
+from throughput import Run, contest, measure, report
+
+import determinism
+from hts_torchrl import ActionSpec, ArraySpec, EnvSpec, make_actor_critic
+from hts_torchrl.policy.examination import fill_at_random
+from hts_torchrl.policy.inference import PolicyInference
+
+ROOT = Path(__file__).resolve().parents[1]
+ANCHORS = """Published figures, of other machines and settings, for the order of magnitude:
+
+| system | steps/s |
+|---|---|
+| CleanRL's PPO on Atari by EnvPool, an H100 (LeanRL, 2024) | 1,022 |
+| the same compiled and with CUDA graphs, an H100 (LeanRL, 2024) | 6,809 |
+| HTS-RL, the paper (Liu et al., 2020) | 1,885 |
+"""
+PIXELS = ArraySpec((4, 84, 84), np.dtype(np.uint8))
+NUMBERS = ArraySpec((4,), np.dtype(np.float32))
+NETWORKS = {"nature": PIXELS, "mlp": NUMBERS}
+ACTING = {
+    "CPU": {"device": "cpu"},
+    "GPU": {"device": "cuda:0"},
+    "GPU, graphs": {"device": "cuda:0", "cudagraph": True},
+}
+ACTORS = {
+    "CPU": {"policy_device": "cpu"},
+    "GPU": {},
+    "GPU, graphs": {"cudagraph_policy": True},
+}
+ON_GPU = {"accelerator": "gpu", "devices": 1, "deterministic": True}
+TASKS = ("CartPole", "LSTM", "Pong")
+POOLS = ((0, 1), (1, 1), (2, 1), (4, 1), (1, 2), (2, 4), (0, 8))
+"""Actors, and environments of an executor."""
+
+
+def gpu() -> str:
+    """Return what the GPU is, and by what it is driven."""
+    found = torch.cuda.get_device_properties(0)
+    versions = f"CUDA {torch.version.cuda}, cuDNN {torch.backends.cudnn.version()}"
+    driver = ""
+    with suppress(OSError, subprocess.SubprocessError):
+        query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+        said = subprocess.run(query, capture_output=True, text=True, check=True)
+        driver = f", driver {said.stdout.split()[0]}"
+    memory = f"{found.total_memory / 2**30:.0f} GiB, {found.multi_processor_count} multiprocessors"
+    return f"{torch.cuda.device_count()} x {found.name}, {memory}, {versions}{driver}"
+
+
+def tests(_: Namespace) -> Iterator[str]:
+    command = [sys.executable, "-m", "pytest", "-m", "gpu", "-q", "-rfE", "-p", "no:cacheprovider"]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    lines = result.stdout.splitlines()[-40:]
+    yield "\n".join(["```text", *lines, "```", ""])
+    if result.returncode:
+        raise RuntimeError(f"pytest ended with status {result.returncode}\n{result.stderr[-2000:]}")
+
+
+def trained(job: dict[str, Any]) -> list[str]:
+    """Return the digest of a training by each pool, in this process."""
+    task = determinism.TASKS[job["task"]]
+    determinism.TASKS[job["task"]] = replace(task, trainer=ON_GPU, data=task.data | job["data"])
+    return [
+        determinism.train(
+            job["task"],
+            job["algorithm"],
+            determinism.WorkerPool(num_actors, envs_per_executor),
+            updates=job["updates"],
+        )
+        for num_actors, envs_per_executor in job["pools"]
+    ]
+
+
+def bits(arguments: Namespace) -> Iterator[str]:
+    updates, pools = (4, POOLS[:3]) if arguments.quick else (20, POOLS)
+    yield f"{updates} updates; a column is actors x environments of an executor.\n\n"
+    differing = []
+    for task in TASKS[:1] if arguments.quick else TASKS:
+        for algorithm in ("A2C", "PPO ratio"):
+            rows, on_gpu = [], set()
+            for acting, data in ACTORS.items():
+                job = {"task": task, "algorithm": algorithm, "data": data, "updates": updates}
+                found = in_fresh_process(__file__, {"bits": job | {"pools": pools}}, seconds=1800)
+                same = len(set(found)) == 1
+                on_gpu |= set(found) if acting != "CPU" else set()
+                row = {f"{task}, {algorithm}, actors on": acting}
+                for (actors, size), digest in zip(pools, found, strict=True):
+                    row[f"{actors} x {size}"] = digest[:8]
+                rows.append(row | {"the same": "yes" if same else "NO"})
+                if not same:
+                    differing.append(f"{task}, {algorithm}, actors on {acting}")
+            yield markdown(rows) + "\n"
+            if len(on_gpu) > 1:
+                differing.append(f"{task}, {algorithm}, with and without graphs")
+    yield "With and without graphs the digests are to be the same, and on the CPU others.\n\n"
+    if differing:
+        raise RuntimeError(f"other bits in: {'; '.join(differing)}")
+
+
+def timed(job: dict[str, Any]) -> list[float]:
+    """Return the microseconds of each pass, from numpy to numpy, in this process."""
+    torch.set_num_threads(1)
+    spec = EnvSpec(
+        {"observation": NETWORKS[job["network"]]},
+        ActionSpec("discrete", ArraySpec((), np.dtype(np.int64)), (6,)),
+    )
+    inference = PolicyInference(
+        make_actor_critic(job["network"], spec), spec, batch_size=job["rows"],
+        precision=job["precision"], **job["acting"],
+    )  # fmt: skip
+    fill_at_random(inference, np.random.default_rng(0))
+    inputs = {key: value.numpy().copy() for key, value in inference.inputs.items()}
+    draws, taken = inference.draws.numpy().copy(), []
+    ends_s = time.perf_counter() + job["seconds"]
+    while len(taken) < 40 or (time.perf_counter() < ends_s and len(taken) < 2000):
+        began_s = time.perf_counter()
+        inference.answer(inputs, draws)
+        taken.append((time.perf_counter() - began_s) * 1e6)
+    return taken[20:]
+
+
+def latency(arguments: Namespace) -> Iterator[str]:
+    yield (
+        "Microseconds of a pass from numpy to numpy, with both copies and the wait: median "
+        "(smallest to largest). The CPU computes with one thread, as actors do.\n\n"
+    )
+    several = [8, 64] if arguments.quick else [8, 16, 32, 64, 128, 256]
+    for network in NETWORKS:
+        for precision in ("32-true", "bf16-mixed"):
+            rows = []
+            for count in several:
+                row: dict[str, object] = {f"{network}, {precision}, rows": str(count)}
+                for label, acting in ACTING.items():
+                    job = {"network": network, "rows": count, "precision": precision}
+                    job |= {"acting": acting, "seconds": 1 if arguments.quick else 5}
+                    row[label] = spread(in_fresh_process(__file__, {"latency": job}))
+                rows.append(row)
+            yield markdown(rows) + "\n"
+
+
+def contestants(task: Run) -> list[Run]:
+    """Return the rows of a task; the first is what the others are compared with."""
+    workers = max(n for n in range(1, CORES + 1) if task.num_envs % n == 0)
+    ours = replace(task, system="trainer", device="cuda", workers=workers)
+    on_gpu = replace(ours, inference_batch=task.num_envs)
+    graphs = replace(on_gpu, cudagraph=True)
+    runs = [
+        graphs,
+        on_gpu,
+        replace(ours, policy_device="cpu", actors=min(2, task.num_envs)),
+        replace(graphs, bf16=True),
+        replace(graphs, actors=2, inference_batch=max(1, task.num_envs // 2)),
+    ]
+    threads = min(CORES, task.num_envs)
+    peer = replace(task, device="cuda", emulator_threads=threads)
+    if importlib.util.find_spec("envpool"):
+        runs.append(replace(peer, system="envpool", here=True))
+    if task.algorithm == "a2c":
+        collector = replace(peer, system="collector")
+        runs += [collector, replace(collector, cudagraph=True), replace(collector, bf16=True)]
+    return runs
+
+
+def speed(arguments: Namespace) -> Iterator[str]:
+    yield f"{ANCHORS}\nNot tuned: each row has the settings in its last column.\n\n"
+    failed = []
+    turns, seconds = (2, 3.0) if arguments.quick else (arguments.turns, arguments.seconds)
+    for algorithm, steps in (("a2c", 5), ("ppo", 128)):
+        for num_envs in arguments.num_envs:
+            task = Run("", "breakout", num_envs, steps, seconds, algorithm)
+            # Alone first: in a contest one that fails ends all.
+            able = []
+            for run in contestants(task):
+                (able if measure(run) else failed).append(run)
+            try:
+                if able:
+                    yield report(contest(able, turns, seconds)) + "\n"
+            except SystemExit as error:
+                failed += able
+                yield f"{num_envs} environments, {algorithm}: no contest, {error}\n\n"
+            if arguments.quick:
+                break
+    if not importlib.util.find_spec("envpool"):
+        yield "EnvPool is not installed here, and took no part.\n\n"
+    if failed:
+        told = (f"{run.name}, {run.algorithm}, {run.num_envs}: {run.setting}" for run in failed)
+        raise RuntimeError("these rows failed, by themselves or together:\n" + "\n".join(told))
+
+
+PARTS: dict[str, Callable[[Namespace], Iterator[str]]] = {
+    "tests": tests,
+    "bits": bits,
+    "latency": latency,
+    "speed": speed,
+}
+
+
+def write(path: Path, arguments: Namespace, parts: Sequence[str]) -> list[str]:
+    """Write the report, bit by bit; returns the parts that failed."""
+    failed = []
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file:
+
+        def say(text: str) -> None:
+            print(text, end="", flush=True)
+            file.write(text)
+            file.flush()
+
+        quick = (
+            "A quick run shows that it works; it gives no figures.\n\n" if arguments.quick else ""
+        )
+        say(f"# On a GPU\n\n{quick}{gpu()}\n{machine()}Python {platform.python_version()}\n")
+        for name in parts:
+            say(f"\n## {name.capitalize()}\n\n")
+            try:
+                for text in PARTS[name](arguments):
+                    say(text)
+            except (Exception, SystemExit) as error:  # of a child too: the other parts go on
+                failed.append(name)
+                told = (
+                    str(error) if isinstance(error, SystemExit) else traceback.format_exc(limit=2)
+                )
+                say(f"**This part failed.**\n\n```text\n{told.strip()[-3000:]}\n```\n")
+        say(f"\nFailed: {', '.join(failed) or 'nothing'}.\n")
+    return failed
+
+
+def main() -> int:
+    parser = options(__doc__, "one size of each part")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--num-envs", type=int, nargs="+", default=[16, 32, 64, 128, 256])
+    parser.add_argument("--turns", type=int, default=6)
+    parser.add_argument("--seconds", type=float, default=4, help="of a turn")
+    arguments = parser.parse_args()
+    if not torch.cuda.is_available():
+        print(
+            "benchmarks/gpu.py: no CUDA device is here, and nothing was measured", file=sys.stderr
+        )
+        return 2
+    if arguments.child:
+        ((kind, job),) = arguments.child.items()
+        print(json.dumps({"bits": trained, "latency": timed}[kind](job)), flush=True)
+        return 0
+    return 1 if write(arguments.output / "gpu.md", arguments, arguments.parts) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

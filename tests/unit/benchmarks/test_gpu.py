@@ -1,0 +1,79 @@
+"""The GPU's program without a GPU: what it says then, and how its report is written."""
+
+import importlib
+import sys
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parents[3] / "benchmarks"
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """The program as a module; what it imports beside itself goes again."""
+    before = set(sys.modules)
+    monkeypatch.syspath_prepend(FOLDER)
+    yield importlib.import_module("gpu")
+    for module in set(sys.modules) - before:
+        if FOLDER in Path(getattr(sys.modules[module], "__file__", None) or "/").parents:
+            del sys.modules[module]
+
+
+def test_without_a_gpu_it_ends_with_status_2_and_one_line(gpu, monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(gpu.torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(sys, "argv", ["gpu.py", "--output", str(tmp_path)])
+    assert gpu.main() == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err == "benchmarks/gpu.py: no CUDA device is here, and nothing was measured\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_part_that_fails_is_told_and_the_others_go_on(gpu, monkeypatch, tmp_path):
+    def broken(_):
+        yield "half of it\n"
+        raise RuntimeError("the fan is loud")
+
+    def ended(_):
+        sys.exit("a child ended with status 3")
+        yield
+
+    def whole(_):
+        yield "all of it\n"
+
+    monkeypatch.setattr(gpu, "gpu", lambda: "1 x Imaginary")
+    monkeypatch.setattr(gpu, "PARTS", {"tests": broken, "bits": ended, "speed": whole})
+    path = tmp_path / "output" / "gpu.md"
+    failed = gpu.write(path, Namespace(quick=False), ["tests", "bits", "speed"])
+    assert failed == ["tests", "bits"]
+    report = path.read_text()
+    pieces = ["1 x Imaginary", "half of it", "the fan is loud", "a child ended with status 3",
+              "## Speed", "all of it", "Failed: tests, bits."]  # fmt: skip
+    places = [report.index(piece) for piece in pieces]
+    assert places == sorted(places)
+
+
+def test_a_pass_is_timed_and_a_training_has_a_digest_for_each_pool(gpu, monkeypatch):
+    monkeypatch.setattr(gpu, "ON_GPU", {"accelerator": "cpu"})
+    times = gpu.timed(
+        {"network": "mlp", "rows": 8, "precision": "32-true", "acting": {"device": "cpu"},
+         "seconds": 0}
+    )  # fmt: skip
+    assert len(times) == 20
+    assert min(times) > 0
+    job = {"task": "CartPole", "algorithm": "A2C", "data": {"policy_device": "cpu"}, "updates": 2}
+    found = gpu.trained(job | {"pools": [(0, 1), (0, 8)]})
+    assert len(found) == 2
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(("algorithm", "steps"), [("a2c", 5), ("ppo", 128)])
+def test_all_rows_train_on_the_gpu_and_have_whole_groups(gpu, algorithm, steps):
+    task = gpu.Run("", "breakout", 32, steps, 1.0, algorithm)
+    runs = gpu.contestants(task)
+    assert len(set(runs)) == len(runs)
+    assert {run.device for run in runs} == {"cuda"}
+    assert all(run.num_envs % run.workers == 0 for run in runs)
+    assert ("collector" in {run.system for run in runs}) is (algorithm == "a2c")
