@@ -46,6 +46,16 @@ def sample(dist: d.Distribution, draws: Tensor, of_row: RowDistribution | None =
     return _sample_rows(of_row, draws)
 
 
+def is_decided_by_draws(dist: d.Distribution, draws: Tensor) -> bool:
+    """Return whether :func:`sample` needs no generator for a distribution.
+
+    Args:
+        dist: batch of B distributions.
+        draws: float64 ``[B, K]``.
+    """
+    return _decide(dist, draws) is not None
+
+
 def _decide(dist: d.Distribution, draws: Tensor) -> Tensor | None:
     """Return what the draws decide, or None for "any other" distribution, at whatever depth."""
     match dist:
