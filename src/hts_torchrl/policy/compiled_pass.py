@@ -65,7 +65,8 @@ class CompiledPass:
     def _compile(self, inputs: dict[Key, Tensor], draws: Tensor, greedy: bool) -> _Graph:
         inference = self._inference
         _refuse_device(draws.device)
-        _refuse_rows(inference, inputs, draws, greedy)
+        expected, result = inference.compute(inputs, draws, greedy)
+        _refuse_rows(inference, result, draws, greedy)
 
         def run(inputs: dict[Key, Tensor], draws: Tensor) -> _Computed:
             answers, result = inference.compute(inputs, draws, greedy)
@@ -77,9 +78,10 @@ class CompiledPass:
         began_s = time.perf_counter()
         try:
             with compile_settings():
-                graph(inputs, draws)
+                answers, _ = graph(inputs, draws)
         except Exception as error:  # of Dynamo, of the backend, or of the C++ compiler
             raise ConfigurationError(f"{self._setting}: {_reason(error)}") from error
+        self._refuse_other_types(answers, expected)
         took_s = time.perf_counter() - began_s
         _log.info("a pass of %d rows was compiled in %.1f s", inference.batch_size, took_s)
         return graph
@@ -89,6 +91,16 @@ class CompiledPass:
             return as_one_graph(run, self._arguments)
         except (ValueError, RuntimeError) as error:  # torch's, of a backend that it does not know
             raise ConfigurationError(f"{self._setting}: {compile_failure(error)[0]}") from error
+
+    def _refuse_other_types(self, answers: dict[Key, Tensor], expected: dict[Key, Tensor]) -> None:
+        """Refuse answers that do not fit where those of the plain pass do."""
+        for key, value in expected.items():
+            kinds = [(each.dtype, tuple(each.shape)) for each in (answers[key], value)]
+            if kinds[0] != kinds[1]:
+                raise ConfigurationError(
+                    f"{self._setting}: the compiled pass answers {key!r} as {kinds[0]}, and not as "
+                    f"{kinds[1]}; {_LEAVE_OUT}"
+                )
 
     @property
     def _setting(self) -> str:
@@ -122,7 +134,7 @@ def _refuse_device(device: torch.device) -> None:
 
 
 def _refuse_rows(
-    inference: PolicyInference, inputs: dict[Key, Tensor], draws: Tensor, greedy: bool
+    inference: PolicyInference, result: PolicyOutput, draws: Tensor, greedy: bool
 ) -> None:
     """Refuse what draws row by row from a generator."""
     if inference.row_by_row:
@@ -133,7 +145,6 @@ def _refuse_rows(
         )
     if greedy or not inference.log_prob_keys:
         return
-    _, result = inference.compute(inputs, draws, greedy=True)
     for key, dist in inference.distributions(result.distribution).items():
         place = inference.parts.places[key]
         if not is_decided_by_draws(dist, draws[:, place]):
