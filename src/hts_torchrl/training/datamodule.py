@@ -263,12 +263,12 @@ class HTSDataModule(LightningDataModule):
         if self.collection == "rounds":
             return
         setting = f"collection={self.collection}"
+        if not getattr(self._trainer.lightning_module, "corrects_any_lag", False):
+            raise ConfigurationError(f"{setting} needs a learner for data of any age: model=Impala")
         if self.pool.compile_arguments is not None:
             raise ConfigurationError(
                 f"{setting} compiles no policy: leave compile_policy out, or give collection=rounds"
             )
-        if not getattr(self._trainer.lightning_module, "corrects_any_lag", False):
-            raise ConfigurationError(f"{setting} needs a learner for data of any age: model=Impala")
         if self.normalize_reward:
             raise ConfigurationError(
                 f"{setting}: its batches have no discounted returns, by which normalize_reward "

@@ -180,14 +180,15 @@ class TestRows:
             )
         assert found.batch_size == 1
 
-    def test_so_is_its_greedy_form(self):
-        with pytest.warns(UserWarning, match="one row at a time"):
-            examine(
-                inference_of(mlp()),
-                all_outputs=False,
-                compile_policy={"backend": by_place},
-                greedy=True,
-            )
+    def test_it_is_the_greedy_form_that_greedy_actors_run(self):
+        backend = Counting()
+        examine(
+            inference_of(mlp()),
+            all_outputs=False,
+            compile_policy={"backend": backend},
+            greedy=True,
+        )
+        assert backend.graphs == 1
 
     def test_compiled_code_keeps_the_rows_apart(self):
         found = examine(inference_of(mlp()), all_outputs=True, compile_policy={})
