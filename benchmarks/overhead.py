@@ -1,6 +1,6 @@
 """Who spends the time of a step, and what the machinery adds to environments and network.
 
-Run: python benchmarks/overhead.py [--quick] [--only work parts optimizer executor start]
+Run: python benchmarks/overhead.py [--quick] [--only work parts passes optimizer executor start]
 
 Every measurement is a fresh process; rows take turns; medians, with the smallest and the largest:
 
@@ -10,11 +10,14 @@ Every measurement is a fresh process; rows take turns; medians, with the smalles
 - *parts*: the same parts by themselves, with and without ``keep_freed_memory``: an environment's
   step, a row of an actor's passes of 8 and of 16, a sample of the update's forward pass, and of its
   forward and backward pass;
+- *passes*: an actor's pass of 8 rows, plain and compiled, by wall clock; and the seconds to compile
+  it with an empty cache of torch's, and again with what it then holds, as each actor does;
 - *optimizer*: a step for the Nature network in one thread, as learners make it and by torch's own
   loop over the parameters;
 - *executor*: CPU time of the executor processes for each step of an environment that does nothing;
 - *start*: seconds from ``start()`` to the first batch of 16 executors. The first collector of a
-  process (cold) starts the fork server too, a second one (warm) finds it.
+  process (cold) starts the fork server too, a second one (warm) finds it. Where passes are
+  compiled, actors find what an earlier process has compiled, if there was one.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import tempfile
 import time
 from collections.abc import Callable
 from itertools import product
@@ -47,8 +51,11 @@ from trainer import Watch, environments, train
 
 from hts_torchrl import AtariEnvs, HTSCollector, env_spec_of, make_actor_critic
 from hts_torchrl.learner.optimizers import make_optimizer
+from hts_torchrl.policy.compiled_pass import CompiledPass
 from hts_torchrl.policy.forward import evaluate
 from hts_torchrl.policy.inference import PolicyInference
+from hts_torchrl.policy.memory import with_memory
+from hts_torchrl.workers.actor import ActorSettings, make_inference
 
 ROLES = ("executor", "actor", "learner")
 NUM_ENVS = 16
@@ -140,6 +147,36 @@ def parts(steps: int, bf16: bool, keep: bool, seconds: float) -> dict[str, float
     return figures
 
 
+COMPILES = {
+    "plain": None,
+    "compiled": {},
+    "compiled with cpp_wrapper": {"options": {"cpp_wrapper": True}},
+}
+
+
+def passes(game: str, network: str, how: str, seconds: float) -> dict[str, float]:
+    """Return the microseconds of a pass, and the seconds to compile it (0 where nothing is)."""
+    torch.set_num_threads(1)
+    policy = make_actor_critic(network, env_spec_of(environments(game)))
+    spec = with_memory(policy, env_spec_of(environments(game)))
+    draws = np.random.default_rng(0).random((8, spec.action.num_draws))
+    inputs = {key: np.zeros((8, *each.shape), each.dtype) for key, each in spec.inputs.items()}
+    settings = ActorSettings(batch_size=8, device="cpu", precision="32-true")
+    inference = make_inference(policy, spec, settings)
+    compile_s = dict.fromkeys(("empty", "filled"), 0.0)
+    with tempfile.TemporaryDirectory() as cache:
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache
+        for turn in compile_s if COMPILES[how] is not None else ():
+            torch._dynamo.reset()
+            inference.compiled = CompiledPass(inference, COMPILES[how])
+            began_s = time.perf_counter()
+            inference.answer(inputs, draws)
+            compile_s[turn] = time.perf_counter() - began_s
+        speed = per_second(lambda: inference.answer(inputs, draws), seconds)
+    times = {f"s to compile, cache {turn}": value for turn, value in compile_s.items()}
+    return {"us a pass": 1e6 / speed, **times}
+
+
 def optimizer(name: str, seconds: float) -> dict[str, float]:
     """Return the milliseconds of a step."""
     torch.set_num_threads(1)
@@ -170,12 +207,14 @@ class NullEnv(gymnasium.Env[np.ndarray, int]):
         return self.observation, 0.0, False, False, {}
 
 
-def collect(envs: Any, game: str, num_envs: int, steps: int, per_executor: int = 1) -> HTSCollector:
+def collect(
+    envs: Any, game: str, num_envs: int, steps: int, per_executor: int = 1, **settings: Any
+) -> HTSCollector:
     spec = env_spec_of(environments(game))
     policy = make_actor_critic("mlp" if game == "cartpole" else "nature", spec)
     return HTSCollector(
         envs, policy, num_envs=num_envs, envs_per_executor=per_executor,
-        frames_per_batch=num_envs * steps, clone=False,
+        frames_per_batch=num_envs * steps, clone=False, **settings,
     )  # fmt: skip
 
 
@@ -197,11 +236,11 @@ def executor(executors: int, per_executor: int, seconds: float) -> dict[str, flo
     return {"us a step": 1e6 * used_s / (rounds * num_envs * steps), "steps/s": speed}
 
 
-def start(game: str) -> dict[str, float]:
+def start(game: str, compiles: bool) -> dict[str, float]:
     """Return the seconds to the first batch, of a process's first collector and of its second."""
     figures = {}
     for kind in ("cold", "warm"):
-        collector = collect(environments(game), game, 16, steps=5)
+        collector = collect(environments(game), game, 16, 5, compile_policy=compiles)
         began_s = time.perf_counter()
         collector.start()
         next(iter(collector))
@@ -211,7 +250,8 @@ def start(game: str) -> dict[str, float]:
 
 
 KINDS: dict[str, Callable[..., dict[str, float]]] = {
-    "work": work, "parts": parts, "optimizer": optimizer, "executor": executor, "start": start,
+    "work": work, "parts": parts, "passes": passes, "optimizer": optimizer, "executor": executor,
+    "start": start,
 }  # fmt: skip
 
 
@@ -233,12 +273,19 @@ def rows_of(kind: str, seconds: float) -> dict[str, list[Any]]:
             ]
             for steps, (name, bf16), keep in product((5, 20), both, (False, True))
         }
+    if kind == "passes":
+        nets = [("cartpole", "mlp"), ("cartpole", "lstm"), ("breakout", "nature")]
+        return {
+            f"{network}, {game}, {how}": [game, network, how, seconds / 4]
+            for (game, network), how in product(nets, COMPILES)
+        }
     if kind == "optimizer":
         return {name: [name, seconds] for name in ("adam", "rmsprop")}
     if kind == "executor":
         shapes = [(8, 1), (16, 1), (32, 1), (64, 1), (8, 2), (8, 4)]
         return {f"{n} executors, {per} environments each": [n, per, seconds] for n, per in shapes}
-    return {game: [game] for game in ("cartpole", "breakout")}
+    both = [("cartpole", False), ("cartpole", True), ("breakout", False)]
+    return {f"{game}{', compiled' * compiles}": [game, compiles] for game, compiles in both}
 
 
 def table(kind: str, seconds: float, repeats: int, *, few: bool) -> str:

@@ -284,11 +284,26 @@ class CollectorSettings(PoolConfig):
     """1 collects the next round during the update; 0 only after it (A2C, PPO, PAAC)."""
     seed: int = 0
     """decides every environment and every action."""
+    compile_policy: bool | dict[str, Any] | None = None
+    """True compiles each actor's pass by ``torch.compile``, faster for small networks and with
+    other last bits; it needs a C++ compiler. A dict has its ``mode``, ``options`` or
+    ``backend``."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot work."""
         _ = self.schedule
         super().__post_init__()
+        compiles = self.compile_policy
+        known = compiles is None or isinstance(compiles, bool | dict)
+        kind = f"compile_policy of type {type(compiles).__name__}"
+        require(known, kind, "True, False, or a dict of torch.compile's arguments")
+
+    @property
+    def compile_arguments(self) -> dict[str, Any] | None:
+        """Arguments of ``torch.compile`` for the actors' pass; None compiles nothing."""
+        if isinstance(self.compile_policy, dict):
+            return self.compile_policy
+        return {} if self.compile_policy else None
 
     @property
     def schedule(self) -> Schedule:

@@ -39,6 +39,7 @@ EXAMPLES = {
     "trust_policy": True,
     "auto_register_policy_transforms": True,
     "replay_buffer": ReplayBuffer(storage=ListStorage(8)),
+    "compile_policy": {"backend": "eager"},
     "no_cuda_sync": True,
     "use_buffers": False,
     "track_policy_version": True,
@@ -127,7 +128,7 @@ def test_defaults_of_torchrl_change_nothing():
 @pytest.mark.parametrize(
     ("name", "value"),
     [("reset_at_each_iter", 0), ("extend_buffer", 1), ("sync", False), ("env_device", "cuda:0"),
-     ("backend", "ray"), ("compile_policy", {"mode": "default"}),
+     ("backend", "ray"),
      ("use_buffers", 1)],
 )  # fmt: skip
 def test_values_that_are_nearly_accepted_are_refused(name, value):
@@ -141,6 +142,7 @@ def test_values_that_are_nearly_accepted_are_refused(name, value):
         ({"split_trajs": True, "track_traj_ids": False}, "track_traj_ids=False leaves out"),
         ({"split_trajs": True, "trajs_per_batch": 1}, "one of the two"),
         ({"trajs_per_batch": 1, "track_traj_ids": False}, "track_traj_ids=False leaves out"),
+        ({"compile_policy": "default"}, "compile_policy of type str; True, False, or a dict"),
         ({"trajs_per_batch": 0}, "trajs_per_batch=0; 1 or more"),
         ({"trajs_per_write": 1}, "trajs_per_write says nothing"),
         ({"traj_format": "cat"}, "traj_format='cat' says nothing"),

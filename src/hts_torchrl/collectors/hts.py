@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -28,7 +27,7 @@ from hts_torchrl.policy.as_policy import Policy, as_policy
 from hts_torchrl.policy.forward import with_parts
 from hts_torchrl.policy.memory import with_memory
 from hts_torchrl.settings import takes_settings
-from hts_torchrl.workers.actor import find_settings
+from hts_torchrl.workers.actor import ActorSettings, find_settings
 from hts_torchrl.workers.make_pool import make_pool
 
 
@@ -130,19 +129,18 @@ class HTSCollector(ContractCollector):
         self.policy = as_policy(self._source, self.env_spec)
         self.env_spec = with_parts(self.policy, with_memory(self.policy, self.env_spec))
         self.policy_device = self._torchrl.policy_device(policy_device)
-        actor, self._outputs = find_settings(
-            self.policy,
-            self.env_spec,
+        self.compile_policy = self.config.compile_policy
+        asked = ActorSettings(
             batch_size=self.config.batch_size,
             device=self.policy_device,
             precision=precision,
-            all_outputs=all_outputs,
             cudagraph=self._torchrl.cudagraph(self.policy_device),
-        )
-        self._actor = replace(
-            actor,
+            compile_policy=self.config.compile_arguments,
             greedy=self._torchrl.greedy(self.env_spec),
             random_rounds=self._torchrl.random_rounds(self.env_spec, self.frames_per_batch),
+        )
+        self._actor, self._outputs = find_settings(
+            self.policy, self.env_spec, asked, all_outputs=all_outputs
         )
         self._set_form(self.schedule, clone=clone)
         self._progress = Progress.blank(self.config, self.env_spec, self._steps_per_seed)

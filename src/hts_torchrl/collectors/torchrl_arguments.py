@@ -18,7 +18,6 @@ class Fixed:
 
 
 _PUBLISH = "weights are published with update_policy_weights_()"
-_BITS = "it may change the last bits: compile a module inside your policy instead"
 
 FIXED: Mapping[str, Fixed] = {
     "backend": Fixed((None, "direct"), "workers are set by num_actors and envs_per_executor"),
@@ -32,7 +31,6 @@ FIXED: Mapping[str, Fixed] = {
     "use_buffers": Fixed((None, True, False), "a boolean is needed"),
     "extend_buffer": Fixed((True,), "a buffer is extended by whole rounds"),
     "trust_policy": Fixed((None, True, False), "a boolean is needed"),
-    "compile_policy": Fixed((None, False), _BITS),
     "no_cuda_sync": Fixed((False, True), "a boolean is needed"),
     "weight_updater": Fixed((None,), _PUBLISH),
     "weight_sync_schemes": Fixed((None,), _PUBLISH),

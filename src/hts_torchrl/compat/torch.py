@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import types
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +19,10 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 __all__ = [
     "CopiesFromCPU",
+    "as_one_graph",
     "bfloat16_in_hardware",
+    "compile_failure",
+    "compile_settings",
     "copy_all",
     "fused_adam",
     "let_gradients_be_clipped",
@@ -142,3 +147,72 @@ class CopiesFromCPU(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def _tensors(tree: object) -> list[Tensor]:
     return [each for each in tree_leaves(tree) if isinstance(each, Tensor)]
+
+
+def as_one_graph(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Callable[..., Any]:
+    """Return what ``torch.compile`` makes of a function whose inputs always have the same shapes.
+
+    It is compiled at its first call, and never again: torch checks no guards, which takes a fifth
+    of a small network's pass.
+
+    Args:
+        function: of tensors; a nested function.
+        arguments: of ``torch.compile``, by keyword.
+
+    Raises:
+        ValueError: for arguments by which it would not be one graph, or not compiled.
+    """
+    if torch._dynamo.config.disable:
+        raise ValueError("TORCH_COMPILE_DISABLE or torch._dynamo.config.disable is set")
+    unknown = arguments.keys() - {"mode", "options", "backend", "fullgraph", "dynamic"}
+    if unknown:
+        raise ValueError(f"{min(unknown)!r} is none of mode, options and backend")
+    if not arguments.get("fullgraph", True) or arguments.get("dynamic"):
+        raise ValueError("fullgraph is always True and dynamic False here")
+    mode, options = arguments.get("mode"), arguments.get("options")
+    modes = torch._inductor.list_mode_options()
+    if mode is not None and (options is not None or mode not in modes):
+        raise ValueError(f"mode={mode!r}; one of {', '.join(modes)}, without options, is possible")
+    options = {**modes[mode or "default"], **(options or {})}
+    # torch keeps what it has compiled with the code, which all closures of one function share:
+    # without guards one would run what was made for another.
+    own = types.FunctionType(
+        function.__code__.replace(), function.__globals__, closure=function.__closure__
+    )
+    compiled: Callable[..., Any] = torch.compile(
+        own,
+        fullgraph=True,
+        dynamic=False,
+        backend=arguments.get("backend") or "inductor",
+        options={**options, "guard_filter_fn": torch.compiler.skip_all_guards_unsafe},
+    )
+    return compiled
+
+
+@contextlib.contextmanager
+def compile_settings() -> Iterator[None]:
+    """Let torch compile by itself, and so that every process has the same bits.
+
+    ``compile_threads``: with more than one it may start processes of its own, which stay.
+    ``cpp.threads``: with more, rows' bits may depend on their place. ``deterministic``: no kernel
+    is chosen by timing it.
+    """
+    settings = {"compile_threads": 1, "cpp.threads": 1, "deterministic": True}
+    with warnings.catch_warnings(), torch._inductor.config.patch(settings):
+        # The compiler itself uses what torch deprecates.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        warnings.simplefilter("ignore", FutureWarning)
+        yield
+
+
+def compile_failure(error: BaseException) -> tuple[str, bool]:
+    """Return in one line why torch could not compile, and whether it lacks a C++ compiler."""
+    missing, each = False, error
+    while True:
+        missing |= "InvalidCxxCompiler" in f"{type(each).__name__} {each}"
+        cause = getattr(each, "inner_exception", None) or each.__cause__
+        if cause is None:
+            break
+        each = cause
+    lines = [line.strip() for line in str(each).splitlines() if line.strip()]
+    return (lines or [type(each).__name__])[0], missing

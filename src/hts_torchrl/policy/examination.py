@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from torch.distributions import Bernoulli, Categorical, Distribution, Independen
 
 from hts_torchrl.config import ActionSpec, ArraySpec, Key
 from hts_torchrl.errors import ConfigurationError
-from hts_torchrl.policy.exploration import ExploringPolicy
+from hts_torchrl.policy.compiled_pass import CompiledPass
 from hts_torchrl.policy.forward import PolicyOutput, path_of
 from hts_torchrl.policy.inference import PolicyInference
 from hts_torchrl.policy.probe import (
@@ -26,7 +26,6 @@ from hts_torchrl.policy.probe import (
     noting_draws,
     varying_modules,
 )
-from hts_torchrl.policy.sampling import is_decided
 
 _CHANCE = "chance must come from the policy's distribution"
 _TAKEN = {"next", "collector", "done", "terminated", "truncated"}
@@ -43,15 +42,24 @@ class Examined(NamedTuple):
     """Rows of a pass in which each answer depends on its own row alone."""
 
 
-def examine(inference: PolicyInference, *, all_outputs: bool) -> Examined:
+def examine(
+    inference: PolicyInference,
+    *,
+    all_outputs: bool,
+    compile_policy: Mapping[str, Any] | None = None,
+    greedy: bool = False,
+) -> Examined:
     """Find what a policy answers, and in passes of how many rows it can.
 
     Args:
         inference: of the policy.
         all_outputs: False leaves out what is neither action, log-probability nor value.
+        compile_policy: arguments of ``torch.compile``; None compiles nothing. The compiled pass
+            is examined beside the other, which answers random actions.
+        greedy: whether actors take the likeliest action.
 
     Raises:
-        ConfigurationError: as :func:`find_outputs`.
+        ConfigurationError: as :func:`find_outputs`, and as ``CompiledPass``.
     """
     outputs = find_outputs(inference)
     extras = tuple(inference.extras)
@@ -59,7 +67,13 @@ def examine(inference: PolicyInference, *, all_outputs: bool) -> Examined:
         outputs = {key: array for key, array in outputs.items() if key not in extras}
         extras = ()
     batch_size = inference.batch_size
-    if batch_size > 1 and not depends_on_row_alone(inference):
+    is_exact = batch_size == 1 or depends_on_row_alone(inference)
+    if compile_policy is not None:
+        inference.extras = list(extras)  # what is examined is what actors compile
+        inference.compiled = CompiledPass(inference, compile_policy)
+        inference.run_batch(greedy)
+        is_exact &= batch_size == 1 or depends_on_row_alone(inference, greedy=greedy)
+    if not is_exact:
         warnings.warn(
             "the policy's answer to an observation depends on the other rows of the batch (or on "
             "its place among them): actors answer one row at a time, exact but slower",
@@ -202,7 +216,9 @@ def _is_discrete(dist: Distribution, action: Tensor) -> bool:
     return isinstance(dist, Bernoulli) or not action.is_floating_point()
 
 
-def depends_on_row_alone(inference: PolicyInference, trials: int = 8) -> bool:
+def depends_on_row_alone(
+    inference: PolicyInference, trials: int = 8, *, greedy: bool = False
+) -> bool:
     """Return whether a row keeps its bits at another place, and among other rows.
 
     Rolls random observations through all places of the batch, then replaces all rows but one, and
@@ -212,22 +228,25 @@ def depends_on_row_alone(inference: PolicyInference, trials: int = 8) -> bool:
     Args:
         inference: of the policy; its inputs are overwritten.
         trials: how often, each time with other observations.
+        greedy: whether its passes are greedy.
     """
     generator = np.random.default_rng(0)
     inputs = [*inference.inputs.values(), inference.draws]
     for _ in range(trials):
         fill_at_random(inference, generator)
-        before = computed(inference)
+        before = computed(inference, greedy)
         for shift in range(1, inference.batch_size):
             _roll(inputs)
-            if not _same_bits(computed(inference), [value.roll(shift, 0) for value in before]):
+            if not _same_bits(
+                computed(inference, greedy), [value.roll(shift, 0) for value in before]
+            ):
                 return False
         _roll(inputs)
         kept = [value[:1].clone() for value in inputs]
         fill_at_random(inference, generator)
         for value, row in zip(inputs, kept, strict=True):
             value[:1] = row
-        first = [value[:1] for value in computed(inference)]
+        first = [value[:1] for value in computed(inference, greedy)]
         if not _same_bits(first, [value[:1] for value in before]):
             return False
     return True
@@ -250,9 +269,9 @@ def fill_at_random(inference: PolicyInference, generator: np.random.Generator) -
     inference.draws.numpy()[...] = generator.random(inference.draws.shape)
 
 
-def computed(inference: PolicyInference) -> list[Tensor]:
+def computed(inference: PolicyInference, greedy: bool = False) -> list[Tensor]:
     """Run a pass, and return copies of all that it computes, each ``[R, ...]``."""
-    answers, result = inference.run_batch()
+    answers, result = inference.run_batch(greedy)
     # The inputs may be among them, and are overwritten later.
     return [value.clone() for value in (*answers.values(), *_written(result))]
 
@@ -284,10 +303,11 @@ def require_capturable(inference: PolicyInference) -> None:
     """
     fill_at_random(inference, np.random.default_rng(0))
     plain, result = inference.run_batch()
-    if row_by_row := _draws_row_by_row(inference, result):
+    draws = inference.draws.to(inference.device)
+    if rows := inference.row_by_row(result, draws, greedy=False):
         raise ConfigurationError(
-            f"cudagraph_policy=True: {row_by_row} draws each row by itself, from a generator that "
-            "is seeded for it, which no CUDA graph can hold; leave it out"
+            f"cudagraph_policy=True: {rows} draws row by row from a generator, which no CUDA graph "
+            "can hold; leave it out"
         )
     inputs = {key: value.numpy().copy() for key, value in inference.inputs.items()}
     replayed = inference.answer(inputs, inference.draws.numpy().copy())
@@ -297,15 +317,3 @@ def require_capturable(inference: PolicyInference) -> None:
                 f"cudagraph_policy=True: the policy's {key!r} has other bits in a CUDA graph than "
                 "without; leave it out"
             )
-
-
-def _draws_row_by_row(inference: PolicyInference, result: PolicyOutput) -> str | None:
-    """Name what draws from torch's generators, one row after the other, if anything does."""
-    if not inference.log_prob_keys:
-        explores = ExploringPolicy(inference.policy, inference.action).explores
-        return "a module that explores" if explores else None
-    dists = inference.distributions(result.distribution)
-    for key, place in inference.parts.places.items():
-        if not is_decided(dists[key], inference.draws[:, place].to(inference.device)):
-            return f"the distribution {type(dists[key]).__name__}"
-    return None

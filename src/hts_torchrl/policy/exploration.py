@@ -42,15 +42,12 @@ class ExploringPolicy:
                 "torchrl's ProbabilisticActor or QValueActor"
             )
         first = writers[0] if isinstance(steps[writers[0]], RandomActions) else writers[0] + 1
-        self._decides, self._explores = steps[:first], steps[first:]
+        self._decides = steps[:first]
+        self.explores = steps[first:]
+        """Modules that change the action afterwards, each row by itself."""
 
     def _writes(self, step: nn.Module) -> bool:
         return path_of(self._key) in map(path_of, getattr(step, "out_keys", ()))
-
-    @property
-    def explores(self) -> bool:
-        """Whether modules change the action after it was decided on."""
-        return bool(self._explores)
 
     def decide(self, inputs: dict[Key, Tensor], batch_size: int) -> TensorDictBase:
         """Return all that is written before any module explores, ``[B]``."""
@@ -75,7 +72,7 @@ class ExploringPolicy:
             greedy: whether they are told not to explore.
             random: has the last word on the action; None leaves it.
         """
-        steps: list[nn.Module] = [*self._explores, *([] if random is None else [random])]
+        steps: list[nn.Module] = [*self.explores, *([] if random is None else [random])]
         if not steps:
             return decided
         mode = ExplorationType.DETERMINISTIC if greedy else ExplorationType.RANDOM

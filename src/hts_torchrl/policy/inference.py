@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -37,7 +37,12 @@ from hts_torchrl.policy.forward import (
     is_probabilistic,
     probabilistic_module,
 )
-from hts_torchrl.policy.sampling import RowDistribution, mode, sample
+from hts_torchrl.policy.sampling import RowDistribution, is_decided, mode, sample
+
+Pass: TypeAlias = Callable[
+    [dict[Key, Tensor], Tensor, bool], tuple[dict[Key, Tensor], PolicyOutput]
+]
+"""One pass: inputs and draws, ``[B, ...]`` each, and whether it is greedy; to answers and all."""
 
 
 class PolicyInference:
@@ -119,6 +124,8 @@ class PolicyInference:
         else:
             self._exploring = ExploringPolicy(policy, spec.action)
         self.extras = list(extras)
+        self.compiled: Pass | None = None
+        """What runs in place of :meth:`compute`, except for random actions; the bits differ."""
 
     @property
     def device(self) -> torch.device:
@@ -200,20 +207,54 @@ class PolicyInference:
         self, inputs: dict[Key, Tensor], draws: Tensor, greedy: bool, random: bool
     ) -> tuple[dict[Key, Tensor], PolicyOutput]:
         with torch.no_grad(), one_thread(), self._single_steps:
-            if self._exploring is None:
-                answers, result = self._sampled(inputs, draws, greedy, random)
-            else:
-                answers, result = self._explored(self._exploring, inputs, draws, greedy, random)
-            if result.value is not None:
-                answers["state_value"] = result.value.float()
-            for key, written in self.carried.items():
-                answers[key] = result.written[written]
-            for key in self.extras:
-                answers[key] = result.written[key]
-            for key, answer in answers.items():
-                if answer.dtype is torch.bfloat16:  # which numpy does not have
-                    answers[key] = answer.float()
+            if self.compiled is None or random:
+                return self.compute(inputs, draws, greedy, random)
+            return self.compiled(inputs, draws, greedy)
+
+    def compute(
+        self, inputs: dict[Key, Tensor], draws: Tensor, greedy: bool, random: bool = False
+    ) -> tuple[dict[Key, Tensor], PolicyOutput]:
+        """Return the answers of a pass, and all that it computed: what ``compile_policy`` compiles.
+
+        Args:
+            inputs: observations and memory, ``[B, ...]`` each.
+            draws: float64 ``[B, K]``.
+            greedy: as in :meth:`answer`.
+            random: as in :meth:`answer`.
+        """
+        if self._exploring is None:
+            answers, result = self._sampled(inputs, draws, greedy, random)
+        else:
+            answers, result = self._explored(self._exploring, inputs, draws, greedy, random)
+        if result.value is not None:
+            answers["state_value"] = result.value.float()
+        for key, written in self.carried.items():
+            answers[key] = result.written[written]
+        for key in self.extras:
+            answers[key] = result.written[key]
+        for key, answer in answers.items():
+            if answer.dtype is torch.bfloat16:  # which numpy does not have
+                answers[key] = answer.float()
         return answers, result
+
+    def row_by_row(self, result: PolicyOutput, draws: Tensor, *, greedy: bool) -> str | None:
+        """Name what draws each row by itself, from a generator, if anything of the policy does.
+
+        Args:
+            result: of a plain pass.
+            draws: of that pass, float64 ``[B, K]``.
+            greedy: whether it was greedy.
+        """
+        if self._exploring is not None:
+            return ", ".join(type(module).__name__ for module in self._exploring.explores) or None
+        if greedy:
+            return None
+        dists = self.distributions(result.distribution)
+        places = self.parts.places
+        return next(
+            (type(d).__name__ for k, d in dists.items() if not is_decided(d, draws[:, places[k]])),
+            None,
+        )
 
     def _autocast(self) -> AbstractContextManager[None]:
         device = self._device.type

@@ -18,6 +18,7 @@ _log = logging.getLogger(__name__)
 _DECIDE_BITS = (
     *("env", "frames_per_batch", "num_envs", "delay", "seed", "inference_batch_size"),
     *("collection", "policy_device", "normalize_observation", "normalize_reward"),
+    "compile_policy",
 )
 _CUT_OFF = (
     "the checkpoint was saved in the middle of a round, whose start it does not hold: go on from "
@@ -97,6 +98,8 @@ class DataState:
         own = self._run_settings(trainer)
         own["data"] = {name: own["data"][name] for name in _DECIDE_BITS}
         saved = state.get("settings") or {"data": {}, "trainer": {}}
+        if saved["data"]:  # older ones have no such setting
+            saved = {**saved, "data": {"compile_policy": False, **saved["data"]}}
         return {
             f"{part}.{name}": each
             for part in ("data", "trainer")

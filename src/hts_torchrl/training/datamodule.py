@@ -24,7 +24,7 @@ from hts_torchrl.training.data_state import DataState
 from hts_torchrl.training.evaluation import Evaluation
 from hts_torchrl.training.loaders import ONE_EPOCH, EvaluationLoader, RoundLoader
 from hts_torchrl.training.round_slice import RoundSlice
-from hts_torchrl.training.run_settings import Changes, described
+from hts_torchrl.training.run_settings import Changes, described, plain
 from hts_torchrl.training.trainer_limits import (
     require_divided_rounds,
     require_sound,
@@ -137,6 +137,7 @@ class HTSDataModule(LightningDataModule):
             **self._settings,
             "env": described(self.env),
             "inference_batch_size": self.pool.batch_size,
+            "compile_policy": _plain_choice(self.pool.compile_arguments),
             **{name: getattr(self, name) for name in ("collection", "resume_envs", *own)},
         }
 
@@ -281,6 +282,10 @@ class HTSDataModule(LightningDataModule):
                 raise ConfigurationError(
                     f"{setting}: its actors compute on the CPU; leave {name}={value} out"
                 )
+        if self.pool.compile_arguments is not None:
+            raise ConfigurationError(
+                f"{setting} compiles no policy: leave compile_policy out, or give collection=rounds"
+            )
         if self.normalize_reward:
             raise ConfigurationError(
                 f"{setting}: its batches have no discounted returns, by which normalize_reward "
@@ -412,3 +417,8 @@ class HTSDataModule(LightningDataModule):
         if self._collector is not None:
             self._collector.shutdown()
             self._collector = None
+
+
+def _plain_choice(compile_arguments: dict[str, Any] | None) -> bool | dict[str, Any]:
+    """Return what ``compile_policy`` stands for, in one form of those that mean the same."""
+    return plain(compile_arguments) or True if compile_arguments is not None else False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch import nn
 from hts_torchrl.allocator import keep_freed_memory
 from hts_torchrl.config import ArraySpec, EnvSpec, Key, Precision
 from hts_torchrl.models.heads import NarrowLinear
+from hts_torchrl.policy.compiled_pass import CompiledPass
 from hts_torchrl.policy.examination import examine, require_capturable
 from hts_torchrl.policy.inference import PolicyInference
 from hts_torchrl.policy.shared_weights import PolicyWeights
@@ -37,8 +38,11 @@ class ActorSettings:
     """
 
     batch_size: int
+    """Rows of a pass, if each row's answer depends on that row alone."""
     device: str
     precision: Precision
+    compile_policy: dict[str, Any] | None = None
+    """Arguments of ``torch.compile`` for the pass; None compiles nothing."""
     extras: tuple[Key, ...] = ()
     """What is answered in addition to action, log-probability, value and memory."""
     greedy: bool = False
@@ -72,48 +76,55 @@ class ActorSettings:
 
 
 def find_settings(
-    policy: TensorDictModuleBase,
-    env_spec: EnvSpec,
-    *,
-    batch_size: int,
-    device: str,
-    precision: Precision,
-    all_outputs: bool,
-    cudagraph: bool = False,
+    policy: TensorDictModuleBase, env_spec: EnvSpec, asked: ActorSettings, *, all_outputs: bool
 ) -> tuple[ActorSettings, dict[Key, ArraySpec]]:
     """Find how actors compute, and the arrays they answer with (without the row dimension).
 
     Args:
         policy: which is not changed.
         env_spec: what it reads, and how it acts.
-        batch_size: rows of a pass, if each row's answer depends on that row alone.
-        device: where actors compute.
-        precision: in which they compute.
+        asked: what the user wants.
         all_outputs: False leaves out what is neither action, log-probability nor value.
         cudagraph: whether they replay each pass as one CUDA graph.
 
     Raises:
-        ConfigurationError: if the policy does not fit the environment, or a CUDA graph.
+        ConfigurationError: if the policy does not fit the environment, or cannot be compiled or
+            captured where it should be.
     """
-    make = partial(PolicyInference, spec=env_spec, device=device, precision=precision)
-    inference = make(copy.deepcopy(policy), batch_size=batch_size)
-    found = examine(inference, all_outputs=all_outputs)
-    settings = ActorSettings(
-        batch_size=found.batch_size,
-        device=device,
-        precision=precision,
-        extras=found.extras,
-        cudagraph=cudagraph,
+    found = examine(
+        make_inference(copy.deepcopy(policy), env_spec, replace(asked, cudagraph=False)),
+        all_outputs=all_outputs,
+        compile_policy=asked.compile_policy,
+        greedy=asked.greedy,
     )
-    if cudagraph:
-        replaying = make(
-            copy.deepcopy(policy),
-            batch_size=found.batch_size,
-            extras=found.extras,
-            cudagraph=True,
-        )
-        require_capturable(replaying)
+    settings = replace(asked, batch_size=found.batch_size, extras=found.extras)
+    if settings.cudagraph:
+        require_capturable(make_inference(copy.deepcopy(policy), env_spec, settings))
     return settings, found.outputs
+
+
+def make_inference(policy: nn.Module, spec: EnvSpec, settings: ActorSettings) -> PolicyInference:
+    """Make what runs a policy in an actor, not yet compiled.
+
+    Args:
+        policy: that acts and is not trained.
+        spec: what it reads, and how it acts.
+        settings: of the actors.
+    """
+    inference = PolicyInference(
+        policy,
+        spec,
+        batch_size=settings.batch_size,
+        device=settings.device,
+        precision=settings.precision,
+        extras=settings.extras,
+        cudagraph=settings.cudagraph,
+    )
+    # Before the first answer, with which a graph takes the weights' places for good.
+    for layer in policy.modules():
+        if isinstance(layer, NarrowLinear):
+            layer.pad_once()
+    return inference
 
 
 class Actor:
@@ -124,20 +135,11 @@ class Actor:
         self.batch_size, self._greedy = settings.batch_size, settings.greedy
         self._random_rounds = settings.random_rounds
         self._weights = PolicyWeights(shared.arrays, policy)
-        self._inference = PolicyInference(
-            policy,
-            shared.spec,
-            batch_size=settings.batch_size,
-            device=settings.device,
-            precision=settings.precision,
-            extras=settings.extras,
-            cudagraph=settings.cudagraph,
-        )
-        # Before the first answer, with which a graph takes the weights' places for good.
-        for layer in policy.modules():
-            if isinstance(layer, NarrowLinear):
-                layer.pad_once()
+        self._inference = make_inference(policy, shared.spec, settings)
         self._version = -1
+        if settings.compile_policy is not None:
+            self._inference.compiled = CompiledPass(self._inference, settings.compile_policy)
+            self._inference.run_batch(settings.greedy)  # now, and not while environments wait
 
     def answer(self, envs: Array) -> None:
         """Answer the environments ``envs`` (int32): state buffer to action buffer."""

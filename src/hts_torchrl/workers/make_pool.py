@@ -20,6 +20,9 @@ from hts_torchrl.workers.pool import ProcessPool, WorkerPool
 from hts_torchrl.workers.process import WorkerTask
 from hts_torchrl.workers.serial_pool import SerialPool
 
+_COMPILES_S = 300.0
+"""More than all actors take to compile at once. They do it in seconds, from torch's cache."""
+
 
 def make_pool(
     shared: SharedBuffers,
@@ -61,7 +64,9 @@ def make_pool(
     tasks += [
         ActorTask(shared.for_actor(), index, make) for index in range(shared.config.num_actors)
     ]
-    return ProcessPool(shared, tasks, _preload(create_env_fn))
+    compiles = settings.compile_policy is not None
+    preload = _preload(create_env_fn) + compiles * ["torch._inductor.compile_fx"]
+    return ProcessPool(shared, tasks, preload, starts_s=compiles * _COMPILES_S)
 
 
 def _executors(

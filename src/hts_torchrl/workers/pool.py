@@ -76,12 +76,23 @@ class ProcessPool:
 
     Each holds the reading end of one pipe, the lifeline: when the parent closes it, or dies, all of
     them leave by themselves.
+
+    Args:
+        shared: what the workers write to and read from.
+        tasks: what they do, executors first.
+        preload: modules that the fork server imports once for all of them.
+        starts_s: seconds beyond ``timeout_s`` for which nobody may be heard of in the first round.
     """
 
     def __init__(
-        self, shared: SharedBuffers, tasks: Sequence[WorkerTask], preload: Sequence[str]
+        self,
+        shared: SharedBuffers,
+        tasks: Sequence[WorkerTask],
+        preload: Sequence[str],
+        *,
+        starts_s: float = 0.0,
     ) -> None:
-        self._shared = shared
+        self._shared, self._starts_s = shared, starts_s
         self._tasks = list(tasks)
         self._processes: list[BaseProcess] = []
         self._started = self._waited = -1
@@ -162,7 +173,7 @@ class ProcessPool:
 
     def _require_signs_of_life(self, round_index: int, missing: set[int], silence_s: Array) -> None:
         if self._waited < 0:  # they start one after another: a sign of any of them will do
-            silence_s[:] = silence_s.min()
+            silence_s[:] = silence_s.min() - self._starts_s
         if any(silence_s[worker] > self._shared.config.timeout_s for worker in missing):
             self._raise_silent_worker(round_index, self._silent(missing, silence_s))
 

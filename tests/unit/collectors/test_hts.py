@@ -634,7 +634,7 @@ class Slow(GymEnvs):
 )
 def test_a_fork_server_imports_what_every_executor_needs(monkeypatch, factory, wanted):
     class Idle:
-        def __init__(self, _shared, _tasks, preload):
+        def __init__(self, _shared, _tasks, preload, **_):
             preloaded.append(preload)
 
         def shutdown(self):

@@ -57,6 +57,10 @@ DIFFERENT = {
     "data.num_envs=8, the checkpoint has 4": {"num_envs": 8, "inference_batch_size": 4},
     "data.inference_batch_size=2, the checkpoint has 4": {"inference_batch_size": 2},
     "data.seed=5, the checkpoint has 0": {"seed": 5},
+    "data.compile_policy=True, the checkpoint has False": {"compile_policy": True},
+    "data.compile_policy={'mode': 'default'}, the checkpoint has False": {
+        "compile_policy": {"mode": "default"}
+    },
     "data.env.id='MountainCar-v0', the checkpoint has 'CartPole-v1'": {
         "env": GymEnvs("MountainCar-v0")
     },
@@ -84,6 +88,17 @@ def test_a_setting_that_decides_bits_is_refused_with_both_values(message, checkp
     assert str(refusal.value).startswith(message)
     assert ": bits depend on this; " in str(refusal.value)
     assert "data.accept_changes=true" in str(refusal.value)
+
+
+def test_an_older_checkpoint_was_not_compiled(checkpoint, tmp_path):
+    saved = torch.load(checkpoint)
+    (data,) = (each for name, each in saved.items() if name == "HTSDataModule")
+    del data["settings"]["data"]["compile_policy"]
+    torch.save(saved, tmp_path / "older.ckpt")
+    with pytest.raises(
+        ConfigurationError, match=r"^data\.compile_policy=True, the checkpoint has F"
+    ):
+        go_on(tmp_path / "older.ckpt", compile_policy=True)
 
 
 def test_all_settings_that_differ_are_told_at_once(checkpoint):

@@ -273,6 +273,13 @@ class TestCollection:
         assert multiprocessing.active_children() == []
 
     @pytest.mark.parametrize("form", ["actors", "server"])
+    def test_a_compiled_policy_is_refused_before_anything_starts(self, form):
+        data = cartpole(collection=form, compile_policy=True)
+        with pytest.raises(ConfigurationError, match=f"collection={form} compiles no policy: "):
+            watched_fit(Impala(), data)
+        assert multiprocessing.active_children() == []
+
+    @pytest.mark.parametrize("form", ["actors", "server"])
     def test_a_learner_that_corrects_no_lag_is_refused_before_anything_starts(self, form):
         data = cartpole(collection=form)
         with pytest.raises(ConfigurationError, match=f"collection={form} needs .* model=Impala"):

@@ -1,0 +1,144 @@
+"""The actor's pass as one compiled graph: what ``compile_policy`` asks for."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor
+
+from hts_torchrl.compat.torch import as_one_graph, compile_failure, compile_settings
+from hts_torchrl.config import Key
+from hts_torchrl.errors import ConfigurationError
+from hts_torchrl.policy.forward import PolicyOutput
+from hts_torchrl.policy.inference import PolicyInference
+
+_log = logging.getLogger(__name__)
+_LEAVE_OUT = "leave compile_policy out"
+
+
+class CompiledPass:
+    """A pass of an inference as one graph, from inputs and draws to the answers.
+
+    The weights are inputs of the graph, so it goes on with whatever is copied into them. What the
+    policy keeps in Python is as it was when the graph was made. There is a graph for drawn actions
+    and one for greedy ones, each made when it is first called.
+
+    Args:
+        inference: whose :meth:`~hts_torchrl.policy.inference.PolicyInference.compute` is compiled.
+        arguments: of ``torch.compile``, by keyword.
+
+    Raises:
+        ConfigurationError: when it is called, in one line that says why it cannot be compiled.
+
+    Example:
+        >>> from hts_torchrl import GymEnvs, env_spec_of, make_actor_critic
+        >>> spec = env_spec_of(GymEnvs("CartPole-v1"))
+        >>> inference = PolicyInference(make_actor_critic("mlp", spec), spec, batch_size=8)
+        >>> inference.compiled = CompiledPass(inference, {"backend": "eager"})
+        >>> answers, _ = inference.run_batch()
+        >>> answers["action"].shape
+        torch.Size([8])
+    """
+
+    def __init__(self, inference: PolicyInference, arguments: Mapping[str, Any]) -> None:
+        self._inference, self._arguments = inference, dict(arguments)
+        self._graphs: dict[bool, _Graph] = {}
+
+    def __call__(
+        self, inputs: dict[Key, Tensor], draws: Tensor, greedy: bool
+    ) -> tuple[dict[Key, Tensor], PolicyOutput]:
+        """Return the answers of a pass ``[B, ...]``, and all else that it computed."""
+        with _no_autocast(draws.device.type):
+            if greedy not in self._graphs:
+                self._graphs[greedy] = self._compile(inputs, draws, greedy)
+            answers, written = self._graphs[greedy](inputs, draws)
+        return answers, PolicyOutput(None, answers.get("state_value"), written)
+
+    def _compile(self, inputs: dict[Key, Tensor], draws: Tensor, greedy: bool) -> _Graph:
+        inference = self._inference
+        _refuse_device(draws.device)
+        expected, result = inference.compute(inputs, draws, greedy)
+        if rows := inference.row_by_row(result, draws, greedy=greedy):
+            raise ConfigurationError(
+                f"{self._setting}: {rows} draws row by row from a generator, which cannot be "
+                f"compiled; {_LEAVE_OUT}"
+            )
+
+        def run(inputs: dict[Key, Tensor], draws: Tensor) -> _Computed:
+            answers, result = inference.compute(inputs, draws, greedy)
+            written = _tensors(result.written)
+            # All of it, although actors use the answers alone: what is examined is what acts.
+            return answers, {key: written[key] for key in written.keys() - inputs.keys()}
+
+        graph = self._graph_of(run)
+        began_s = time.perf_counter()
+        try:
+            with compile_settings():
+                answers, _ = graph(inputs, draws)
+        except Exception as error:  # of Dynamo, of the backend, or of the C++ compiler
+            raise ConfigurationError(f"{self._setting}: {_reason(error)}") from error
+        self._refuse_other_types(answers, expected)
+        took_s = time.perf_counter() - began_s
+        _log.info("a pass of %d rows was compiled in %.1f s", inference.batch_size, took_s)
+        return graph
+
+    def _graph_of(self, run: _Graph) -> _Graph:
+        try:
+            return as_one_graph(run, self._arguments)
+        except (ValueError, RuntimeError) as error:  # torch's, of a backend that it does not know
+            raise ConfigurationError(f"{self._setting}: {compile_failure(error)[0]}") from error
+
+    def _refuse_other_types(self, answers: dict[Key, Tensor], expected: dict[Key, Tensor]) -> None:
+        """Refuse answers that do not fit where those of the plain pass do."""
+        for key, value in expected.items():
+            kinds = [(each.dtype, tuple(each.shape)) for each in (answers[key], value)]
+            if kinds[0] != kinds[1]:
+                raise ConfigurationError(
+                    f"{self._setting}: the compiled pass answers {key!r} as {kinds[0]}, and not as "
+                    f"{kinds[1]}; {_LEAVE_OUT}"
+                )
+
+    @property
+    def _setting(self) -> str:
+        return f"compile_policy={self._arguments or True}"
+
+
+_Computed = tuple[dict[Key, Tensor], dict[Key, Tensor]]
+_Graph = Callable[[dict[Key, Tensor], Tensor], _Computed]
+
+
+def _no_autocast(device: str) -> AbstractContextManager[None]:
+    """Keep the caller's autocast out; that of the inference is in the graph."""
+    if not torch.is_autocast_enabled(device):
+        return contextlib.nullcontext()
+    return torch.autocast(device, enabled=False)
+
+
+def _tensors(written: TensorDictBase | dict[Key, Tensor]) -> dict[Key, Tensor]:
+    if isinstance(written, TensorDictBase):
+        return dict(written.items(include_nested=True, leaves_only=True))
+    return written
+
+
+def _refuse_device(device: torch.device) -> None:
+    """Refuse a GPU, for which kernels are chosen by timing them, in each process anew."""
+    if device.type != "cpu":
+        raise ConfigurationError(
+            f"compile_policy with policy_device='{device}': actors compile for the CPU only; "
+            f"{_LEAVE_OUT}, or give policy_device='cpu'"
+        )
+
+
+def _reason(error: Exception) -> str:
+    """Return in one line why something cannot be compiled."""
+    why, is_without_compiler = compile_failure(error)
+    if is_without_compiler:
+        return f"torch finds no C++ compiler that works; install one, such as g++, or {_LEAVE_OUT}"
+    return f"the policy's pass cannot be compiled as one graph ({why}); {_LEAVE_OUT}"
