@@ -51,7 +51,9 @@ def measured_trace() -> list[float]:
     return (times / times.mean()).round(4).tolist()
 
 
-def measure_collector(make_env, num_envs: int, alpha: int, seconds: float) -> tuple[float, ...]:
+def measure_collector(
+    make_env, num_envs: int, alpha: int, seconds: float, compiled: bool
+) -> tuple[float, ...]:
     """Return steps a second, cores at work, and milliseconds from an observation to its answer.
 
     Of whole rounds, which last ``seconds`` or longer. There are at least three, after two others.
@@ -61,7 +63,7 @@ def measure_collector(make_env, num_envs: int, alpha: int, seconds: float) -> tu
     frames = num_envs * alpha
     collector = HTSCollector(
         make_env, make_actor_critic("mlp", spec), num_envs=num_envs, frames_per_batch=frames,
-        clone=False,
+        compile_policy=compiled, clone=False,
     )  # fmt: skip
     batches, rounds = iter(collector), 0
     for _ in range(2):
@@ -150,7 +152,9 @@ def draw(rows: list[dict[str, float]], path: Path) -> None:
     axes.figure.savefig(path, dpi=150)
 
 
-def measure(task: dict, num_envs: int, alphas: list[int], repeats: int, seconds: float) -> list:
+def measure(
+    task: dict, num_envs: int, alphas: list[int], repeats: int, seconds: float, compiled: bool
+) -> list[dict[str, float]]:
     """Return a row of the table for each length of a round."""
     measured: dict[int, list[tuple[float, ...]]] = {alpha: [] for alpha in alphas}
     barriers = []
@@ -158,7 +162,7 @@ def measure(task: dict, num_envs: int, alphas: list[int], repeats: int, seconds:
         make_env = partial(timed_cartpole, seed=seed, **task)
         barriers.append(measure_barrier(make_env, num_envs, seconds))
         for alpha, turns in measured.items():
-            turns.append(measure_collector(make_env, num_envs, alpha, seconds))
+            turns.append(measure_collector(make_env, num_envs, alpha, seconds, compiled))
     case, mean_s, rows = task["case"], task["mean_s"], []
     for alpha, turns in measured.items():
         speeds, cores, answer_ms = zip(*turns, strict=True)
@@ -183,6 +187,7 @@ def main() -> None:
     parser.add_argument("--mean-ms", type=float, default=5.0)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--compile-policy", action="store_true")
     args = parser.parse_args()
     if args.quick:
         args.repeats, args.seconds, args.alphas = 1, 1.0, [1, 16, 128]
@@ -192,7 +197,9 @@ def main() -> None:
     print(about)
     rows = []
     for num_envs in args.num_envs:
-        rows += measure(task, num_envs, args.alphas, args.repeats, args.seconds)
+        rows += measure(
+            task, num_envs, args.alphas, args.repeats, args.seconds, args.compile_policy
+        )
         print(markdown(rows), flush=True)
     name = f"rendezvous_{args.case}"
     write_csv(args.output / f"{name}.csv", rows)

@@ -53,6 +53,7 @@ def train(run: dict[str, Any], *callbacks: Callback) -> None:
     # An older checkout has no such settings.
     acting: dict[str, Any] = {"policy_device": run["policy_device"]} if run["policy_device"] else {}
     acting |= {"cudagraph_policy": True} if run["cudagraph"] else {}
+    acting |= {"compile_policy": True} if run["compiled"] else {}
     data = HTSDataModule(
         environments(run["game"]), frames_per_batch=frames, total_frames=frames * 10**9,
         num_envs=run["num_envs"], num_actors=run["actors"], **waiting,
