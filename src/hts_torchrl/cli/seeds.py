@@ -12,6 +12,8 @@ from typing import Any, Self
 
 from hts_torchrl.errors import ConfigurationError
 
+_COMMAND = [sys.executable, "-m", "hts_torchrl.cli"]
+
 
 def names_seeds(arguments: Sequence[str]) -> bool:
     """Return whether arguments are those of ``fit`` with ``--seeds``."""
@@ -95,7 +97,7 @@ class _Commands:
 
     def run(self, arguments: Sequence[str]) -> int:
         """Run ``hts-torchrl`` to its end, and return its exit status."""
-        self._process = subprocess.Popen([sys.executable, "-m", "hts_torchrl.cli", *arguments])
+        self._process = subprocess.Popen([*_COMMAND, *arguments])
         if self.status == 128 + signal.SIGTERM:  # it came before there was whom to pass it on to
             self._process.terminate()
         status = self._process.wait()
