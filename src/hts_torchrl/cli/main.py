@@ -19,6 +19,8 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from hts_torchrl.cli.command_line import HTSCommandLine
 from hts_torchrl.cli.commands import HTSTrainer
 from hts_torchrl.cli.config_files import expand_configs
+from hts_torchrl.cli.report import report
+from hts_torchrl.cli.seeds import names_seeds, train_seeds
 from hts_torchrl.cli.terminal import RunReport, leave_out_noise
 from hts_torchrl.errors import (
     CheckpointError,
@@ -104,17 +106,23 @@ def _run(arguments: Sequence[str]) -> None:
             raise ConfigurationError(f"{argument!a}: this is no UTF-8") from error
     if list(arguments[:1]) == ["doctor"]:  # which needs neither environment nor learner
         _examine(arguments[1:])
+    if list(arguments[:1]) == ["report"]:
+        report(arguments[1:])
+        return
+    if names_seeds(arguments):
+        train_seeds(arguments)
+        return
     # ${data.num_envs} in a file means the value that counts in the end, of this subcommand.
     set_parsing_settings(omegaconf_absolute_to_relative_paths=True)
     # Lightning reads the arguments from sys.argv, and warns where they are given otherwise.
     sys.argv[1:] = expand_configs(arguments)
-    with RunReport() as report:
+    with RunReport() as run_report:
         HTSCommandLine(
             Learner,
             HTSDataModule,
             subclass_mode_model=True,
             trainer_class=HTSTrainer,
-            trainer_defaults={**_TRAINER_DEFAULTS, "callbacks": [report]},
+            trainer_defaults={**_TRAINER_DEFAULTS, "callbacks": [run_report]},
             seed_everything_default=0,
             auto_configure_optimizers=False,  # the learner makes its own, of model.optimizer
             save_config_kwargs={"overwrite": True},

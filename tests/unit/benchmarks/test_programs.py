@@ -11,7 +11,7 @@ FOLDER = Path(__file__).parents[3] / "benchmarks"
 PROGRAMS = [
     "determinism.py", "faults", "faults/soak.py", "football_engines.py", "gpu.py", "house.py",
     "mutants.py", "overhead.py", "recurrent.py", "rendezvous.py", "throughput.py",
-    "time_to_score.py",
+    "time_to_score.py", "zoo.py",
 ]  # fmt: skip
 
 

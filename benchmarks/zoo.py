@@ -1,0 +1,75 @@
+"""The table of all configs with what each was last seen to reach: docs/zoo.md.
+
+Run: python benchmarks/zoo.py [--check]
+
+A row is a config of ``configs/``, its figures are those of ``configs/results.toml``. A config
+without figures was not run. One without a name is part of others and has no row. With ``--check``
+nothing is written, and the exit status is 1 if the page is not what would be written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tomllib
+from pathlib import Path
+
+import yaml
+
+ROOT = Path(__file__).resolve().parents[1]
+CONFIGS, PAGE = ROOT / "configs", ROOT / "docs" / "zoo.md"
+COLUMNS = ("score", "steps", "minutes", "version", "machine", "remark")
+HEAD = """# Zoo
+
+What each config of `configs/` was last seen to reach. `python benchmarks/zoo.py` writes this page
+from `configs/results.toml`; [Results](results.md) has the commands and the curves. A score is the
+mean of an evaluation's games, and minutes are those of training. Most rows are one run of one seed:
+no row is a comparison.
+"""
+PARTS = """
+Other configs build on these, or put them behind a task, so they are not run alone: {}.
+"""
+
+
+def page(configs: Path) -> str:
+    """Return the text of the page.
+
+    Raises:
+        ValueError: if a result is of no config, or has a field that is not known.
+    """
+    results = tomllib.loads((configs / "results.toml").read_text())
+    files = {
+        str(path.relative_to(configs).with_suffix("")): yaml.safe_load(path.read_text())
+        for path in sorted(configs.rglob("*.yaml"))
+    }
+    runs = [name for name, content in files.items() if "name" in content]
+    if strange := set(results) - set(runs):
+        raise ValueError(f"results.toml: no config is named {', '.join(sorted(strange))}")
+    lines = [f"| config | {' | '.join(COLUMNS)} |", "|---" * (len(COLUMNS) + 1) + "|"]
+    lines += [f"| `{name}` | {' | '.join(cells(name, results.get(name)))} |" for name in runs]
+    parts = ", ".join(f"`{name}`" for name in files if name not in runs)
+    return "\n".join([HEAD, *lines, PARTS.format(parts)])
+
+
+def cells(name: str, result: dict[str, object] | None) -> list[str]:
+    if result is None:
+        return ["not run", *[""] * (len(COLUMNS) - 1)]
+    if strange := set(result) - set(COLUMNS):
+        raise ValueError(f"results.toml: {name} has no field {', '.join(sorted(strange))}")
+    values = [result.get(column, "not noted") for column in COLUMNS]
+    return [f"{value:,}" if isinstance(value, int) else str(value) for value in values]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--check", action="store_true", help="compare the page, and write nothing")
+    text = page(CONFIGS)
+    if parser.parse_args().check:
+        sys.exit(PAGE.read_text() != text)
+    PAGE.write_text(text)
+
+
+if __name__ == "__main__":
+    main()

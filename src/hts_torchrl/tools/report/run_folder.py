@@ -1,0 +1,160 @@
+"""What a run has left in its folder: settings, evaluations, training returns, waiting."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import pandas as pd
+import yaml
+
+from hts_torchrl.errors import ConfigurationError
+
+ROLES = ("learner", "executors", "actors")
+_METRICS, _CONFIG = "metrics.csv", "config.yaml"
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training, finished or stopped."""
+
+    folder: Path
+    name: str
+    """``name`` in its config."""
+    seed: int
+    environment: str
+    """The factory's class and its first argument, such as ``GymEnvs(CartPole-v1)``."""
+    settings: dict[str, Any]
+    """All settings of its config, by dotted names; lists are whole."""
+    evaluations: pd.DataFrame
+    """One row an evaluation, in order: ``score``, ``frames`` (environment steps), ``minutes`` (of
+    training); float64, one row at least."""
+    training: pd.DataFrame
+    """The same columns; ``score`` is the mean raw return of the last 100 training games."""
+    waiting: dict[str, float]
+    """Share of the time in which each of :data:`ROLES` waited, 0 to 1; NaN if not logged."""
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """Read a folder that ``fit`` wrote; its checkpoints are not opened.
+
+        Raises:
+            ConfigurationError: if it is no such folder, or has no finished evaluation.
+        """
+        config = _config(folder)
+        metrics = _metrics(folder)
+        evaluations = _curve(metrics, "eval/score", "eval")
+        if evaluations.empty:
+            raise ConfigurationError(f"{folder}: this run has no finished evaluation")
+        env = _mapping(_mapping(config.get("data")).get("env"))
+        return cls(
+            folder=folder,
+            name=str(config.get("name")),
+            seed=int(config["seed_everything"]),
+            environment=_environment(env),
+            settings=dict(_flat(config)),
+            evaluations=evaluations,
+            training=_curve(metrics, "episode/return", "train"),
+            waiting={role: _time_average(metrics, f"wait/{role}") for role in ROLES},
+        )
+
+    @property
+    def score(self) -> float:
+        """Score of the last evaluation."""
+        return float(self.evaluations["score"].iloc[-1])
+
+    @property
+    def ended_early(self) -> bool:
+        """Whether its last evaluation is a round or more before its ``total_frames``."""
+        total, of_a_round = (
+            self.settings.get(f"data.{name}") or 0 for name in ("total_frames", "frames_per_batch")
+        )
+        return bool(self.evaluations["frames"].iloc[-1] <= total - of_a_round)
+
+
+def run_folders(paths: list[Path]) -> list[Path]:
+    """Return the folders of runs: those named, and for any other folder those below it.
+
+    Raises:
+        ConfigurationError: if one of ``paths`` neither is a run's folder nor has one below it.
+    """
+    found: dict[Path, Path] = {}
+    for path in paths:
+        folders = [path] if (path / _CONFIG).is_file() else _below(path)
+        if not folders:
+            raise ConfigurationError(f"{path}: no run of fit is there, for want of a {_CONFIG}")
+        found |= {folder.resolve(): folder for folder in folders}
+    return list(found.values())
+
+
+def _below(path: Path) -> list[Path]:
+    return sorted(file.parent for file in path.rglob(_CONFIG))
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    path = folder / _CONFIG
+    try:
+        config = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigurationError(f"{path}: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeError) as error:
+        raise ConfigurationError(f"{path}: {error}") from error
+    if not isinstance(config, dict) or type(config.get("seed_everything")) is not int:
+        raise ConfigurationError(f"{path}: this is no config of fit, for want of a seed_everything")
+    return config
+
+
+def _metrics(folder: Path) -> pd.DataFrame:
+    path = folder / _METRICS
+    try:
+        metrics = pd.read_csv(path)
+    except (FileNotFoundError, pd.errors.EmptyDataError):  # it was stopped before it logged
+        return pd.DataFrame()
+    except OSError as error:
+        raise ConfigurationError(f"{path}: {error.strerror}") from error
+    except (pd.errors.ParserError, UnicodeError) as error:
+        raise ConfigurationError(f"{path}: {error}") from error
+    return metrics.apply(pd.to_numeric, errors="coerce")
+
+
+def _curve(metrics: pd.DataFrame, score: str, place: str) -> pd.DataFrame:
+    """Return the rows that have a score, with one for each number of frames."""
+    columns = {score: "score", f"{place}/frames": "frames", f"{place}/minutes": "minutes"}
+    rows = metrics.reindex(columns=list(columns)).rename(columns=columns).dropna()
+    # Logged in single precision, whose 0.9 is 0.8999999762 in double precision.
+    rows = rows.map(lambda figure: float(str(np.float32(figure))))
+    rows = rows.drop_duplicates("frames", keep="last")
+    return rows.sort_values("frames", ignore_index=True)
+
+
+def _time_average(metrics: pd.DataFrame, share: str) -> float:
+    """Return the mean of a logged share, each weighted by the time since the one before."""
+    rows = metrics.reindex(columns=[share, "train/minutes"]).dropna()
+    if len(rows) < 2:
+        return float(rows[share].iloc[0]) if len(rows) else math.nan
+    shares, minutes = (rows[name].to_numpy(float) for name in rows.columns)
+    # Where the first one began is not logged: a resumed run begins in the middle.
+    since = np.diff(minutes)
+    return float(np.average(shares[1:], weights=since)) if since.sum() > 0 else shares.mean()
+
+
+def _environment(env: dict[str, Any]) -> str:
+    name = str(env.get("class_path")).rpartition(".")[2]
+    first = next(iter(_mapping(env.get("init_args")).values()), None)
+    return name if first is None else f"{name}({first})"
+
+
+def _mapping(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _flat(settings: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in settings.items():
+        if isinstance(value, dict) and value:
+            yield from _flat(value, f"{above}{name}.")
+        else:
+            yield f"{above}{name}", value

@@ -1,0 +1,140 @@
+"""``fit --seeds``: which commands run one after another, and how a signal ends them."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from hts_torchrl.cli import seeds
+from hts_torchrl.cli.seeds import names_seeds, train_seeds
+from tests.command_line import refused, run
+
+NOTE = """
+import sys
+with open("arguments", "a") as file:
+    print(*sys.argv[1:], file=file)
+sys.exit({} if "--seed_everything=2" in sys.argv else 0)
+"""
+LOOP = """
+import sys
+from hts_torchrl.cli import seeds
+seeds._COMMAND = [sys.executable, "-c", sys.argv[1]]
+seeds.train_seeds(["fit", "--seeds", "1", "2"])
+"""
+TRAINING = """
+import signal, sys, time
+def leave(number, _):
+    print("left", flush=True)
+    sys.exit(128 + number)
+signal.signal(signal.SIGINT, leave)
+signal.signal(signal.SIGTERM, leave)
+print("trains", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+def trained(monkeypatch, tmp_path):
+    """Trains with a command that only notes its arguments; the one of seed 2 ends as told."""
+
+    def train(*arguments, status_of_2=0):
+        command = [sys.executable, "-S", "-c", NOTE.format(status_of_2)]
+        monkeypatch.setattr(seeds, "_COMMAND", command)
+        run(*arguments)
+        return (tmp_path / "arguments").read_text().splitlines()
+
+    return train
+
+
+@pytest.mark.parametrize(
+    ("arguments", "given"),
+    [
+        (["fit", "--seeds", "1"], True),
+        (["fit", "--name=x", "--seeds=1"], True),
+        (["fit", "--seed_everything=1"], False),
+        (["validate", "--seeds", "1"], False),
+        ([], False),
+    ],
+)
+def test_seeds_are_of_fit(arguments, given):
+    assert names_seeds(arguments) is given
+
+
+def test_each_seed_is_a_command_with_all_other_arguments_in_their_order(trained, capsys):
+    arguments = ["--config", "a.yaml", "-c=b.yaml", "--seeds", "3", "1", "--data.num_envs", "-1"]
+    kept = "fit --config a.yaml -c=b.yaml --data.num_envs -1"
+    assert trained("fit", *arguments) == [
+        f"{kept} --seed_everything=3",
+        f"{kept} --seed_everything=1",
+    ]
+    assert capsys.readouterr().out == "seed 3, 1 of 2\nseed 1, 2 of 2\n"
+
+
+def test_a_seed_that_fails_ends_the_loop_with_its_status(trained, capsys, tmp_path):
+    with pytest.raises(SystemExit) as left:
+        trained("fit", "--seeds", "1", "2", "3", status_of_2=7)
+    assert left.value.code == 7
+    assert len((tmp_path / "arguments").read_text().splitlines()) == 2
+    assert capsys.readouterr().err == (
+        "hts-torchrl: stopped at seed 2 with status 7; done: 1; the others: --seeds 2 3\n"
+    )
+
+
+def test_a_seed_that_is_killed_ends_the_loop_as_a_shell_does(monkeypatch, capsys):
+    kill = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+    monkeypatch.setattr(seeds, "_COMMAND", [sys.executable, "-S", "-c", kill])
+    with pytest.raises(SystemExit) as left:
+        train_seeds(["fit", "--seeds", "1", "2"])
+    assert left.value.code == 128 + signal.SIGKILL
+    assert "done: none" in capsys.readouterr().err
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("number", "send"),
+    [(signal.SIGINT, os.killpg), (signal.SIGTERM, os.kill)],
+    ids=["Ctrl-C to all", "SIGTERM to the parent alone"],
+)
+def test_a_signal_ends_the_seed_and_then_the_loop(number, send):
+    with subprocess.Popen(
+        [sys.executable, "-c", LOOP, TRAINING],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    ) as process:  # fmt: skip
+        try:
+            assert [process.stdout.readline() for _ in range(2)] == ["seed 1, 1 of 2\n", "trains\n"]
+            send(process.pid, number)
+            out, errors = process.communicate(timeout=30)
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == 128 + number
+    assert out == "left\n"
+    assert "done: none; the others: --seeds 1 2" in errors
+
+
+def test_handlers_of_signals_are_put_back(trained):
+    before = signal.getsignal(signal.SIGTERM)
+    trained("fit", "--seeds", "1")
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--seeds"], "--seeds: expected at least one argument"),
+        (["--seeds", "a"], "--seeds: invalid int value: 'a'"),
+        (["--seeds", "1", "1"], "--seeds: [1, 1] names a seed twice"),
+        (
+            ["--seeds", "1", "--ckpt_path=x"],
+            "--seeds trains several runs, and --ckpt_path belongs to one",
+        ),
+        (
+            ["--seed_everything", "4", "--seeds=1"],
+            "--seeds trains several runs, and --seed_everything belongs to one",
+        ),
+    ],
+)
+def test_wrong_arguments_end_with_one_line(arguments, message, capsys):
+    assert refused(capsys, "fit", *arguments) == message

@@ -1,0 +1,127 @@
+"""The files of a report."""
+
+import base64
+import csv
+from html.parser import HTMLParser
+from io import BytesIO
+
+import pytest
+from PIL import Image
+
+from hts_torchrl.errors import ConfigurationError
+from hts_torchrl.tools.report.groups import grouped
+from hts_torchrl.tools.report.page import write_report
+from hts_torchrl.tools.report.run_folder import Run
+from hts_torchrl.tools.report.tables import improvement_table
+
+PONG = {"class_path": "hts_torchrl.AtariEnvs", "init_args": {"game": "pong"}}
+PICTURES = ["score.png", "training_return.png", "waiting.png"]
+TABLES = ["groups.csv", "improvement.csv", "report.csv", "settings.csv"]
+
+
+class Page(HTMLParser):
+    """Tags that are open at the end, all text, and what pictures refer to."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.texts, self.sources = [], [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        named = dict(attributes)
+        assert "href" not in named
+        if "src" in named:
+            self.sources.append(named["src"])
+        if tag not in ("img", "meta"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.texts.append(data)
+
+
+def rows(path):
+    with path.open() as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.fixture
+def output(tmp_path):
+    return tmp_path / "made" / "report"
+
+
+def test_is_one_page_with_its_pictures_in_it(write_run, output):
+    evil = "<script>alert(1)</script>"
+    train = [{"train/frames": 1, "train/minutes": 1, "episode/return": 3, "wait/actors": 0.4}]
+    folders = [write_run(f"{seed}", [1, 2], seed=seed, name=evil, rows=train) for seed in (1, 2)]
+    told = write_report(folders, output)
+    assert told == [("report", str(output / "report.html"))]
+    assert sorted(path.name for path in output.iterdir()) == sorted(
+        [*PICTURES, *TABLES, "report.html"]
+    )
+    text = (output / "report.html").read_text()
+    page = Page(text)
+    assert page.open == []
+    assert evil in page.texts
+    assert "<script" not in text
+    assert len(page.sources) == 3
+    for source, name in zip(page.sources, PICTURES, strict=True):
+        picture = base64.b64decode(source.removeprefix("data:image/png;base64,"))
+        assert picture == (output / name).read_bytes()
+        assert Image.open(BytesIO(picture)).width == 1200
+
+
+def test_has_a_row_for_each_run_and_each_group(write_run, output):
+    good = [write_run(f"g{seed}", [0, 10 * seed], seed=seed, name="good") for seed in range(1, 9)]
+    bad = [write_run(f"b{seed}", [9, seed], seed=seed, name="bad") for seed in (1, 2)]
+    write_report([*good, *bad], output)
+    runs = rows(output / "report.csv")
+    assert [row["score"] for row in runs[:2]] == ["10.0", "20.0"]
+    assert [row["best_score"] for row in runs[-2:]] == ["9.0", "9.0"]
+    assert {(row["frames"], row["minutes"]) for row in runs} == {("200", "2.0")}
+    first, second = rows(output / "groups.csv")
+    assert (first["group"], first["runs"], first["seeds"]) == ("good", "8", "1 2 3 4 5 6 7 8")
+    assert float(first["score_iqm"]) == (30 + 40 + 50 + 60) / 4
+    assert float(first["score_low"]) < 45 < float(first["score_high"])
+    assert (second["score_least"], second["score_most"]) == ("1.0", "2.0")
+    (pair,) = rows(output / "improvement.csv")
+    assert (pair["group"], pair["over"], pair["probability"]) == ("good", "bad", "1.0")
+
+
+def test_tells_what_makes_a_comparison_weak(write_run, output):
+    short = write_run("short", [1, 2], name="short")
+    text = (short / "config.yaml").read_text().replace("total_frames: 200", "total_frames: 900")
+    (short / "config.yaml").write_text(text)
+    notes = [text for _, text in write_report([short, write_run("p", [1], env=PONG)], output)]
+    assert notes[0].startswith("2 environments (GymEnvs(CartPole-v1), AtariEnvs(pong)): ")
+    assert "none is normalised" in notes[0]
+    assert notes[1] == "one run has no interval: short, mine"
+    assert notes[2] == f"ended before its total_frames: {short}"
+    assert notes[2] in Page((output / "report.html").read_text()).texts
+
+
+def test_compares_no_scores_of_different_environments(write_run):
+    folders = [
+        write_run(f"{name}{seed}", [1], seed=seed, name=name, env=env)
+        for name, env in (("a", PONG), ("b", {"class_path": "Own"}))
+        for seed in (1, 2)
+    ]
+    groups = grouped([Run.read(folder) for folder in folders])
+    assert [group.environment for group in groups] == ["AtariEnvs(pong)", "Own"]
+    assert improvement_table(groups).empty
+
+
+def test_names_the_settings_that_differ(write_run, output):
+    write_report([write_run("a", [1]), write_run("b", [1], clip=0.3)], output)
+    assert rows(output / "settings.csv") == [
+        {"group": "mine, clip=0.1", "setting": "model.init_args.clip", "value": "0.1"},
+        {"group": "mine, clip=0.3", "setting": "model.init_args.clip", "value": "0.3"},
+    ]
+
+
+def test_a_folder_that_cannot_be_made_is_named(write_run, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigurationError, match=r"--output=.*file: "):
+        write_report([write_run("a", [1])], tmp_path / "file")

@@ -1,0 +1,95 @@
+"""What is read from a run's folder."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from hts_torchrl.errors import ConfigurationError
+from hts_torchrl.tools.report.run_folder import Run, run_folders
+
+
+def training(*rows):
+    """Rows of training: minutes, mean return, share in which the learner waited."""
+    return [
+        {
+            "train/frames": 10 * place,
+            "train/minutes": minutes,
+            "episode/return": mean,
+            "wait/learner": share,
+        }
+        for place, (minutes, mean, share) in enumerate(rows, start=1)
+    ]
+
+
+class TestRun:
+    def test_has_settings_and_every_evaluation(self, write_run):
+        run = Run.read(write_run("a", [1.5, 4.0, 2.0], seed=7))
+        assert (run.name, run.seed, run.environment) == ("mine", 7, "GymEnvs(CartPole-v1)")
+        assert run.settings["model.init_args.clip"] == 0.1
+        assert run.evaluations["score"].tolist() == [1.5, 4.0, 2.0]
+        assert run.evaluations["frames"].tolist() == [100, 200, 300]
+        assert run.evaluations["minutes"].tolist() == [1, 2, 3]
+        assert run.score == 2.0
+
+    def test_has_the_training_returns(self, write_run):
+        run = Run.read(write_run("a", [1.0], rows=training((0.1, 20, 0.5), (0.2, 30, 0.5))))
+        assert run.training["score"].tolist() == [20, 30]
+        assert run.training["frames"].tolist() == [10, 20]
+
+    def test_takes_a_figure_in_single_precision_for_the_one_that_was_meant(self, write_run):
+        run = Run.read(write_run("a", [float(np.float32(193.4))]))
+        assert run.score == 193.4
+
+    def test_weighs_waiting_by_time(self, write_run):
+        rows = training((1, 0, 0.9), (2, 0, 0.2), (5, 0, 0.6))
+        run = Run.read(write_run("a", [1.0], rows=rows))
+        assert run.waiting["learner"] == pytest.approx((0.2 * 1 + 0.6 * 3) / 4)
+        assert math.isnan(run.waiting["actors"])
+
+    def test_takes_waiting_that_was_logged_once(self, write_run):
+        run = Run.read(write_run("a", [1.0], rows=training((1, 0, 0.9))))
+        assert run.waiting["learner"] == 0.9
+
+    @pytest.mark.parametrize(("total_frames", "early"), [(349, False), (350, True)])
+    def test_ended_early_if_a_round_is_missing(self, write_run, total_frames, early):
+        folder = write_run("a", [1, 2, 3])
+        config = yaml.safe_load((folder / "config.yaml").read_text())
+        config["data"]["total_frames"] = total_frames
+        (folder / "config.yaml").write_text(yaml.safe_dump(config))
+        assert Run.read(folder).ended_early is early
+
+    @pytest.mark.parametrize("metrics", [None, "", "train/frames,eval/score\n100,\n", "a,b\n1,2\n"])
+    def test_is_refused_without_a_finished_evaluation(self, write_run, metrics):
+        folder = write_run("a", [1.0])
+        (folder / "metrics.csv").unlink()
+        if metrics is not None:
+            (folder / "metrics.csv").write_text(metrics)
+        with pytest.raises(ConfigurationError, match="a: this run has no finished evaluation"):
+            Run.read(folder)
+
+    @pytest.mark.parametrize("config", ["[1, 2]", "name: mine", "a: [", "!!python/tuple [1]"])
+    def test_is_refused_with_a_config_of_something_else(self, write_run, config):
+        folder = write_run("a", [1.0])
+        (folder / "config.yaml").write_text(config)
+        with pytest.raises(ConfigurationError, match=r"config\.yaml"):
+            Run.read(folder)
+
+    def test_is_refused_with_metrics_that_are_no_table(self, write_run):
+        folder = write_run("a", [1.0])
+        (folder / "metrics.csv").write_text("a\n1,2\n1,2,3\n")
+        with pytest.raises(ConfigurationError, match=r"metrics\.csv"):
+            Run.read(folder)
+
+
+class TestRunFolders:
+    def test_are_those_named_and_those_below_others_each_once(self, write_run, tmp_path):
+        runs = [write_run(f"all/{name}", [1.0]) for name in ("a/version_0", "a/version_1", "b")]
+        assert run_folders([runs[2], tmp_path / "all"]) == [runs[2], runs[0], runs[1]]
+
+    def test_a_folder_without_a_run_is_refused(self, tmp_path):
+        for path in (tmp_path, tmp_path / "missing", Path(__file__)):
+            with pytest.raises(ConfigurationError, match=f"^{path}: no run of fit is there"):
+                run_folders([path])
