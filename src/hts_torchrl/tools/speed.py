@@ -47,7 +47,8 @@ def limits(costs: Costs, settings: Settings) -> dict[str, float]:
 
     ``rendezvous`` is the exact expectation of :func:`expected_round_s` for executors with a core
     each; the passes that answer an executor add to every step, and with ``delay=0`` the update to
-    every round. Passes are taken to be as full as the environments can make them.
+    every round. In ``actors`` all passes are as full as the environments can make them; ``cores``
+    knows that they are not where executors come one by one.
 
     Args:
         costs: measured, or assumed.
@@ -64,22 +65,44 @@ def limits(costs: Costs, settings: Settings) -> dict[str, float]:
     if settings.delay == 0:
         round_s += frames * costs.update_s
     return {
-        "cores": settings.cores / (collect_s(costs, settings) + costs.update_s),
+        "cores": _limit_of_cores(costs, settings),
         "learner": 1 / costs.update_s,
         "actors": max(settings.num_actors, 1) / _row_s(costs, settings),
         "rendezvous": frames / round_s,
     }
 
 
+def _limit_of_cores(costs: Costs, settings: Settings) -> float:
+    """Return the steps a second at which no core ever idles.
+
+    An actor that has the time answers each executor by itself, in passes with few rows. One that
+    has not is always at work, and takes a core whole, until its passes are full.
+    """
+    group, rows = settings.envs_per_executor, settings.inference_batch_size
+    others_s = _executor_s(costs, settings) + costs.update_s
+    full = settings.cores / (others_s + _row_s(costs, settings))
+    if settings.num_actors == 0:  # all environments are answered together
+        return full
+    by_itself_s = math.ceil(group / rows) * costs.pass_s[rows] / group
+    unhurried = settings.cores / (others_s + by_itself_s)
+    if unhurried * by_itself_s <= settings.num_actors:
+        return unhurried
+    return min(full, (settings.cores - settings.num_actors) / others_s)
+
+
 def collect_s(costs: Costs, settings: Settings) -> float:
-    """Return the seconds of CPU in which a step is collected.
+    """Return the seconds of CPU in which a step is collected, by full passes.
 
     Args:
         costs: measured, or assumed.
         settings: of the run.
     """
-    visit_s = costs.visit_s / settings.envs_per_executor
-    return float(costs.step_s.mean()) + visit_s + _row_s(costs, settings)
+    return _executor_s(costs, settings) + _row_s(costs, settings)
+
+
+def _executor_s(costs: Costs, settings: Settings) -> float:
+    """Return the seconds of CPU in which an executor makes a step."""
+    return float(costs.step_s.mean()) + costs.visit_s / settings.envs_per_executor
 
 
 def _row_s(costs: Costs, settings: Settings) -> float:
