@@ -152,8 +152,8 @@ def _tensors(tree: object) -> list[Tensor]:
 def as_one_graph(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Callable[..., Any]:
     """Return what ``torch.compile`` makes of a function whose inputs always have the same shapes.
 
-    It is compiled at its first call, and never again: torch checks no guards, which takes a fifth
-    of a small network's pass.
+    It is compiled at its first call, and never again: torch checks no guards, which would take
+    a part of each pass of a small network.
 
     Args:
         function: of tensors; a nested function.

@@ -127,6 +127,7 @@ class Advisor:
             precision=precision,
             policy_device=self._data.policy_device or str(self._trainer.strategy.root_device),
             cudagraph_policy=self._data.cudagraph_policy,
+            compile_policy=self._data.pool.compile_policy,
             clone=False,
             all_outputs=False,
         )

@@ -85,7 +85,6 @@ def find_settings(
         env_spec: what it reads, and how it acts.
         asked: what the user wants.
         all_outputs: False leaves out what is neither action, log-probability nor value.
-        cudagraph: whether they replay each pass as one CUDA graph.
 
     Raises:
         ConfigurationError: if the policy does not fit the environment, or cannot be compiled or

@@ -46,6 +46,20 @@ class TestSuggestion:
         assert (line == "keep the settings") == (not flags)
 
 
+def test_the_pass_is_measured_as_the_run_would_have_it(monkeypatch):
+    class Seen(Exception):
+        pass
+
+    def collect(*_, **settings):
+        raise Seen(settings["compile_policy"])
+
+    monkeypatch.setattr("hts_torchrl.tools.advise.HTSCollector", collect)
+    advisor = Advisor(A2C(), cartpole(compile_policy={"backend": "eager"}), quiet_trainer())
+    with closing(advisor._group), pytest.raises(Seen) as seen:
+        advisor._pool_s(8, "32-true", 0.1)
+    assert seen.value.args == ({"backend": "eager"},)
+
+
 @pytest.mark.processes
 def test_the_report_measures_predicts_and_checks(monkeypatch):
     other = {"envs_per_executor": 4}
