@@ -84,6 +84,18 @@ def test_workers_that_are_killed_between_batches_change_no_bit(delay):
     assert digest(batches) == digest(play(alone, weights_of))
 
 
+def test_a_killed_executor_and_the_only_actor_change_no_bit_of_compiled_passes():
+    weights_of, batches = perturbed(policy()), []
+    collector = collect(DeadlyEnvs(""), compile_policy=True)
+    for batch in collector:
+        batches.append(batch.clone())
+        for worker in {1: [ENVS], 3: [0]}.get(len(batches), []):  # the actor, then an executor
+            kill(collector, worker)
+        collector.update_policy_weights_(weights_of(len(batches)))
+    collector.shutdown()
+    assert digest(batches) == run(DeadlyEnvs(""), num_actors=0, compile_policy=True)
+
+
 def test_the_parts_of_an_action_are_played_again():
     """The environment's observation repeats the action, which a new executor must take again."""
     weights_of, batches = perturbed(composite_policy()), []
