@@ -72,7 +72,8 @@ def tune(arguments: Sequence[str]) -> None:
             "command goes on\n"
         )
         raise SystemExit(commands.status)
-    raise SystemExit(int(study.best is None))
+    if study.best is None:
+        raise SystemExit(1)
 
 
 def _parsed(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:

@@ -452,7 +452,7 @@ def test_a_killed_worker_ends_with_what_to_do(monkeypatch, capsys):
     def fail(*_, **__):
         raise WorkerKilled(WorkerPlace("actor", 0, (), 7, 0), "was killed by SIGKILL")
 
-    monkeypatch.setattr("hts_torchrl.cli.subcommands.HTSCommandLine", fail)
+    monkeypatch.setattr("hts_torchrl.cli.main.run_subcommand", fail)
     with pytest.raises(SystemExit) as left:
         run("fit")
     assert left.value.code == 1
@@ -466,7 +466,7 @@ def test_a_missing_package_ends_with_its_name(monkeypatch, capsys):
     def fail(*_, **__):
         raise ModuleNotFoundError("`MLFlowLogger` needs `mlflow`")
 
-    monkeypatch.setattr("hts_torchrl.cli.subcommands.HTSCommandLine", fail)
+    monkeypatch.setattr("hts_torchrl.cli.main.run_subcommand", fail)
     assert refused(capsys, "fit") == "`MLFlowLogger` needs `mlflow`"
 
 

@@ -26,7 +26,7 @@ _NAME = "hts-torchrl"  # the same in every folder, because Hyperband draws by it
 _STATES = {
     "complete": TrialState.COMPLETE,
     "pruned": TrialState.PRUNED,
-    "failed": TrialState.FAIL,
+    "failed": TrialState.PRUNED,  # from which the sampler learns that it was no good
 }
 
 
@@ -123,7 +123,7 @@ class Study:
 
     def tell(self, trial: optuna.Trial, outcome: Outcome) -> None:
         """End a trial."""
-        for name in ("reason", "score", "frames", "minutes"):
+        for name in ("state", "reason", "score", "frames", "minutes"):
             trial.set_user_attr(name, getattr(outcome, name))
         # Optuna itself gives a pruned trial the last value that was reported.
         self._study.tell(trial, outcome.value, state=_STATES[outcome.state])
@@ -136,7 +136,7 @@ class Study:
 
 def is_cut_off(trial: FrozenTrial) -> bool:
     """Return whether a trial ended without an outcome."""
-    return trial.state == TrialState.FAIL and "minutes" not in trial.user_attrs
+    return trial.state == TrialState.FAIL
 
 
 def _sampler(study_file: StudyFile, place: int) -> BaseSampler:

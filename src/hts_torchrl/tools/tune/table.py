@@ -6,17 +6,10 @@ import csv
 from collections.abc import Sequence
 from pathlib import Path
 
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import FrozenTrial
 
 from hts_torchrl.durable_file import replacing
 from hts_torchrl.tools.tune.study import is_cut_off
-
-_STATES = {
-    TrialState.COMPLETE: "complete",
-    TrialState.PRUNED: "pruned",
-    TrialState.FAIL: "failed",
-    TrialState.RUNNING: "running",
-}
 
 
 def write_trials(path: Path, trials: Sequence[FrozenTrial], space: Sequence[str]) -> None:
@@ -32,7 +25,7 @@ def write_trials(path: Path, trials: Sequence[FrozenTrial], space: Sequence[str]
         figures = ("score", "frames", "minutes", "reason")
         table.writerow(["number", "state", "value", *space, *figures])
         for trial in trials:
-            state = "cut off" if is_cut_off(trial) else _STATES[trial.state]
+            state = "cut off" if is_cut_off(trial) else trial.user_attrs.get("state", "running")
             value = trial.value if state == "complete" else None
             values = [trial.params.get(flag) for flag in space]
             told = [trial.user_attrs.get(name) for name in figures]
