@@ -220,6 +220,7 @@ class _Trials:
         version, log = f"seed_{seed}", folder / f"seed_{seed}.log"
         folder.mkdir(parents=True, exist_ok=True)
         metrics = folder / version / "metrics.csv"
+        metrics.unlink(missing_ok=True)  # of a study whose journal is gone
         place = {"save_dir": str(self.output), "name": folder.name, "version": version}
         loggers = [
             {"class_path": f"lightning.pytorch.loggers.{name}", "init_args": place}

@@ -106,6 +106,15 @@ class TestTrials:
         assert "best:           no trial is complete" in capsys.readouterr().out
         assert not (tmp_path / "study" / "best.yaml").exists()
 
+    def test_metrics_of_a_study_whose_journal_is_gone_are_not_read(self, tune):
+        whole = tune(trials=1)
+        Path("study/study.journal").unlink()
+        left = Path("study/trial_0/seed_1/metrics.csv")
+        left.write_text(f"{left.read_text()}128,2.0,999\n")
+        slow_start = f"import time; time.sleep(0.2)\n{FIT}"
+        fit_commands._COMMAND[-1] = slow_start
+        assert tune(trials=1) == whole
+
     @pytest.mark.timeout(40)  # the false fit waits for longer than that
     def test_the_pruner_ends_a_fit_that_is_running(self, tune, tmp_path):
         study = f"space: {{{SPACE}}}\nstartup_trials: 2\nsampler: random\nseed: 3"
