@@ -8,7 +8,7 @@ import torch
 import yaml
 
 from hts_torchrl import Impala
-from hts_torchrl.cli.main import HTSCommandLine
+from hts_torchrl.cli.command_line import HTSCommandLine
 from tests.command_line import refused, run
 
 CONFIGS = Path(__file__).parents[2] / "configs"

@@ -30,6 +30,7 @@ LIMITS = {
     "fit": ["--data.total_frames=640", "--trainer.max_steps=4"],
     "fit --seeds": ["--data.total_frames=64"],  # to the end, where an evaluation is
     "report": [],
+    "tune": ["--trials=1", "--data.total_frames=64", "--data.evaluation_frames=32"],
     "advise": ["--data.total_frames=64", "--seconds=1"],
     "verify": ["--data.total_frames=64", "--updates=2"],
 }
@@ -37,7 +38,7 @@ LIMITS = {
 
 def blocks(page):
     """Language and text of each block of a page that a reader would run."""
-    return re.findall(r"```(python|bash)\n(.*?)```", page.read_text(), re.DOTALL)
+    return re.findall(r"```(python|bash|yaml)\n(.*?)```", page.read_text(), re.DOTALL)
 
 
 def small(cls):
@@ -77,6 +78,13 @@ def run_python(text, names):
         Path(named[1]).write_text(text)
     else:
         exec(compile(text, "block", "exec"), names)
+
+
+def write_yaml(text):
+    """Keep a block as a file if its first line names one."""
+    if named := re.match(r"# (\S+\.yaml)\n", text):
+        Path(named[1]).parent.mkdir(parents=True, exist_ok=True)
+        Path(named[1]).write_text(text)
 
 
 def run_bash(text):
@@ -120,6 +128,8 @@ def test_a_tutorial_runs_from_top_to_bottom(page, reader):
         for language, text in blocks(page):
             if language == "python":
                 run_python(text, names)
+            elif language == "yaml":
+                write_yaml(text)
             else:
                 run_bash(text)
     finally:

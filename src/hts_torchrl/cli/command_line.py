@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import yaml
-from jsonargparse import Namespace
+from jsonargparse import SUPPRESS, Namespace
 from lightning.fabric.plugins import CheckpointIO
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Callback, ProgressBar
@@ -105,6 +105,14 @@ class HTSCommandLine(CommandLine):
             default=None,
             help="round whose timeline is written to trace.json in that folder (for Perfetto)",
         )
+        if sys.argv[1:2] == ["fit"]:
+            parser.add_argument(
+                "--seeds",
+                type=_Seeds(),
+                default=SUPPRESS,
+                metavar="SEED ...",
+                help="train one run after another, each with one of these as --seed_everything",
+            )
         parser.link_arguments("seed_everything", "data.seed", compute_fn=int)
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:  # noqa: ANN401
@@ -215,6 +223,16 @@ class HTSCommandLine(CommandLine):
             for game, score in enumerate(games["score"]):
                 length = games["length"][game]
                 print(f"game {game}: score {float(score):g}, {int(length)} steps")  # noqa: T201
+
+
+class _Seeds:
+    """The type that help shows of ``--seeds``, which is taken before anything is parsed."""
+
+    def __repr__(self) -> str:
+        return "int ..."
+
+    def __call__(self, value: object) -> NoReturn:
+        raise ValueError(f"seeds={value} in a config file; --seeds belongs on the command line")
 
 
 _NOT_BAREBONES = ("logger", "enable_checkpointing", "enable_progress_bar")

@@ -12,16 +12,15 @@ from types import FrameType
 from typing import NoReturn
 
 import gymnasium
-from jsonargparse import set_parsing_settings
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-from hts_torchrl.cli.command_line import HTSCommandLine
-from hts_torchrl.cli.commands import HTSTrainer
-from hts_torchrl.cli.config_files import expand_configs
+from hts_torchrl.cli.fit_commands import end_with_parent
 from hts_torchrl.cli.report import report
 from hts_torchrl.cli.seeds import names_seeds, train_seeds
+from hts_torchrl.cli.subcommands import run_subcommand
 from hts_torchrl.cli.terminal import RunReport, leave_out_noise
+from hts_torchrl.cli.tune import tune
 from hts_torchrl.errors import (
     CheckpointError,
     ConfigurationError,
@@ -31,12 +30,8 @@ from hts_torchrl.errors import (
     WorkerError,
     WorkerKilled,
 )
-from hts_torchrl.learner import Learner
 from hts_torchrl.tools.doctor import examine
 from hts_torchrl.training.callbacks.stop_together import leave_together
-from hts_torchrl.training.datamodule import HTSDataModule
-
-_TRAINER_DEFAULTS = {"max_epochs": 1, "num_sanity_val_steps": 0, "enable_model_summary": False}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -85,6 +80,7 @@ def _limit_named() -> Iterator[None]:
 def program() -> None:
     """Run the command line as a process of its own, which signals end in good order."""
     signal.signal(signal.SIGTERM, _terminate)
+    end_with_parent()
     try:
         main()
     finally:  # another signal would end the process before it has cleared away its files
@@ -109,25 +105,14 @@ def _run(arguments: Sequence[str]) -> None:
     if list(arguments[:1]) == ["report"]:
         report(arguments[1:])
         return
+    if list(arguments[:1]) == ["tune"]:
+        tune(arguments[1:])
+        return
     if names_seeds(arguments):
         train_seeds(arguments)
         return
-    # ${data.num_envs} in a file means the value that counts in the end, of this subcommand.
-    set_parsing_settings(omegaconf_absolute_to_relative_paths=True)
-    # Lightning reads the arguments from sys.argv, and warns where they are given otherwise.
-    sys.argv[1:] = expand_configs(arguments)
     with RunReport() as run_report:
-        HTSCommandLine(
-            Learner,
-            HTSDataModule,
-            subclass_mode_model=True,
-            trainer_class=HTSTrainer,
-            trainer_defaults={**_TRAINER_DEFAULTS, "callbacks": [run_report]},
-            seed_everything_default=0,
-            auto_configure_optimizers=False,  # the learner makes its own, of model.optimizer
-            save_config_kwargs={"overwrite": True},
-            parser_kwargs={"parser_mode": "omegaconf+", "exit_on_error": True},
-        )
+        run_subcommand(arguments, callbacks=[run_report])
 
 
 def _examine(arguments: Sequence[str]) -> NoReturn:

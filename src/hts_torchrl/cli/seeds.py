@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import signal
-import subprocess
 import sys
 from collections.abc import Sequence
-from types import FrameType
-from typing import Any, Self
 
+from hts_torchrl.cli.fit_commands import FitCommands
 from hts_torchrl.errors import ConfigurationError
-
-_COMMAND = [sys.executable, "-m", "hts_torchrl.cli"]
 
 
 def names_seeds(arguments: Sequence[str]) -> bool:
@@ -35,7 +30,7 @@ def train_seeds(arguments: Sequence[str]) -> None:
         SystemExit: with the status of the first seed that failed or was stopped.
     """
     seeds, others = _parsed(arguments)
-    with _Commands() as commands:
+    with FitCommands() as commands:
         for number, seed in enumerate(seeds):
             _tell(f"seed {seed}, {number + 1} of {len(seeds)}")
             failed = commands.run([*others, f"--seed_everything={seed}"])
@@ -72,38 +67,3 @@ def _parsed(arguments: Sequence[str]) -> tuple[list[int], list[str]]:
         if any(other.partition("=")[0] == flag for other in others):
             raise ConfigurationError(f"--seeds trains several runs, and {flag} belongs to one")
     return given.seeds, others
-
-
-class _Commands:
-    """Runs one command after another; a signal ends the running one, and is remembered.
-
-    A terminal sends Ctrl-C to the command as well. SIGTERM is passed on, because a scheduler may
-    send it to this process alone.
-    """
-
-    def __init__(self) -> None:
-        self.status = 0  # that a signal asks for
-        self._process: subprocess.Popen[bytes] | None = None
-        self._before: dict[int, Any] = {}
-
-    def __enter__(self) -> Self:
-        numbers = (signal.SIGINT, signal.SIGTERM)
-        self._before = {number: signal.signal(number, self._note) for number in numbers}
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def run(self, arguments: Sequence[str]) -> int:
-        """Run ``hts-torchrl`` to its end, and return its exit status."""
-        self._process = subprocess.Popen([*_COMMAND, *arguments])
-        if self.status == 128 + signal.SIGTERM:  # it came before there was whom to pass it on to
-            self._process.terminate()
-        status = self._process.wait()
-        return status if status >= 0 else 128 - status
-
-    def _note(self, number: int, _: FrameType | None) -> None:
-        self.status = 128 + number
-        if number == signal.SIGTERM and self._process is not None:
-            self._process.terminate()

@@ -99,6 +99,12 @@ class CommandLine(LightningCLI):
         """Return a setting of the subcommand, its class instantiated."""
         return self._get(self.config_init, name)
 
+    def dumped(self) -> str:
+        """Return the subcommand's config as YAML, as it is saved beside a run."""
+        name = self.config.subcommand
+        parser, config = self._parser(name), self.config[name]
+        return str(parser.dump(config, skip_unset=False))
+
     def prepare_checkpoint(self) -> None:
         """Take settings from ``--ckpt_path``."""
         super()._parse_ckpt_path()

@@ -1,8 +1,11 @@
-"""What Python's multiprocessing does not document. Imports no torch."""
+"""What Python's multiprocessing does not document, and what only Linux has. Imports no torch."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import os
+import signal
 import sys
 import types
 from collections.abc import Iterator
@@ -17,10 +20,13 @@ __all__ = [
     "PATH_TOO_LONG",
     "DupFd",
     "Finalize",
+    "end_with",
     "register_after_fork",
     "start_resource_tracker",
     "without_main_module",
 ]
+
+_SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 
 LOST = 255
 """Exit status of a process that can no longer be heard of: its fork server has ended."""
@@ -48,3 +54,14 @@ def without_main_module() -> Iterator[None]:
         yield
     finally:
         sys.modules["__main__"] = main
+
+
+def end_with(parent: int) -> None:
+    """Have this process sent SIGTERM when its parent ends, however that ends.
+
+    Args:
+        parent: its process id. If it has ended already, SIGTERM comes at once.
+    """
+    ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, signal.SIGTERM)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGTERM)

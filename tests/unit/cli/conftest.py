@@ -2,7 +2,7 @@
 
 import pytest
 
-from hts_torchrl.cli.main import HTSCommandLine
+from hts_torchrl.cli.command_line import HTSCommandLine
 from tests.command_line import run
 
 

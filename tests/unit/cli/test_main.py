@@ -10,8 +10,8 @@ import yaml
 
 from hts_torchrl import A2C as A2CLearner
 from hts_torchrl import PPO
+from hts_torchrl.cli.command_line import HTSCommandLine
 from hts_torchrl.cli.config_files import expand_configs
-from hts_torchrl.cli.main import HTSCommandLine
 from hts_torchrl.errors import ConfigurationError, WorkerKilled, WorkerPlace
 from hts_torchrl.training.callbacks.stop_together import Stopped
 from tests.command_line import A2C, CARTPOLE, refused, run
@@ -452,7 +452,7 @@ def test_a_killed_worker_ends_with_what_to_do(monkeypatch, capsys):
     def fail(*_, **__):
         raise WorkerKilled(WorkerPlace("actor", 0, (), 7, 0), "was killed by SIGKILL")
 
-    monkeypatch.setattr("hts_torchrl.cli.main.HTSCommandLine", fail)
+    monkeypatch.setattr("hts_torchrl.cli.main.run_subcommand", fail)
     with pytest.raises(SystemExit) as left:
         run("fit")
     assert left.value.code == 1
@@ -466,7 +466,7 @@ def test_a_missing_package_ends_with_its_name(monkeypatch, capsys):
     def fail(*_, **__):
         raise ModuleNotFoundError("`MLFlowLogger` needs `mlflow`")
 
-    monkeypatch.setattr("hts_torchrl.cli.main.HTSCommandLine", fail)
+    monkeypatch.setattr("hts_torchrl.cli.main.run_subcommand", fail)
     assert refused(capsys, "fit") == "`MLFlowLogger` needs `mlflow`"
 
 

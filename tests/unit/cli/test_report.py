@@ -34,6 +34,7 @@ def test_without_its_extra_it_ends_with_the_line_that_installs_it(monkeypatch, c
 
 @pytest.mark.thorough  # it imports everything once more
 def test_no_other_command_imports_what_it_needs():
-    ask = "import sys, hts_torchrl.cli.main; print(sys.modules.keys() & {'rliable', 'pandas'})"
+    extras = "{'rliable', 'pandas', 'optuna'}"
+    ask = f"import sys, hts_torchrl.cli.main; print(sys.modules.keys() & {extras})"
     answer = subprocess.run([sys.executable, "-c", ask], check=True, capture_output=True, text=True)
     assert answer.stdout == "set()\n"

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from hts_torchrl.cli import seeds
+from hts_torchrl.cli import fit_commands
 from hts_torchrl.cli.seeds import names_seeds, train_seeds
 from tests.command_line import refused, run
 
@@ -19,8 +19,8 @@ sys.exit({} if "--seed_everything=2" in sys.argv else 0)
 """
 LOOP = """
 import sys
-from hts_torchrl.cli import seeds
-seeds._COMMAND = [sys.executable, "-c", sys.argv[1]]
+from hts_torchrl.cli import fit_commands, seeds
+fit_commands._COMMAND = [sys.executable, "-c", sys.argv[1]]
 seeds.train_seeds(["fit", "--seeds", "1", "2"])
 """
 TRAINING = """
@@ -41,7 +41,7 @@ def trained(monkeypatch, tmp_path):
 
     def train(*arguments, status_of_2=0):
         command = [sys.executable, "-S", "-c", NOTE.format(status_of_2)]
-        monkeypatch.setattr(seeds, "_COMMAND", command)
+        monkeypatch.setattr(fit_commands, "_COMMAND", command)
         run(*arguments)
         return (tmp_path / "arguments").read_text().splitlines()
 
@@ -84,7 +84,7 @@ def test_a_seed_that_fails_ends_the_loop_with_its_status(trained, capsys, tmp_pa
 
 def test_a_seed_that_is_killed_ends_the_loop_as_a_shell_does(monkeypatch, capsys):
     kill = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
-    monkeypatch.setattr(seeds, "_COMMAND", [sys.executable, "-S", "-c", kill])
+    monkeypatch.setattr(fit_commands, "_COMMAND", [sys.executable, "-S", "-c", kill])
     with pytest.raises(SystemExit) as left:
         train_seeds(["fit", "--seeds", "1", "2"])
     assert left.value.code == 128 + signal.SIGKILL
@@ -112,6 +112,19 @@ def test_a_signal_ends_the_seed_and_then_the_loop(number, send):
     assert process.returncode == 128 + number
     assert out == "left\n"
     assert "done: none; the others: --seeds 1 2" in errors
+
+
+def test_help_of_fit_lists_the_flag(capsys):
+    with pytest.raises(SystemExit) as left:
+        run("fit", "--help")
+    assert left.value.code == 0
+    assert "  --seeds SEED ...  " in capsys.readouterr().out
+
+
+def test_a_config_file_does_not_have_it(capsys, tmp_path):
+    (tmp_path / "seeds.yaml").write_text("seeds: [1, 2]\n")
+    message = refused(capsys, "fit", f"--config={tmp_path / 'seeds.yaml'}")
+    assert "seeds=[1, 2] in a config file; --seeds belongs on the command line" in message
 
 
 def test_handlers_of_signals_are_put_back(trained):

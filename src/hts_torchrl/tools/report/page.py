@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.tools.report.figures import learning_curves, waiting
 from hts_torchrl.tools.report.groups import Group, grouped
-from hts_torchrl.tools.report.run_folder import Run, run_folders
+from hts_torchrl.tools.report.run_folder import read_runs
 from hts_torchrl.tools.report.tables import (
     group_table,
     improvement_table,
@@ -48,21 +48,25 @@ def write_report(paths: list[Path], output: Path) -> list[tuple[str, str]]:
         output: folder to write into; made if it is not there.
 
     Returns:
-        Label and text of each line to tell: what to know about the comparison, and the page.
+        Label and text of each line to tell: runs below a folder that are left out because they
+        have no finished evaluation, what to know about the comparison, and the page.
 
     Raises:
-        ConfigurationError: if a path has no run, a run no finished evaluation, a group a seed
-            twice, or the folder cannot be written.
+        ConfigurationError: if a path has no run, a run that is named itself no finished
+            evaluation, a group a seed twice, or the folder cannot be written.
     """
-    groups = grouped([Run.read(folder) for folder in run_folders(paths)])
+    runs, left_out = read_runs(paths)
+    groups = grouped(runs)
+    warnings = [f"{folder} has no finished evaluation: it is left out" for folder in left_out]
     remarks, page = list(_remarks(groups)), output / "report.html"
     try:
         output.mkdir(parents=True, exist_ok=True)
         parts = [_write(section, output / section.file) for section in _sections(groups)]
-        page.write_text(_html(remarks, parts), encoding="utf-8")
+        page.write_text(_html([*warnings, *remarks], parts), encoding="utf-8")
     except OSError as error:
         raise ConfigurationError(f"--output={output}: {error.strerror or error}") from error
-    return [*(("note", remark) for remark in remarks), ("report", str(page))]
+    told = [("warning", text) for text in warnings] + [("note", text) for text in remarks]
+    return [*told, ("report", str(page))]
 
 
 def _remarks(groups: list[Group]) -> Iterator[str]:

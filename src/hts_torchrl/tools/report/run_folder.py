@@ -18,6 +18,10 @@ ROLES = ("learner", "executors", "actors")
 _METRICS, _CONFIG = "metrics.csv", "config.yaml"
 
 
+class NotEvaluated(ConfigurationError):
+    """A run has no finished evaluation."""
+
+
 @dataclass(frozen=True)
 class Run:
     """One training, finished or stopped."""
@@ -43,13 +47,14 @@ class Run:
         """Read a folder that ``fit`` wrote; its checkpoints are not opened.
 
         Raises:
-            ConfigurationError: if it is no such folder, or has no finished evaluation.
+            ConfigurationError: if it is no such folder.
+            NotEvaluated: if it has no finished evaluation.
         """
         config = _config(folder)
         metrics = _metrics(folder)
         evaluations = _curve(metrics, "eval/score", "eval")
         if evaluations.empty:
-            raise ConfigurationError(f"{folder}: this run has no finished evaluation")
+            raise NotEvaluated(f"{folder}: this run has no finished evaluation")
         env = _mapping(_mapping(config.get("data")).get("env"))
         return cls(
             folder=folder,
@@ -74,6 +79,28 @@ class Run:
             self.settings.get(f"data.{name}") or 0 for name in ("total_frames", "frames_per_batch")
         )
         return bool(self.evaluations["frames"].iloc[-1] <= total - of_a_round)
+
+
+def read_runs(paths: list[Path]) -> tuple[list[Run], list[Path]]:
+    """Return the runs at or below the paths, and folders of those that are left out.
+
+    A run below a folder is left out if it has no finished evaluation.
+
+    Raises:
+        ConfigurationError: if a path has no run; if a run that is named itself, or each one, has no
+            finished evaluation; if a folder's files are those of something else.
+    """
+    runs, left_out, named = [], [], {path.resolve() for path in paths}
+    for folder in run_folders(paths):
+        try:
+            runs.append(Run.read(folder))
+        except NotEvaluated:
+            if folder.resolve() in named:
+                raise
+            left_out.append(folder)
+    if not runs:
+        raise NotEvaluated(f"{', '.join(map(str, paths))}: no run there has a finished evaluation")
+    return runs, left_out
 
 
 def run_folders(paths: list[Path]) -> list[Path]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 from types import FrameType
@@ -14,11 +13,11 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from hts_torchrl.compat.lightning import answer_sigterm
+from hts_torchrl.compat.processes import end_with
 from hts_torchrl.errors import NotFiniteError
 from hts_torchrl.training.round_slice import RoundSlice
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-_SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 _LAUNCHER = "HTS_TORCHRL_LAUNCHER"
 
 
@@ -90,9 +89,7 @@ def end_at_once(local_rank: int) -> None:
     if local_rank == 0:
         os.environ[_LAUNCHER] = str(os.getpid())  # for the ranks that it starts
     elif _LAUNCHER in os.environ:  # else torchrun or a cluster started it, and ends it
-        ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, signal.SIGTERM)
-        if os.getppid() != int(os.environ[_LAUNCHER]):  # it has ended already
-            os.kill(os.getpid(), signal.SIGTERM)
+        end_with(int(os.environ[_LAUNCHER]))
 
 
 def leave_together() -> None:

@@ -90,6 +90,15 @@ def test_has_a_row_for_each_run_and_each_group(write_run, output):
     assert (pair["group"], pair["over"], pair["probability"]) == ("good", "bad", "1.0")
 
 
+def test_a_run_that_is_left_out_is_named_in_a_warning_and_on_the_page(write_run, output, tmp_path):
+    write_run("all/a", [1])
+    write_run("all/b", [])
+    told = write_report([tmp_path / "all"], output)
+    text = f"{tmp_path}/all/b has no finished evaluation: it is left out"
+    assert told[0] == ("warning", text)
+    assert text in (output / "report.html").read_text()
+
+
 def test_tells_what_makes_a_comparison_weak(write_run, output):
     short = write_run("short", [1, 2], name="short")
     text = (short / "config.yaml").read_text().replace("total_frames: 200", "total_frames: 900")

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from hts_torchrl.errors import ConfigurationError
-from hts_torchrl.tools.report.run_folder import Run, run_folders
+from hts_torchrl.tools.report.run_folder import Run, read_runs, run_folders
 
 
 def training(*rows):
@@ -82,6 +82,31 @@ class TestRun:
         (folder / "metrics.csv").write_text("a\n1,2\n1,2,3\n")
         with pytest.raises(ConfigurationError, match=r"metrics\.csv"):
             Run.read(folder)
+
+
+class TestReadRuns:
+    def test_leave_out_one_without_an_evaluation_below_a_folder(self, write_run, tmp_path):
+        first, second = write_run("all/a", [1.0]), write_run("all/b", [])
+        runs, left_out = read_runs([tmp_path / "all"])
+        assert [run.folder for run in runs] == [first]
+        assert left_out == [second]
+
+    def test_refuse_one_that_is_named_itself(self, write_run, tmp_path):
+        write_run("all/a", [1.0])
+        second = write_run("all/b", [])
+        for paths in ([second], [tmp_path / "all", second]):
+            with pytest.raises(ConfigurationError, match="b: this run has no finished"):
+                read_runs(paths)
+
+    def test_refuse_a_folder_whose_runs_all_have_none(self, write_run, tmp_path):
+        write_run("all/a", [])
+        with pytest.raises(ConfigurationError, match="all: no run there has a finished"):
+            read_runs([tmp_path / "all"])
+
+    def test_refuse_what_is_no_run_below_a_folder_too(self, write_run, tmp_path):
+        (write_run("all/a", [1.0]) / "config.yaml").write_text("name: mine")
+        with pytest.raises(ConfigurationError, match="want of a seed_everything"):
+            read_runs([tmp_path / "all"])
 
 
 class TestRunFolders:

@@ -1,0 +1,5 @@
+"""A study of settings by Optuna: ``hts-torchrl tune``.
+
+``study_file`` reads what to search, ``study`` is Optuna's study in its folder, ``trial`` watches
+one trial's evaluations, ``evaluations`` reads them, ``table`` writes ``trials.csv``.
+"""

@@ -1,0 +1,150 @@
+"""One trial: its evaluations as they come, and what it is worth in the end."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from statistics import mean
+from typing import TYPE_CHECKING, Literal
+
+from hts_torchrl.tools.tune.evaluations import Evaluation
+from hts_torchrl.tools.tune.study_file import Objective
+
+if TYPE_CHECKING:
+    from optuna import Trial
+
+State = Literal["complete", "pruned", "failed"]
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Environment steps of one seed of a trial."""
+
+    total_frames: int
+    """The most that a trial of the study has."""
+    evaluation_frames: int | None
+    """Between evaluations; None if they are not counted in steps."""
+
+    def step(self, seed: int, frames: int) -> int:
+        """Return Optuna's step of an evaluation: environment steps since the trial began.
+
+        Rounds of different lengths end at different steps, and trials are compared where they
+        have the same one. So it is the nearest that ``evaluation_frames`` asks for.
+
+        Args:
+            seed: place of the seed among those of the trial, from 0.
+            frames: environment steps of this seed.
+        """
+        every = self.evaluation_frames or 1
+        return seed * self.total_frames + max(1, round(frames / every)) * every
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a trial ended."""
+
+    state: State
+    value: float | None = None
+    """By the objective; None unless it is complete."""
+    reason: str = ""
+    """Why it has no value."""
+    score: float | None = None
+    """Mean over the seeds of the last score that was seen of each."""
+    frames: int = 0
+    """Environment steps up to those scores, of all seeds together."""
+    minutes: float = 0.0
+    """Minutes of training up to those scores, of all seeds together."""
+
+
+@dataclass
+class TrialWatch:
+    """Takes evaluations one by one, reports them to Optuna, and says when a seed is to end.
+
+    What was evaluated after that is not looked at. So the outcome does not depend on how soon a
+    run ends, nor on how often its files are read::
+
+        watch = TrialWatch(trial, objective, budget)
+        for seed in seeds:
+            watch.begin_seed()
+            while trains and not watch.look(read_evaluations(metrics)):
+                ...
+        outcome = watch.outcome()
+    """
+
+    trial: Trial
+    objective: Objective
+    budget: Budget
+    pruned: bool = False
+    """Whether the pruner has stopped the trial."""
+    _seen: list[list[Evaluation]] = field(default_factory=list)
+    _steps: set[int] = field(default_factory=set)
+
+    def begin_seed(self) -> None:
+        """Take what is looked at from now on for the next seed's."""
+        self._seen.append([])
+
+    def look(self, evaluations: list[Evaluation]) -> bool:
+        """Take the seed's evaluations so far; return whether it need not train on."""
+        mine = self._seen[-1]
+        for evaluation in evaluations[len(mine) :]:
+            if self._is_enough():
+                break
+            mine.append(evaluation)
+            self._report(evaluation.frames)
+        return self._is_enough()
+
+    @property
+    def has_seen(self) -> bool:
+        """Whether the seed has an evaluation."""
+        return bool(self._seen[-1])
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether further seeds are to train, now that this one has ended."""
+        missed = self.objective.target is not None and not self._reached(self._seen[-1][-1])
+        return not self.pruned and not missed
+
+    def _is_enough(self) -> bool:
+        return self.pruned or (self.has_seen and self._reached(self._seen[-1][-1]))
+
+    def _reached(self, evaluation: Evaluation) -> bool:
+        return self.objective.target is not None and evaluation.score >= self.objective.target
+
+    def _report(self, frames: int) -> None:
+        step = self.budget.step(len(self._seen) - 1, frames)
+        if step in self._steps:  # two evaluations within half of evaluation_frames
+            return
+        self._steps.add(step)
+        score = self._score()
+        self.trial.report(score if self.objective.direction == "maximize" else -score, step)
+        self.pruned = self.trial.should_prune()
+
+    def _score(self) -> float:
+        return mean(seen[-1].score for seen in self._seen if seen)
+
+    def outcome(self) -> Outcome:
+        """Return how the trial ended, if all of its seeds did."""
+        state, value, reason = self._result()
+        last = [seen[-1] for seen in self._seen]
+        return Outcome(
+            state,
+            value,
+            reason,
+            score=self._score(),
+            frames=sum(each.frames for each in last),
+            minutes=sum(each.minutes for each in last),
+        )
+
+    def _result(self) -> tuple[State, float | None, str]:
+        """Return the outcome's state, value and reason."""
+        last, score = [seen[-1] for seen in self._seen], self._score()
+        if not math.isfinite(score):
+            return "failed", None, f"its score is {score}"
+        if self.pruned:
+            return "pruned", None, "by the pruner"
+        if self.objective.aim == "score":
+            return "complete", score, ""
+        if not all(map(self._reached, last)):
+            return "pruned", None, f"without a score of {self.objective.target:g}"
+        frames_to = self.objective.aim == "frames_to"
+        return "complete", mean(each.frames if frames_to else each.minutes for each in last), ""
