@@ -327,7 +327,7 @@ def test_ctrl_c_at_any_moment_leaves_what_resumes_to_the_same_bits(
 def interrupt_steps(monkeypatch, number: int) -> None:
     """Press Ctrl-C when the optimiser has moved, and nothing else has yet."""
     calls = iter(range(1000))
-    for optimizer in (torch.optim.Adam, OnePassRMSprop):
+    for optimizer in (torch.optim.Adam, torch.optim.RAdam, OnePassRMSprop):
 
         def step(self, closure, _original=optimizer.step):
             loss = _original(self, closure)

@@ -31,6 +31,7 @@ UPDATES = {
     ("CartPole", "A2C"): 20,
     ("CartPole", "PPO ratio"): 20,
     ("Pendulum", "PPO displacement"): 20,
+    ("CartPole", "PQN"): 20,
     ("Breakout", "A2C"): 4,
     ("Football", "PPO ratio"): 4,
     ("gfootball", "PPO ratio"): 4,
@@ -84,7 +85,9 @@ def test_the_same_training_again_gives_the_same_bits():
 
 
 @pytest.mark.filterwarnings("ignore:the policy learns in train mode and acts in eval mode")
-@pytest.mark.parametrize(("env", "algorithm"), [("Dropout", "A2C"), ("Pendulum", "PPO ratio")])
+@pytest.mark.parametrize(
+    ("env", "algorithm"), [("Dropout", "A2C"), ("Pendulum", "PPO ratio"), ("CartPole", "PQN")]
+)
 def test_a_run_that_is_stopped_and_resumed_has_the_same_digest(env, algorithm):
     whole = determinism.train(env, algorithm, SERIAL, updates=4)
     assert determinism.train_and_resume(env, algorithm, updates=4) == whole
@@ -100,4 +103,4 @@ def test_every_algorithm_trains_to_bits_of_its_own():
         determinism.train("CartPole", algorithm, SERIAL, updates=3)
         for algorithm in determinism.ALGORITHMS
     ]
-    assert len(set(digests)) == 3
+    assert len(set(digests)) == len(determinism.ALGORITHMS) == 4
