@@ -229,7 +229,7 @@ def test_a_run_that_shall_not_resume_them_leaves_environments_out_of_its_checkpo
     assert "games" not in content["HTSDataModule"]
 
 
-@pytest.mark.parametrize("learner", ["A2C", pytest.param("PPO", marks=THOROUGH)])
+@pytest.mark.parametrize("learner", ["A2C", pytest.param("PPO", marks=THOROUGH), "PQN"])
 def test_resuming_without_delay_gives_the_same_bits(learner, tmp_path):
     callbacks = [saving(tmp_path, every_n_train_steps=3)]
     whole = train(learner, tmp_path, callbacks=callbacks, delay=0)

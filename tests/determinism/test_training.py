@@ -18,6 +18,7 @@ SERIAL = WorkerPool(0)
 # Games so short that they end, and start again, within these few rounds.
 TASKS = {
     "CartPole": Task(GymEnvs("CartPole-v1", {"max_episode_steps": 40}), "mlp"),
+    "no delay": Task(GymEnvs("CartPole-v1", {"max_episode_steps": 40}), "mlp", data={"delay": 0}),
     "Dropout": Task(GymEnvs("CartPole-v1", {"max_episode_steps": 40}), "mlp", dropout=True),
     "Pendulum": Task(GymEnvs("Pendulum-v1", {"max_episode_steps": 50}), "mlp"),
     "Breakout": Task(AtariEnvs("breakout", max_frames=48), "nature"),
@@ -32,6 +33,7 @@ UPDATES = {
     ("CartPole", "PPO ratio"): 20,
     ("Pendulum", "PPO displacement"): 20,
     ("CartPole", "PQN"): 20,
+    ("no delay", "PQN"): 20,
     ("Breakout", "A2C"): 4,
     ("Football", "PPO ratio"): 4,
     ("gfootball", "PPO ratio"): 4,

@@ -43,6 +43,16 @@ def test_what_a_layer_writes_has_mean_0_and_variance_1_in_each_row():
         torch.testing.assert_close(rows.std(1), torch.ones(3), atol=1e-2, rtol=0)
 
 
+def test_a_norm_of_a_convolution_keeps_what_channels_have_unlike():
+    trunk = NatureCNN((4, 84, 84))
+    normalize_layers(trunk)
+    (norm, *_) = (each for each in trunk.modules() if isinstance(each, nn.GroupNorm))
+    features = torch.randn(2, 32, 20, 20)
+    features[:, 3] += 5.0
+    expected = nn.functional.layer_norm(features, [32, 20, 20])
+    torch.testing.assert_close(norm(features), expected)
+
+
 class Wide(MLP):
     """A trunk of a user's."""
 
