@@ -4,9 +4,10 @@ Run: python benchmarks/determinism.py [--quick] [--updates 20]
 
 Tasks: CartPole and Pendulum (MLP), Pong and football's 3 against 1 (Nature CNN), each with A2C, PPO
 in both delayed forms, and PQN where an action is one choice. Pendulum again with squashed actions,
-CartPole with a Dropout layer and in bf16-mixed. What users bring: an LSTM, normalised observations, rewards and values, a Dict with a
-picture, nested actions, masks, and two agents (own_envs.py). DQN and TD3, off-policy, in a TorchRL
-loop. Where gfootball is installed: the same football on its engine, and with three players.
+CartPole with a Dropout layer and in bf16-mixed. What users bring: an LSTM, normalised observations,
+rewards and values, a Dict with a picture, nested actions, masks, and two agents (own_envs.py). DQN
+and TD3, off-policy, in a TorchRL loop. Where gfootball is installed: the same football on its
+engine, and with three players.
 pools: the serial twin; 1, 2, 4 actors; 1, 2, 4 environments an executor; random delays in executors
 and actors; forkserver and spawn; an executor that is killed in the middle of the run and replaced.
 One more run is resumed from a checkpoint at half its length, with other states of the process's

@@ -16,13 +16,13 @@ from tensordict.nn import (
 from torch import Tensor, nn
 from torch import distributions as d
 
-from hts_torchrl.config import EnvSpec
+from hts_torchrl.config import EnvSpec, Key
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.models.action_mask import mask_of
 from hts_torchrl.models.heads import NarrowLinear
 from hts_torchrl.models.layer_norm import normalize_layers
 from hts_torchrl.models.parts import NetworkParts, built
-from hts_torchrl.models.recurrent import with_memory
+from hts_torchrl.models.recurrent import Cell, with_memory
 
 _KEYS = ["action_value", "epsilon"]
 
@@ -128,18 +128,34 @@ class QPolicy(ProbabilisticTensorDictSequential):
     Args:
         trunk: module with ``out_features``.
         spec: observations and actions of the environment.
-        parts: what the trunk reads, and what remembers its features.
+        observation: key of the observation that the trunk reads, or a list of the keys of several,
+            in the order of its arguments.
+        memory: ``lstm`` or ``gru`` behind the trunk; None has none.
 
     Raises:
-        ConfigurationError: if the action is not one choice.
+        ConfigurationError: if the action is not one choice (Discrete, or one-hot).
     """
 
-    def __init__(self, trunk: nn.Module, spec: EnvSpec, parts: NetworkParts) -> None:
-        action, keys, mask = spec.action, list(parts.observations), mask_of(spec)
-        if parts.memory is None:
+    def __init__(
+        self,
+        trunk: nn.Module,
+        spec: EnvSpec,
+        *,
+        observation: Key | list[Key] = "observation",
+        memory: Cell | None = None,
+    ) -> None:
+        action, mask = spec.action, mask_of(spec)
+        if action.kind not in ("discrete", "one_hot"):
+            shape = list(action.sizes or action.array.shape)
+            raise ConfigurationError(
+                f"the action is {action.kind} {shape}, but action values (PQN) are of one choice, "
+                "Discrete or one-hot; A2C and PPO take any action"
+            )
+        keys = list(observation) if isinstance(observation, list) else [observation]
+        if memory is None:
             common: nn.Module = TensorDictModule(trunk, in_keys=keys, out_keys=["hidden"])
         else:
-            common = with_memory(parts.memory, trunk, keys)
+            common = with_memory(memory, trunk, keys)
         head = QHead(int(trunk.out_features), action.sizes[0])  # type: ignore[arg-type]
         masks = [] if mask is None else [mask]
         kind = EpsilonGreedy if action.kind == "discrete" else OneHotEpsilonGreedy
@@ -178,13 +194,6 @@ def make_q_policy(network: str, spec: EnvSpec) -> QPolicy:
         ConfigurationError: if the action is not one choice (Discrete, or one-hot), or there is no
             such trunk, or it cannot read the observation.
     """
-    action = spec.action
-    if action.kind not in ("discrete", "one_hot"):
-        shape = list(action.sizes or action.array.shape)
-        raise ConfigurationError(
-            f"the action is {action.kind} {shape}, but action values (PQN) are of one choice, "
-            "Discrete or one-hot; A2C and PPO take any action"
-        )
     return built(network, spec, partial(_make_q_policy, network, spec))
 
 
@@ -193,4 +202,4 @@ def _make_q_policy(network: str, spec: EnvSpec) -> QPolicy:
     trunk = parts.trunk()
     parts.warn_of_choices(trunk)
     normalize_layers(trunk)
-    return QPolicy(trunk, spec, parts)
+    return QPolicy(trunk, spec, observation=list(parts.observations), memory=parts.memory)
