@@ -3,10 +3,11 @@
 Run: python benchmarks/determinism.py [--quick] [--updates 20]
 
 Tasks: CartPole and Pendulum (MLP), Pong and football's 3 against 1 (Nature CNN), each with A2C, PPO
-in both delayed forms. Pendulum again with squashed actions, CartPole with a Dropout layer and in
-bf16-mixed. What users bring: an LSTM, normalised observations, rewards and values, a Dict with a
-picture, nested actions, masks, and two agents (own_envs.py). DQN and TD3, off-policy, in a TorchRL
-loop. Where gfootball is installed: the same football on its engine, and with three players.
+in both delayed forms, and PQN where an action is one choice. Pendulum again with squashed actions,
+CartPole with a Dropout layer and in bf16-mixed. What users bring: an LSTM, normalised observations,
+rewards and values, a Dict with a picture, nested actions, masks, and two agents (own_envs.py). DQN
+and TD3, off-policy, in a TorchRL loop. Where gfootball is installed: the same football on its
+engine, and with three players.
 pools: the serial twin; 1, 2, 4 actors; 1, 2, 4 environments an executor; random delays in executors
 and actors; forkserver and spawn; an executor that is killed in the middle of the run and replaced.
 One more run is resumed from a checkpoint at half its length, with other states of the process's
@@ -43,6 +44,7 @@ from torch import nn
 from hts_torchrl import (
     A2C,
     PPO,
+    PQN,
     ActorCritic,
     AtariEnvs,
     FootballEnvs,
@@ -51,6 +53,7 @@ from hts_torchrl import (
     PettingZooEnvs,
     env_spec_of,
     make_actor_critic,
+    make_q_policy,
 )
 from hts_torchrl.config import Precision
 from hts_torchrl.envs.group import EnvFactory, EnvGroup
@@ -176,8 +179,15 @@ class Task:
     agents: int = 1
     """Of a game, whose environments are in one executor."""
 
-    def policy(self) -> nn.Module:
+    def algorithms(self) -> list[str]:
+        """PQN needs one choice, and normalises layers that it knows."""
+        one_choice = env_spec_of(self.envs).action.kind == "discrete"
+        return [name for name in ALGORITHMS if name != "PQN" or (one_choice and not self.dropout)]
+
+    def policy(self, learner: type[Learner]) -> nn.Module:
         spec = env_spec_of(self.envs)
+        if issubclass(learner, PQN):
+            return make_q_policy(self.network, spec)
         if not self.dropout:
             return make_actor_critic(self.network, spec, squash=self.squash)
         shape = spec.observations["observation"].shape
@@ -210,6 +220,7 @@ ALGORITHMS: dict[str, tuple[type[Learner], dict[str, Any]]] = {
     "A2C": (A2C, {}),
     "PPO ratio": (PPO, {"epochs": 2, "minibatches": 2}),
     "PPO displacement": (PPO, {"epochs": 2, "minibatches": 2, "delayed_step": "displacement"}),
+    "PQN": (PQN, {"epochs": 2, "minibatches": 2, "exploration_fraction": 1.0}),
 }
 
 
@@ -289,10 +300,10 @@ def fit(
     steps = 5 if algorithm == "A2C" else 16
     # A process that resumes has other states of all generators than the one that was stopped.
     seed_everything(seed if path is None else seed + 1000, verbose=False)
-    policy = task.policy()
+    learner_class, settings = ALGORITHMS[algorithm]
+    policy = task.policy(learner_class)
     if pool.jitter:
         policy.module[0].module.register_forward_pre_hook(late)
-    learner_class, settings = ALGORITHMS[algorithm]
     trainer = Trainer(
         max_epochs=1, gradient_clip_val=0.5, callbacks=callbacks, logger=False,
         enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
@@ -363,7 +374,7 @@ def main() -> int:
     failures = 0
     pools = QUICK_POOLS if arguments.quick else POOLS
     for env in arguments.tasks:
-        for algorithm in ALGORITHMS if env in TASKS else ("off-policy",):
+        for algorithm in TASKS[env].algorithms() if env in TASKS else ("off-policy",):
             failures += compare(env, algorithm, pools, arguments.updates)
     print("all the same" if not failures else f"{failures} failures")
     return 1 if failures else 0

@@ -35,11 +35,14 @@ if TYPE_CHECKING:
     from hts_torchrl.errors import WorkerPlace as WorkerPlace
     from hts_torchrl.learner import A2C as A2C
     from hts_torchrl.learner import PPO as PPO
+    from hts_torchrl.learner import PQN as PQN
     from hts_torchrl.learner import Impala as Impala
     from hts_torchrl.learner import Learner as Learner
     from hts_torchrl.learner import RoundModule as RoundModule
     from hts_torchrl.models import ActorCritic as ActorCritic
+    from hts_torchrl.models import QPolicy as QPolicy
     from hts_torchrl.models import make_actor_critic as make_actor_critic
+    from hts_torchrl.models import make_q_policy as make_q_policy
     from hts_torchrl.objectives.returns import Targets as Targets
     from hts_torchrl.policy.export import load_policy as load_policy
     from hts_torchrl.policy.export import save_policy as save_policy
@@ -75,8 +78,8 @@ _NAMES = {
         "WorkerError",
         "WorkerPlace",
     ],
-    "learner": ["A2C", "PPO", "Impala", "Learner", "RoundModule"],
-    "models": ["ActorCritic", "make_actor_critic"],
+    "learner": ["A2C", "PPO", "PQN", "Impala", "Learner", "RoundModule"],
+    "models": ["ActorCritic", "QPolicy", "make_actor_critic", "make_q_policy"],
     "objectives.returns": ["Targets"],
     "policy.export": ["load_policy", "save_policy"],
     "policy.normalization": ["NormalizedPolicy"],

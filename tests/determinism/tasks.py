@@ -13,6 +13,7 @@ from torch import nn
 from hts_torchrl import (
     A2C,
     PPO,
+    PQN,
     AtariEnvs,
     EnvPoolEnvs,
     GymEnvs,
@@ -92,6 +93,7 @@ class Learning:
 DECAYING_A2C = partial(A2C, learning_rate=0.01, learning_rate_decay=True)
 SHORT_PPO = partial(PPO, epochs=2, minibatches=2, learning_rate_decay=True, delayed_step="ratio")
 DISPLACING_PPO = partial(PPO, epochs=2, minibatches=1, delayed_step="displacement")
+SHORT_PQN = partial(PQN, epochs=2, minibatches=2, learning_rate_decay=True)
 CHUNKS = {"accumulate_grad_batches": 2}
 STATISTICS = {"normalize_observation": True, "normalize_reward": True}
 BF16 = {"precision": "bf16-mixed"}
@@ -99,6 +101,7 @@ LEARNINGS = {
     "A2C": Learning(DECAYING_A2C),
     "PPO": Learning(SHORT_PPO),
     "PPO displacement": Learning(DISPLACING_PPO),
+    "PQN": Learning(SHORT_PQN),
 }
 """What has one mode, no layer that draws, and 32 bits."""
 SPECIAL_LEARNINGS = {
@@ -120,6 +123,13 @@ SPECIAL_LEARNINGS = {
     "A2C lstm": Learning(partial(DECAYING_A2C, network="lstm"), trainer=CHUNKS),
     "PPO gru": Learning(partial(SHORT_PPO, network="gru")),
     "PPO lstm displacement": Learning(partial(DISPLACING_PPO, network="lstm")),
+    "PQN gru": Learning(partial(SHORT_PQN, network="gru")),
+    "PQN statistics": Learning(
+        partial(SHORT_PQN, normalize_value=True, exploration_fraction=1.0),
+        CARTPOLE,
+        CHUNKS,
+        STATISTICS,
+    ),
     "PPO bfloat16": Learning(partial(SHORT_PPO, squash=True), PENDULUM, BF16 | CHUNKS),
 }
 """What draws while it learns, has statistics or a memory, or computes in two precisions."""

@@ -229,7 +229,7 @@ def test_a_run_that_shall_not_resume_them_leaves_environments_out_of_its_checkpo
     assert "games" not in content["HTSDataModule"]
 
 
-@pytest.mark.parametrize("learner", ["A2C", pytest.param("PPO", marks=THOROUGH)])
+@pytest.mark.parametrize("learner", ["A2C", pytest.param("PPO", marks=THOROUGH), "PQN"])
 def test_resuming_without_delay_gives_the_same_bits(learner, tmp_path):
     callbacks = [saving(tmp_path, every_n_train_steps=3)]
     whole = train(learner, tmp_path, callbacks=callbacks, delay=0)
@@ -327,7 +327,7 @@ def test_ctrl_c_at_any_moment_leaves_what_resumes_to_the_same_bits(
 def interrupt_steps(monkeypatch, number: int) -> None:
     """Press Ctrl-C when the optimiser has moved, and nothing else has yet."""
     calls = iter(range(1000))
-    for optimizer in (torch.optim.Adam, OnePassRMSprop):
+    for optimizer in (torch.optim.Adam, torch.optim.RAdam, OnePassRMSprop):
 
         def step(self, closure, _original=optimizer.step):
             loss = _original(self, closure)

@@ -18,6 +18,7 @@ SERIAL = WorkerPool(0)
 # Games so short that they end, and start again, within these few rounds.
 TASKS = {
     "CartPole": Task(GymEnvs("CartPole-v1", {"max_episode_steps": 40}), "mlp"),
+    "no delay": Task(GymEnvs("CartPole-v1", {"max_episode_steps": 40}), "mlp", data={"delay": 0}),
     "Dropout": Task(GymEnvs("CartPole-v1", {"max_episode_steps": 40}), "mlp", dropout=True),
     "Pendulum": Task(GymEnvs("Pendulum-v1", {"max_episode_steps": 50}), "mlp"),
     "Breakout": Task(AtariEnvs("breakout", max_frames=48), "nature"),
@@ -31,6 +32,8 @@ UPDATES = {
     ("CartPole", "A2C"): 20,
     ("CartPole", "PPO ratio"): 20,
     ("Pendulum", "PPO displacement"): 20,
+    ("CartPole", "PQN"): 20,
+    ("no delay", "PQN"): 20,
     ("Breakout", "A2C"): 4,
     ("Football", "PPO ratio"): 4,
     ("gfootball", "PPO ratio"): 4,
@@ -84,7 +87,9 @@ def test_the_same_training_again_gives_the_same_bits():
 
 
 @pytest.mark.filterwarnings("ignore:the policy learns in train mode and acts in eval mode")
-@pytest.mark.parametrize(("env", "algorithm"), [("Dropout", "A2C"), ("Pendulum", "PPO ratio")])
+@pytest.mark.parametrize(
+    ("env", "algorithm"), [("Dropout", "A2C"), ("Pendulum", "PPO ratio"), ("CartPole", "PQN")]
+)
 def test_a_run_that_is_stopped_and_resumed_has_the_same_digest(env, algorithm):
     whole = determinism.train(env, algorithm, SERIAL, updates=4)
     assert determinism.train_and_resume(env, algorithm, updates=4) == whole
@@ -100,4 +105,4 @@ def test_every_algorithm_trains_to_bits_of_its_own():
         determinism.train("CartPole", algorithm, SERIAL, updates=3)
         for algorithm in determinism.ALGORITHMS
     ]
-    assert len(set(digests)) == 3
+    assert len(set(digests)) == len(determinism.ALGORITHMS) == 4

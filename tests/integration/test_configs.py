@@ -12,12 +12,21 @@ from hts_torchrl.cli.command_line import HTSCommandLine
 from tests.command_line import refused, run
 
 CONFIGS = Path(__file__).parents[2] / "configs"
-BASES = {"atari/a2c.yaml", "atari/ppo.yaml", "football/ppo.yaml", "mujoco/ppo.yaml"}
+BASES = {
+    "atari/a2c.yaml",
+    "atari/ppo.yaml",
+    "atari/pqn.yaml",
+    "football/ppo.yaml",
+    "mujoco/ppo.yaml",
+}
 OVERLAYS = {f"baselines/{name}.yaml" for name in ("synchronous", "impala", "seed_rl")}
 NAMES = sorted(str(path.relative_to(CONFIGS)) for path in CONFIGS.rglob("*.yaml"))
 RUNS = [name for name in NAMES if name not in BASES | OVERLAYS]
 # The others differ from these in the names of games and scenarios.
-FIRST = {"atari/breakout_a2c.yaml", "atari/breakout_ppo.yaml", "football/corner.yaml"}
+FIRST = {
+    *("atari/breakout_a2c.yaml", "atari/breakout_ppo.yaml", "atari/pong_pqn.yaml"),
+    "football/corner.yaml",
+}
 LOADED = [
     pytest.param(name, marks=pytest.mark.thorough if "/" in name and name not in FIRST else ())
     for name in RUNS
@@ -44,13 +53,14 @@ def test_a_config_makes_a_run_that_fits_its_environment(line):
     learner.prepare_policy(data)
     schedule = data.schedule
     steps = schedule.steps_per_round
-    assert learner.unroll is None or steps % learner.unroll == 0
+    unroll = getattr(learner, "unroll", None)
+    assert unroll is None or steps % unroll == 0
     parts = getattr(learner, "minibatches", 1)
     assert schedule.frames_per_round % parts == 0
     assert data.evaluation_frames < schedule.frames_per_round * schedule.num_rounds
 
 
-@pytest.mark.parametrize("config", ["cartpole_a2c", "cartpole_ppo"])
+@pytest.mark.parametrize("config", ["cartpole_a2c", "cartpole_ppo", "cartpole_pqn"])
 def test_cartpoles_share_an_executor_however_many_there_are(config, monkeypatch, tmp_path):
     lines = []
     monkeypatch.chdir(tmp_path)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn.functional import one_hot
 
-from hts_torchrl import A2C, PPO, HTSDataModule, Impala
+from hts_torchrl import A2C, PPO, PQN, HTSDataModule, Impala
 from tests.fakes import DictEnv, MaskedEnvs, NestedActionEnv
 from tests.fits import flat, quiet_trainer, watched_fit
 
@@ -48,6 +48,25 @@ def test_what_is_forbidden_is_never_done_while_a_policy_learns(learner, sizes):
         assert round_["action_log_prob"].isfinite().all()
     assert watch.final_weights.isfinite().all()
     assert not torch.equal(watch.final_weights, watch.round_weights[0])
+
+
+def test_action_values_forbid_too_and_are_finite_where_a_game_ends_without_a_choice():
+    own = PQN(learning_rate=0.01, epochs=2, minibatches=2)
+    targets = []
+    own.samples_to_learn = lambda round_: _kept(PQN.samples_to_learn(own, round_), targets)
+    watch = watched_fit(own, data(MaskedEnvs((4,))))
+    assert len(watch.rounds) == 8
+    for round_ in watch.rounds:
+        allowed = round_["action_mask"].bool()
+        assert not (chosen(round_, (4,)) & ~allowed).any()
+        assert round_["action_log_prob"].isfinite().all()
+    assert torch.cat(targets).abs().max() < 100
+    assert not torch.equal(watch.final_weights, watch.round_weights[0])
+
+
+def _kept(samples, targets):
+    targets.append(samples["returns"])
+    return samples
 
 
 @pytest.mark.thorough

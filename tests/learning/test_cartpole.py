@@ -1,4 +1,4 @@
-"""CartPole is solved by both algorithms, whatever the seed."""
+"""CartPole is solved by all three algorithms, whatever the seed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CONFIGS = Path(__file__).parents[2] / "configs"
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", range(1, 6))
-@pytest.mark.parametrize("config", ["cartpole_ppo", "cartpole_a2c"])
+@pytest.mark.parametrize("config", ["cartpole_ppo", "cartpole_a2c", "cartpole_pqn"])
 def test_cartpole_is_balanced_for_475_steps_and_more(config, seed, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     run(

@@ -15,12 +15,12 @@ from hts_torchrl.envs.football.envs import FootballEnvs
 from hts_torchrl.envs.gym import GymEnvs
 from hts_torchrl.envs.pettingzoo import PettingZooEnvs
 from hts_torchrl.errors import ConfigurationError
-from hts_torchrl.learner import A2C, PPO, Impala
+from hts_torchrl.learner import A2C, PPO, PQN, Impala
 from hts_torchrl.models.trunks import is_built_in
 from hts_torchrl.training.datamodule import HTSDataModule
 from hts_torchrl.training.run_settings import known_arguments
 
-_LEARNERS: dict[str, type] = {each.__name__: each for each in (A2C, PPO, Impala)}
+_LEARNERS: dict[str, type] = {each.__name__: each for each in (A2C, PPO, PQN, Impala)}
 _FACTORIES: dict[str, type] = {
     each.__name__: each for each in (AtariEnvs, EnvPoolEnvs, FootballEnvs, GymEnvs, PettingZooEnvs)
 }

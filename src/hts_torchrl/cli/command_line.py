@@ -28,7 +28,7 @@ from hts_torchrl.envs.football.envs import FootballEnvs  # noqa: F401
 from hts_torchrl.envs.gym import GymEnvs  # noqa: F401
 from hts_torchrl.envs.pettingzoo import PettingZooEnvs  # noqa: F401
 from hts_torchrl.errors import ConfigurationError
-from hts_torchrl.learner import A2C, PPO, Impala  # noqa: F401
+from hts_torchrl.learner import A2C, PPO, PQN, Impala  # noqa: F401
 from hts_torchrl.training.callbacks import (
     BestCheckpoint,
     LastCheckpoint,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import math
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -76,10 +76,13 @@ class Learner(RoundModule):
         num_threads: torch threads of the learner; results depend on it. None leaves torch's.
     """
 
+    lacks: ClassVar[tuple[str, ...]] = ()
+    """Settings of its base classes that a learner has not."""
+
     def __init_subclass__(cls, **kwargs: Any) -> None:  # noqa: ANN401
         """Let a subclass show the settings that it inherits."""
         super().__init_subclass__(**kwargs)
-        show_inherited(cls)
+        show_inherited(cls, besides=cls.lacks)
 
     def __init__(  # noqa: PLR0913 - flags of the command line, keyword only
         self,
@@ -99,7 +102,7 @@ class Learner(RoundModule):
         num_threads: int | None = 1,
     ) -> None:
         super().__init__(policy, network=network, squash=squash)
-        self.save_hyperparameters(ignore=["policy"])  # those of subclasses too
+        self.save_hyperparameters(ignore=["policy", *self.lacks])  # those of subclasses too
         require_arguments(optimizer, optimizer_kwargs or {})
         for name, number in (
             ("learning_rate", learning_rate),
@@ -175,14 +178,25 @@ class Learner(RoundModule):
         )
         if not self.learning_rate_decay:
             return optimizer
-        steps = self.trainer.estimated_stepping_batches
-        if steps == float("inf"):
-            raise ConfigurationError("learning_rate_decay needs an end: set total_frames")
-        self.decay_steps = int(steps)
+        self.decay_steps = steps = self.steps_of_run("learning_rate_decay")
         decay = torch.optim.lr_scheduler.LambdaLR(
             optimizer, lambda step: max(0.0, 1 - step / steps)
         )
         return [optimizer], [{"scheduler": decay, "interval": "step"}]
+
+    def steps_of_run(self, setting: str) -> int:
+        """Return how many steps of the optimiser the run has, from its first to its last round.
+
+        Args:
+            setting: what needs to know, for the message.
+
+        Raises:
+            ConfigurationError: if the run has no end.
+        """
+        steps = self.trainer.estimated_stepping_batches
+        if steps == float("inf"):
+            raise ConfigurationError(f"{setting} needs an end: set total_frames")
+        return int(steps)
 
     def on_fit_start(self) -> None:
         """Take the behaviour weights of the first round, and the learner's threads."""

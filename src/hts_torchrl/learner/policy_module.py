@@ -84,7 +84,11 @@ class PolicyModule(LightningModule):
         """Build ``network`` for an environment."""
         self.spec_json = spec_as_json(spec)
         with one_thread():  # the bits of an orthogonal initialisation depend on their number
-            self.policy = make_actor_critic(self.network, spec, squash=self.squash)
+            self.policy = self.make_policy(spec)
+
+    def make_policy(self, spec: EnvSpec) -> nn.Module:
+        """Return a new policy of ``network``; its weights are drawn from torch's generator."""
+        return make_actor_critic(self.network, spec, squash=self.squash)
 
     def normalize_observations(self, spec: EnvSpec) -> None:
         """Put normalised observations before the policy, if they are not yet there."""

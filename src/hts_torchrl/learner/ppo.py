@@ -8,19 +8,16 @@ from __future__ import annotations
 import math
 from typing import Any, Literal
 
-import numpy as np
-import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
-from hts_torchrl.errors import ConfigurationError, require
-from hts_torchrl.learner.base import Learner
+from hts_torchrl.errors import require
+from hts_torchrl.learner.minibatches import MinibatchLearner
 from hts_torchrl.objectives.a2c import mean_entropy, value_loss
 from hts_torchrl.objectives.ppo import clipped_ratio_loss, clipped_value_loss
-from hts_torchrl.training.round_slice import RoundSlice
 
 
-class PPO(Learner):
+class PPO(MinibatchLearner):
     """Proximal policy optimisation, learning from the round before the running one.
 
     A round is ``epochs * minibatches`` steps of the Trainer. The delayed step has two forms:
@@ -34,8 +31,6 @@ class PPO(Learner):
         learning_rate: at the start.
         gae_lambda: decay of the advantage.
         unroll: steps after which the advantage is bootstrapped; None is the whole round.
-        epochs: passes over a round.
-        minibatches: parts of each pass.
         clip: bound on the ratio's distance from 1.
         clip_value: bound the value's change by ``clip`` too.
         delayed_step: ``ratio`` or ``displacement``.
@@ -49,58 +44,29 @@ class PPO(Learner):
         learning_rate: float = 2.5e-4,
         gae_lambda: float = 0.95,
         unroll: int | None = None,
-        epochs: int = 4,
-        minibatches: int = 4,
         clip: float = 0.1,
         clip_value: bool = True,
         delayed_step: Literal["ratio", "displacement"] = "ratio",
-        **settings: Any,  # noqa: ANN401 - those of Learner
+        **settings: Any,  # noqa: ANN401 - those of MinibatchLearner and Learner
     ) -> None:
         super().__init__(policy, optimizer=optimizer, learning_rate=learning_rate, **settings)
         require(0 <= gae_lambda <= 1, f"gae_lambda={gae_lambda}", "0 to 1")
         require(unroll is None or unroll > 0, f"unroll={unroll}", "None, or 1 or more,")
-        require(epochs > 0, f"epochs={epochs}", "1 or more")
-        require(minibatches > 0, f"minibatches={minibatches}", "1 or more")
         require(0 < clip < math.inf, f"clip={clip}", "a finite number of more than 0")
         forms = ("ratio", "displacement")
         require(delayed_step in forms, f"delayed_step={delayed_step!r}", "ratio or displacement")
         self.gae_lambda, self.unroll = gae_lambda, unroll
-        self.epochs, self.minibatches = epochs, minibatches
         self.clip, self.clip_value = clip, clip_value
         self.delayed_step = delayed_step
 
-    @property
-    def parts_per_round(self) -> int:
-        """Minibatches of all epochs: gradient computations on each round."""
-        parts = self.epochs * self.minibatches
-        if parts % self.trainer.accumulate_grad_batches:
-            raise ConfigurationError(
-                f"accumulate_grad_batches={self.trainer.accumulate_grad_batches} does not divide "
-                f"the {parts} minibatches of a round: gradients of two rounds would mix"
-            )
-        return parts
+    def samples_to_learn(self, batch: TensorDictBase) -> TensorDictBase:
+        """Return the round's samples; advantages are normalised over the whole round.
 
-    def training_step(self, part: RoundSlice, _: int) -> Tensor:
-        """Return the loss of one minibatch.
-
-        The weights in place are the newest, or what the steps on this round have made of them; with
-        ``displacement``, what those steps have made of the weights that collected the round.
+        The steps on this round begin at the weights in place: the newest, or with ``displacement``
+        those that collected the round.
         """
-        with self.learning_from(part):
-            if part.is_first:
-                if self.displaces:
-                    self.delayed.load_behaviour()
-                self.samples = self.normalised_samples(part.round)
-            rows = self.minibatch_of(part)
-            # index_select copies whole rows; indexing copies pixel by pixel, 8 times slower.
-            samples = self.samples.apply(
-                lambda entry: entry.index_select(0, rows),
-                batch_size=[len(rows), *self.samples.shape[1:]],
-            )
-            return self.loss(samples)
-
-    def normalised_samples(self, batch: TensorDictBase) -> TensorDictBase:
-        """Return the round's samples; advantages are normalised over the whole round."""
+        if self.displaces:
+            self.delayed.load_behaviour()
         targets = self.gae(batch, gae_lambda=self.gae_lambda, unroll=self.unroll)
         advantage = targets.advantage
         return self.samples_of(
@@ -110,32 +76,8 @@ class PPO(Learner):
             returns=targets.returns,
         )
 
-    def minibatch_of(self, part: RoundSlice) -> Tensor:
-        """Return which of the round's samples a part has, int64 ``[B]``: a new order each epoch.
-
-        Of a policy with a memory these are environments, each with its whole sequence.
-
-        Raises:
-            ConfigurationError: if the samples cannot be divided so.
-        """
-        count = self.num_samples(part.round)
-        if count % self.minibatches:
-            whole = "environments of a round, whose sequences stay whole"
-            what = whole if self.remembers else "frames of a round"
-            raise ConfigurationError(
-                f"minibatches={self.minibatches} does not divide the {count} {what}"
-            )
-        epoch, minibatch = divmod(part.index, self.minibatches)
-        if minibatch == 0:
-            entropy = (self.seed % 2**64, self.updates, epoch)  # the same on all ranks
-            seed = int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0]) >> 1
-            generator = torch.Generator().manual_seed(seed)
-            order = torch.randperm(count, generator=generator).to(self.device)
-            self._minibatches = order.chunk(self.minibatches)
-        return self._minibatches[minibatch]
-
     def loss(self, samples: TensorDictBase) -> Tensor:
-        """Return the loss of B samples, which have what :meth:`normalised_samples` adds."""
+        """Return the loss of B samples, which have what :meth:`samples_to_learn` adds."""
         policy, value = self.evaluate(samples)
         ratio = clipped_ratio_loss(
             policy.log_prob(samples["action"]),

@@ -8,10 +8,14 @@ from inspect import Parameter
 from hts_torchrl.training.run_settings import taking
 
 
-def show_inherited(cls: type) -> None:
+def show_inherited(cls: type, *, besides: tuple[str, ...] = ()) -> None:
     """Give a class whose ``**settings`` go to its base class the signature and the Args of both.
 
     So ``help()`` and Sphinx show what the command line shows.
+
+    Args:
+        cls: is changed in place.
+        besides: settings of the base class that it does not have.
     """
     shown: dict[str, Parameter] = {}
     texts: dict[str, str] = {}
@@ -19,6 +23,7 @@ def show_inherited(cls: type) -> None:
         _, *parameters = inspect.signature(each.__init__).parameters.values()  # type: ignore[misc]
         texts = _argument_texts(each) | texts
         shown = {p.name: p for p in parameters if p.kind != Parameter.VAR_KEYWORD} | shown
+    shown = {name: parameter for name, parameter in shown.items() if name not in besides}
     ordered = sorted(shown.values(), key=lambda parameter: parameter.kind)
     cls.__signature__ = inspect.Signature(ordered)  # type: ignore[attr-defined]
     if cls.__doc__:

@@ -1,4 +1,4 @@
-"""Actor-critics as TensorDict modules, and the trunks they are built on."""
+"""Policies as TensorDict modules, and the trunks they are built on."""
 
 from hts_torchrl.models.actor_critic import ActorCritic, make_actor_critic
 from hts_torchrl.models.combined import CombinedTrunk
@@ -6,6 +6,7 @@ from hts_torchrl.models.distributions import MultiCategorical
 from hts_torchrl.models.impala import ImpalaResNet, SeedResNet
 from hts_torchrl.models.mlp import MLP
 from hts_torchrl.models.nature import NatureCNN, NipsCNN
+from hts_torchrl.models.q_policy import QPolicy, make_q_policy
 
 __all__ = [
     "MLP",
@@ -15,6 +16,8 @@ __all__ = [
     "MultiCategorical",
     "NatureCNN",
     "NipsCNN",
+    "QPolicy",
     "SeedResNet",
     "make_actor_critic",
+    "make_q_policy",
 ]

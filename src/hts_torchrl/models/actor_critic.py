@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
 
-import torch
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import Tensor, nn
@@ -18,11 +16,9 @@ from torchrl.modules import (
     ValueOperator,
 )
 
-from hts_torchrl.config import ActionSpec, ArraySpec, EnvSpec, Key
-from hts_torchrl.errors import ConfigurationError
-from hts_torchrl.machine import require_memory
+from hts_torchrl.config import EnvSpec, Key
 from hts_torchrl.models.action_mask import MaskedLogits, mask_of
-from hts_torchrl.models.combined import CombinedTrunk, combined_trunk, is_picture
+from hts_torchrl.models.combined import CombinedTrunk
 from hts_torchrl.models.distributions import action_head, parameter_keys
 from hts_torchrl.models.heads import (
     GaussianHead,
@@ -33,8 +29,8 @@ from hts_torchrl.models.heads import (
     SeparateCritic,
 )
 from hts_torchrl.models.mlp import MLP
-from hts_torchrl.models.recurrent import FEATURES, Cell, make_memory
-from hts_torchrl.models.trunks import is_built_in, make_trunk, parts_of
+from hts_torchrl.models.parts import NetworkParts, built
+from hts_torchrl.models.recurrent import Cell, with_memory
 
 
 class ActorCritic(ActorValueOperator):
@@ -94,10 +90,10 @@ class ActorCritic(ActorValueOperator):
             if critic_trunk is not None:
                 critic = SeparateCritic(critic_trunk, critic)
         else:
-            common = _with_memory(memory, trunk, keys)
+            common = with_memory(memory, trunk, keys)
             if critic_trunk is not None:
                 common = TensorDictSequential(
-                    common, _with_memory(memory, critic_trunk, keys, of="critic_")
+                    common, with_memory(memory, critic_trunk, keys, of="critic_")
                 )
                 critic_keys = ["critic_hidden"]
         super().__init__(
@@ -159,17 +155,6 @@ class ActorCritic(ActorValueOperator):
         return list(self.get_policy_operator().log_prob_keys)
 
 
-def _with_memory(
-    cell: Cell, trunk: nn.Module, keys: list[Key], *, of: str = ""
-) -> TensorDictSequential:
-    """Return a trunk and what remembers its features, which write ``hidden``."""
-    width = int(trunk.out_features)  # type: ignore[arg-type]
-    return TensorDictSequential(
-        TensorDictModule(trunk, in_keys=keys, out_keys=[of + FEATURES]),
-        make_memory(cell, width, of=of),
-    )
-
-
 def make_actor_critic(network: str, spec: EnvSpec, *, squash: bool = False) -> ActorCritic:
     """Build an actor-critic by the name of its trunk.
 
@@ -192,88 +177,27 @@ def make_actor_critic(network: str, spec: EnvSpec, *, squash: bool = False) -> A
     Raises:
         ConfigurationError: if there is no such trunk, or it cannot read the observation.
     """
-    if is_built_in(network):
-        # On a device where nothing is allocated, nor drawn; what there is to warn of comes later.
-        with torch.device("meta"), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            policy = _make_actor_critic(network, spec, squash=squash)
-        size = sum(each.numel() * each.element_size() for each in policy.parameters())
-        require_memory(
-            4 * size,  # the gradient, and what Adam keeps
-            f"the network {network!r} of this environment ({_briefly(spec)}) takes to train",
-            "a smaller space is needed",
-        )
-    return _make_actor_critic(network, spec, squash=squash)
-
-
-def _briefly(spec: EnvSpec) -> str:
-    shapes = [list(array.shape) for array in spec.observations.values()]
-    return f"observations {shapes}, actions {list(spec.action.sizes or spec.action.array.shape)}"
+    return built(network, spec, partial(_make_actor_critic, network, spec, squash=squash))
 
 
 def _make_actor_critic(network: str, spec: EnvSpec, *, squash: bool) -> ActorCritic:
-    mask = mask_of(spec)
-    # By name: the order in which a space lists its entries decides no bits.
-    keys = sorted((key for key in spec.observations if key != mask), key=_path)
-    observations = {key: spec.observations[key] for key in keys}
-    if not observations:
-        raise ConfigurationError(f"the environment has no observation but {mask!r}")
-    name, memory = parts_of(network)
-    make: Callable[[], nn.Module]
-    several_players = False
-    if len(keys) == 1:
-        (array,) = observations.values()
-        several_players = _has_players(array, spec.action)
-        if memory is not None and not name:
-            name = "nature" if is_picture(array) else "mlp"
-        make = partial(make_trunk, name, array, several_players=several_players)
-    else:
-        make = partial(combined_trunk, name if memory is None else name or "mlp", observations)
-    if several_players and memory is not None:
-        raise ConfigurationError(
-            f"the network {network!r} remembers what one player observes, but "
-            f"{len(spec.action.sizes)} players act here: leave the memory out"
-        )
-    trunk = make()
-    _mind_choices(trunk, observations)
+    parts = NetworkParts.named(network, spec)
+    trunk = parts.trunk()
+    parts.warn_of_choices(trunk)
     return ActorCritic(
         trunk,
         spec,
         # Two small trunks, as in Stable-Baselines3: the errors of a value in the hundreds would
         # drown the policy's gradient in a common one.
-        critic_trunk=make() if _is_mlp(trunk) else None,
-        observation=keys,
+        critic_trunk=parts.trunk() if _is_mlp(trunk) else None,
+        observation=list(parts.observations),
         squash=squash,
-        several_players=several_players,
-        memory=memory,
+        several_players=parts.several_players,
+        memory=parts.memory,
     )
-
-
-def _path(key: Key) -> tuple[str, ...]:
-    return (key,) if isinstance(key, str) else key
 
 
 def _is_mlp(trunk: nn.Module) -> bool:
     if isinstance(trunk, CombinedTrunk):
         return not trunk.pictures and type(trunk.vector) is MLP
     return type(trunk) is MLP
-
-
-def _mind_choices(trunk: nn.Module, observations: Mapping[Key, ArraySpec]) -> None:
-    """Warn of a choice that is read as a size."""
-    if not isinstance(trunk, MLP | CombinedTrunk):
-        return
-    for key, array in observations.items():
-        if not array.shape and array.dtype.kind in "iu":
-            warnings.warn(
-                f"the observation {key!r} is one integer, whose size the network reads: if it is a "
-                "choice (Discrete), gymnasium.wrappers.FlattenObservation (or, for one of several, "
-                "TransformObservation) shows it as a vector of 0 and 1",
-                stacklevel=4,
-            )
-
-
-def _has_players(observation: ArraySpec, action: ActionSpec) -> bool:
-    """Whether k players each see pictures of their own, and have a choice of the same size."""
-    pictures = len(observation.shape) == 4 and observation.shape[0] == len(action.sizes)
-    return pictures and action.kind == "multi_discrete" and len(set(action.sizes)) == 1

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Literal, TypeAlias, get_args
 
+from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn
 from torchrl.modules import GRUModule, LSTMModule
+
+from hts_torchrl.config import Key
 
 Cell: TypeAlias = Literal["lstm", "gru"]
 CELLS: tuple[Cell, ...] = get_args(Cell)
@@ -43,3 +46,14 @@ def make_memory(cell: Cell, width: int, *, of: str = "") -> LSTMModule | GRUModu
         else:
             nn.init.zeros_(parameter)
     return memory
+
+
+def with_memory(
+    cell: Cell, trunk: nn.Module, keys: list[Key], *, of: str = ""
+) -> TensorDictSequential:
+    """Return a trunk and what remembers its features, which write ``hidden``."""
+    width = int(trunk.out_features)  # type: ignore[arg-type]
+    return TensorDictSequential(
+        TensorDictModule(trunk, in_keys=keys, out_keys=[of + FEATURES]),
+        make_memory(cell, width, of=of),
+    )

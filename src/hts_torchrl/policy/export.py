@@ -1,8 +1,9 @@
 """A policy in one safetensors file: tensors and a description in JSON, nothing that could be run.
 
 The header's metadata has, each as JSON, ``hts_torchrl`` (the version that wrote it), ``network``
-(name of the trunk, ``squash`` and ``normalized``; null for a policy of the user's own), ``spec``
-(observations and actions) and ``about`` (for the reader alone: environment, updates).
+(name of the trunk, ``squash``, ``normalized`` and ``action_values``; null for a policy of the
+user's own), ``spec`` (observations and actions) and ``about`` (for the reader alone: environment,
+updates).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
+from tensordict.nn import TensorDictModuleBase
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
@@ -25,6 +27,7 @@ from hts_torchrl.config import EnvSpec
 from hts_torchrl.durable_file import replacing
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.models.actor_critic import make_actor_critic
+from hts_torchrl.models.q_policy import make_q_policy, q_head_of
 from hts_torchrl.models.trunks import is_built_in
 from hts_torchrl.policy.normalization import NormalizedPolicy
 from hts_torchrl.policy.spec_json import spec_as_json, spec_from_json
@@ -46,7 +49,8 @@ def save_policy(
         policy: whose ``state_dict`` is written.
         path: of the file; what was there is replaced when all of the new one is on the disk.
         spec: observations and actions of its environment.
-        network: the name by which :func:`make_actor_critic` built it; None if it did not.
+        network: the name by which :func:`make_actor_critic` or :func:`make_q_policy` built it; None
+            if neither did.
         squash: as :func:`make_actor_critic` was given it.
         normalized: whether ``policy`` is a :class:`NormalizedPolicy` around that network.
         about: further things to tell the reader, plain values.
@@ -61,6 +65,7 @@ def save_policy(
             "name": network,
             "squash": squash,
             "normalized": normalized,
+            "action_values": q_head_of(policy) is not None,
         }
     )
     described = {
@@ -131,8 +136,12 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     return tensors, described
 
 
-def _make(name: str, spec: EnvSpec, squash: bool, normalized: bool) -> nn.Module:
-    policy = make_actor_critic(name, spec, squash=squash)
+def _make(
+    name: str, spec: EnvSpec, *, squash: bool, normalized: bool, action_values: bool
+) -> nn.Module:
+    policy: TensorDictModuleBase = (
+        make_q_policy(name, spec) if action_values else make_actor_critic(name, spec, squash=squash)
+    )
     return NormalizedPolicy(policy, spec) if normalized else policy
 
 
@@ -143,7 +152,12 @@ def _build(path: Path, described: dict[str, Any], tensors: dict[str, Tensor]) ->
         squash = network is not None and network["squash"]
         if name is not None and is_built_in(name) and isinstance(squash, bool):
             make = partial(
-                _make, name, spec_from_json(spec), squash, network.get("normalized") is True
+                _make,
+                name,
+                spec_from_json(spec),
+                squash=squash,
+                normalized=network.get("normalized") is True,
+                action_values=network.get("action_values") is True,
             )
             # Whatever sizes are described, on this device nothing is allocated.
             with torch.device("meta"), warnings.catch_warnings():

@@ -6,7 +6,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from hts_torchrl import A2C, PPO, ConfigurationError, Impala
+from hts_torchrl import A2C, PPO, PQN, ConfigurationError, Impala
 from tests.command_line import Valued
 from tests.fits import cartpole, flat, quiet_trainer, watched_fit
 
@@ -24,13 +24,13 @@ def forged(path, **learner):
     torch.save(content, path)
 
 
-@pytest.mark.parametrize("make", [A2C, PPO, Impala])
+@pytest.mark.parametrize("make", [A2C, PPO, PQN, Impala])
 def test_has_the_settings_the_weights_and_the_updates(make, tmp_path):
-    trained = make(learning_rate=0.125, entropy_coef=0.5)
+    trained = make(learning_rate=0.125, gamma=0.5)
     path = saved(tmp_path, trained)
     learner = make.load_from_checkpoint(path)
     assert torch.equal(flat(learner.policy), flat(trained.policy))
-    assert (learner.learning_rate, learner.entropy_coef, learner.updates) == (0.125, 0.5, 2)
+    assert (learner.learning_rate, learner.gamma, learner.updates) == (0.125, 0.5, 2)
 
 
 def test_is_evaluated_as_the_one_that_was_trained(tmp_path):

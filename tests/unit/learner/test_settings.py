@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from hts_torchrl import A2C, PPO, Impala, Learner
+from hts_torchrl import A2C, PPO, PQN, Impala, Learner
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.training.run_settings import known_arguments
 
@@ -28,7 +28,13 @@ OWN = {
     A2C: {"gae_lambda", "unroll"},
     PPO: {"gae_lambda", "unroll", "epochs", "minibatches", "clip", "clip_value", "delayed_step"},
     Impala: {"rho_clip", "c_clip"},
+    PQN: {
+        *("q_lambda", "epochs", "minibatches"),
+        *("exploration_initial_eps", "exploration_final_eps", "exploration_fraction"),
+    },
 }
+LACKED = {PQN: {"squash", "value_coef", "entropy_coef"}}
+ALL = {learner: (SHARED | own) - LACKED.get(learner, set()) for learner, own in OWN.items()}
 
 
 class Tempered(PPO):
@@ -53,14 +59,15 @@ class Closed(A2C):
 @pytest.mark.parametrize("learner", OWN)
 class TestALearner:
     def test_has_all_settings_in_its_signature(self, learner):
-        assert set(inspect.signature(learner).parameters) == SHARED | OWN[learner]
+        assert set(inspect.signature(learner).parameters) == ALL[learner]
 
     def test_has_a_text_for_each_of_them(self, learner):
         for name in SHARED | OWN[learner]:
-            assert learner.__doc__.count(f"\n    {name}: ") == 1
+            count = learner.__doc__.count(f"\n    {name}: ")
+            assert count == (name in ALL[learner])
 
     def test_keeps_all_but_the_policy_as_hyperparameters(self, learner):
-        assert set(learner(gamma=0.5).hparams) == (SHARED | OWN[learner]) - {"policy"}
+        assert set(learner(gamma=0.5).hparams) == ALL[learner] - {"policy"}
 
     def test_refuses_another_by_name(self, learner):
         with pytest.raises(TypeError, match="'learning_rat'"):
@@ -75,7 +82,9 @@ class TestALearner:
             known_arguments(learner, {"gamma": "x"}, "model")
 
 
-@pytest.mark.parametrize(("learner", "rate"), [(A2C, 7e-4), (PPO, 2.5e-4), (Impala, 6e-4)])
+@pytest.mark.parametrize(
+    ("learner", "rate"), [(A2C, 7e-4), (PPO, 2.5e-4), (PQN, 2.5e-4), (Impala, 6e-4)]
+)
 def test_a_default_of_its_own_counts_more_than_the_shared_one(learner, rate):
     assert inspect.signature(learner).parameters["learning_rate"].default == rate
     assert learner().hparams["learning_rate"] == rate

@@ -6,7 +6,7 @@ from torch import nn
 
 from hts_torchrl.config import ActionSpec, ArraySpec, EnvSpec
 from hts_torchrl.errors import ConfigurationError
-from hts_torchrl.models import MLP, ActorCritic, actor_critic, make_actor_critic
+from hts_torchrl.models import MLP, ActorCritic, make_actor_critic, parts
 from tests.unit.models.test_distributions import ACTIONS
 
 FLOATS = np.dtype(np.float32)
@@ -109,7 +109,7 @@ class TestTypes:
         spec = EnvSpec({"observation": ArraySpec((3,), np.dtype(np.float32))}, ACTIONS["discrete"])
         torch.manual_seed(0)
         compared = make_actor_critic("mlp", spec).state_dict()
-        monkeypatch.setattr(actor_critic, "is_built_in", lambda _: False)
+        monkeypatch.setattr(parts, "is_built_in", lambda _: False)
         torch.manual_seed(0)
         alone = make_actor_critic("mlp", spec).state_dict()
         assert all(torch.equal(compared[name], tensor) for name, tensor in alone.items())

@@ -128,7 +128,12 @@ class TestDescription:
         save(place, "mlp, squashed", about={"updates": 7, "folder": Path("runs")})
         with safe_open(place, "pt") as file:
             described = {k: json.loads(v) for k, v in file.metadata().items() if k != "format"}
-        assert described["network"] == {"name": "mlp", "squash": True, "normalized": False}
+        assert described["network"] == {
+            "name": "mlp",
+            "squash": True,
+            "normalized": False,
+            "action_values": False,
+        }
         assert described["about"] == {"updates": 7, "folder": "runs"}
         assert described["hts_torchrl"] == "0.1.0"
         assert described["spec"]["observations"] == [

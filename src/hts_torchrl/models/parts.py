@@ -1,0 +1,128 @@
+"""What the name of a network means for an environment: its trunk, its memory, and what it reads."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Self, TypeVar
+
+import torch
+from torch import nn
+
+from hts_torchrl.config import ActionSpec, ArraySpec, EnvSpec, Key
+from hts_torchrl.errors import ConfigurationError
+from hts_torchrl.machine import require_memory
+from hts_torchrl.models.action_mask import mask_of
+from hts_torchrl.models.combined import CombinedTrunk, combined_trunk, is_picture
+from hts_torchrl.models.mlp import MLP
+from hts_torchrl.models.recurrent import Cell
+from hts_torchrl.models.trunks import is_built_in, make_trunk, parts_of
+
+PolicyT = TypeVar("PolicyT", bound=nn.Module)
+
+
+@dataclass(frozen=True)
+class NetworkParts:
+    """Of which parts a network is built for an environment."""
+
+    trunk: Callable[[], nn.Module]
+    """Makes a trunk, which reads the observations in their order."""
+    observations: dict[Key, ArraySpec]
+    """What the trunk reads: everything but a mask."""
+    memory: Cell | None
+    several_players: bool
+    """Whether the trunk reads k players as k rows."""
+
+    @classmethod
+    def named(cls, network: str, spec: EnvSpec) -> Self:
+        """Return the parts of a network.
+
+        Args:
+            network: as :func:`~hts_torchrl.make_actor_critic` takes it.
+            spec: observations and actions of the environment.
+
+        Raises:
+            ConfigurationError: if there is nothing to observe, or players cannot have a memory.
+        """
+        mask = mask_of(spec)
+        # By name: the order in which a space lists its entries decides no bits.
+        keys = sorted((key for key in spec.observations if key != mask), key=_path)
+        observations = {key: spec.observations[key] for key in keys}
+        if not observations:
+            raise ConfigurationError(f"the environment has no observation but {mask!r}")
+        name, memory = parts_of(network)
+        make: Callable[[], nn.Module]
+        several_players = False
+        if len(keys) == 1:
+            (array,) = observations.values()
+            several_players = _has_players(array, spec.action)
+            if memory is not None and not name:
+                name = "nature" if is_picture(array) else "mlp"
+            make = partial(make_trunk, name, array, several_players=several_players)
+        else:
+            make = partial(combined_trunk, name if memory is None else name or "mlp", observations)
+        if several_players and memory is not None:
+            raise ConfigurationError(
+                f"the network {network!r} remembers what one player observes, but "
+                f"{len(spec.action.sizes)} players act here: leave the memory out"
+            )
+        return cls(make, observations, memory, several_players)
+
+    def warn_of_choices(self, trunk: nn.Module) -> None:
+        """Warn of a choice that is read as a size.
+
+        Args:
+            trunk: that reads it.
+        """
+        if not isinstance(trunk, MLP | CombinedTrunk):
+            return
+        for key, array in self.observations.items():
+            if not array.shape and array.dtype.kind in "iu":
+                warnings.warn(
+                    f"the observation {key!r} is one integer, whose size the network reads: if it "
+                    "is a choice (Discrete), gymnasium.wrappers.FlattenObservation (or, for one of "
+                    "several, TransformObservation) shows it as a vector of 0 and 1",
+                    stacklevel=5,
+                )
+
+
+def built(network: str, spec: EnvSpec, make: Callable[[], PolicyT]) -> PolicyT:
+    """Return what ``make`` returns, if there is memory to train it.
+
+    Args:
+        network: its name; one that is not built in is made at once.
+        spec: of the environment.
+        make: makes the network.
+
+    Raises:
+        ConfigurationError: if the machine has not the memory.
+    """
+    if is_built_in(network):
+        # On a device where nothing is allocated, nor drawn; what there is to warn of comes later.
+        with torch.device("meta"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            policy = make()
+        size = sum(each.numel() * each.element_size() for each in policy.parameters())
+        require_memory(
+            4 * size,  # the gradient, and what Adam keeps
+            f"the network {network!r} of this environment ({_briefly(spec)}) takes to train",
+            "a smaller space is needed",
+        )
+    return make()
+
+
+def _briefly(spec: EnvSpec) -> str:
+    shapes = [list(array.shape) for array in spec.observations.values()]
+    return f"observations {shapes}, actions {list(spec.action.sizes or spec.action.array.shape)}"
+
+
+def _path(key: Key) -> tuple[str, ...]:
+    return (key,) if isinstance(key, str) else key
+
+
+def _has_players(observation: ArraySpec, action: ActionSpec) -> bool:
+    """Whether k players each see pictures of their own, and have a choice of the same size."""
+    pictures = len(observation.shape) == 4 and observation.shape[0] == len(action.sizes)
+    return pictures and action.kind == "multi_discrete" and len(set(action.sizes)) == 1
