@@ -14,9 +14,8 @@ one run after another.
 
 Results are appended to ``delay.csv`` in ``--output`` as each run ends. A run that is there is not
 repeated, so an interrupted study goes on when it is started again. ``delay.md`` has the median of
-the steps and its ratio to that of ``delay0``. Intervals are the 2.5 and 97.5 percentiles of 10,000
-resamples of the seeds, those of ``delay0`` resampled apart. A run that never reached the score
-counts as longer than all others. A ratio is above 1 where the delay costs steps.
+the steps, its ratio to that of ``delay0``, and the geometric mean of these ratios over the tasks. A
+ratio is above 1 where the delay costs steps. ``steps_to_score.py`` says what the intervals are.
 """
 
 from __future__ import annotations
@@ -73,6 +72,7 @@ TASKS = {
     "Breakout": Task("minatar/breakout", 3.0, 100, 307_200),
     "SpaceInvaders": Task("minatar/space_invaders", 9.0, 100, 307_200),
 }
+RATIO = {"delayed_step": "ratio"}
 DISPLACEMENT = {"delayed_step": "displacement"}
 MUON = {"optimizer": "muon"}
 METHODS = {
@@ -80,6 +80,7 @@ METHODS = {
         "delay0": Method(0),
         "delay1": Method(),
         "weighted": Method(learner=delayed_learners.Weighted),
+        "weighted, newest values": Method(learner=delayed_learners.WeightedNewestValues),
         "muon delay0": Method(0, MUON),
         "muon delay1": Method(1, MUON),
         "extrapolated 1": Method(learner=delayed_learners.ExtrapolatedA2C),
@@ -87,11 +88,13 @@ METHODS = {
     },
     "ppo": {
         "delay0": Method(0),
-        "ratio": Method(1, {"delayed_step": "ratio"}),
+        "ratio": Method(1, RATIO),
         "displacement": Method(1, DISPLACEMENT),
-        "decoupled": Method(learner=delayed_learners.Decoupled),
+        "decoupled": Method(1, RATIO, delayed_learners.Decoupled),
+        "ratio, newest values": Method(1, RATIO, delayed_learners.RatioNewestValues),
+        "decoupled, newest values": Method(1, RATIO, delayed_learners.DecoupledNewestValues),
         "muon delay0": Method(0, MUON),
-        "muon ratio": Method(1, MUON),
+        "muon ratio": Method(1, MUON | RATIO),
         "muon displacement": Method(1, MUON | DISPLACEMENT),
         "extrapolated displacement": Method(1, DISPLACEMENT, delayed_learners.ExtrapolatedPPO),
         "displacement x 0.8": Method(1, DISPLACEMENT, delayed_learners.SmallOuterPPO),
@@ -241,7 +244,8 @@ def main() -> None:
         for task, algorithm in product(TASKS, METHODS)
         for method in METHODS[algorithm]
     }
-    document = "\n".join([about, table(steps, "delay0"), overview(steps, "delay0")])
+    tables = [table(steps, "delay0"), overview(steps, "delay0"), overview(steps, "ratio")]
+    document = "\n".join([about, *tables])
     print(document)
     (args.output / f"{name}.md").write_text(document)
     raise SystemExit(failed)

@@ -6,11 +6,14 @@ update would go from theta_j.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
 from hts_torchrl import A2C, PPO
+from hts_torchrl.objectives.returns import Targets
 from hts_torchrl.training.round_slice import RoundSlice
 
 
@@ -60,6 +63,22 @@ class Outer(OtherStep):
         return [self.s * (way + self.m * v) for v, way in zip(self._before, ways, strict=True)]
 
 
+class NewestValues:
+    """Computes advantages and returns with the critic of theta_j, not with what actors stored."""
+
+    def gae(self, batch: TensorDictBase, **settings: Any) -> Targets:
+        if not self.lag:
+            return super().gae(batch, **settings)
+        with torch.no_grad():
+            _, value = self.evaluate(self.samples_of(batch))
+        batch = batch.copy().set("state_value", value.view(*batch.shape, 1))
+        lag, self.lag = self.lag, 0  # so that final observations are valued by theta_j, too
+        try:
+            return super().gae(batch, **settings)
+        finally:
+            self.lag = lag
+
+
 class Decoupled(PPO):
     """Bounds the distance from the newest weights, and corrects for those that collected the round.
 
@@ -99,6 +118,18 @@ class Weighted(A2C):
 
     def on_after_backward(self) -> None:
         pass
+
+
+class WeightedNewestValues(NewestValues, Weighted):
+    pass
+
+
+class RatioNewestValues(NewestValues, PPO):
+    pass
+
+
+class DecoupledNewestValues(NewestValues, Decoupled):
+    pass
 
 
 class ExtrapolatedA2C(Extrapolated, A2C):

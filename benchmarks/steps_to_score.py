@@ -58,7 +58,7 @@ def table(steps: Steps, base: str) -> str:
         if not mine:
             continue
         low, high = bounds(resampled(mine, 1))
-        others = steps[task, algorithm, base]
+        others = steps.get((task, algorithm, base), ())
         compared = method != base and len(others) > 0
         rows.append({
             "task": task, "algorithm": algorithm, "method": method,
@@ -76,7 +76,7 @@ def overview(steps: Steps, base: str) -> str:
         of_tasks = {
             task: ratios(mine, steps[task, algorithm, base])
             for (task, *of), mine in steps.items()
-            if of == [algorithm, method] and mine and steps[task, algorithm, base]
+            if of == [algorithm, method] and mine and steps.get((task, algorithm, base))
         }
         if method != base and of_tasks:
             mean = np.exp(np.mean(np.log(list(of_tasks.values())), axis=0))

@@ -50,6 +50,10 @@ class Closed(A2C):
         super().__init__(learning_rate=speed)
 
 
+def test_ppo_displaces_unless_it_is_told_otherwise():
+    assert PPO().delayed_step == "displacement"
+
+
 @pytest.mark.parametrize("learner", OWN)
 class TestALearner:
     def test_has_all_settings_in_its_signature(self, learner):
