@@ -78,11 +78,11 @@ MUON = {"optimizer": "muon"}
 METHODS = {
     "a2c": {
         "delay0": Method(0),
-        "delay1": Method(),
+        "gradient": Method(1, {"delayed_step": "gradient"}),
+        "ratio": Method(1, RATIO),
         "weighted": Method(learner=delayed_learners.Weighted),
-        "weighted, newest values": Method(learner=delayed_learners.WeightedNewestValues),
         "muon delay0": Method(0, MUON),
-        "muon delay1": Method(1, MUON),
+        "muon gradient": Method(1, MUON),
         "extrapolated 1": Method(learner=delayed_learners.ExtrapolatedA2C),
         "extrapolated 0.5": Method(learner=delayed_learners.HalfExtrapolatedA2C),
     },
@@ -102,7 +102,7 @@ METHODS = {
         "displacement, Nesterov": Method(1, DISPLACEMENT, delayed_learners.NesterovPPO),
     },
 }
-MAIN = ("delay0", "delay1", "ratio", "displacement")
+MAIN = ("delay0", "gradient", "ratio", "displacement")
 
 
 @dataclass(frozen=True)

@@ -67,16 +67,7 @@ class NewestValues:
     """Computes advantages and returns with the critic of theta_j, not with what actors stored."""
 
     def gae(self, batch: TensorDictBase, **settings: Any) -> Targets:
-        if not self.lag:
-            return super().gae(batch, **settings)
-        with torch.no_grad():
-            _, value = self.evaluate(self.samples_of(batch))
-        batch = batch.copy().set("state_value", value.view(*batch.shape, 1))
-        lag, self.lag = self.lag, 0  # so that final observations are valued by theta_j, too
-        try:
-            return super().gae(batch, **settings)
-        finally:
-            self.lag = lag
+        return super().gae(batch, newest=self.lag > 0, **settings)
 
 
 class Decoupled(PPO):
@@ -98,10 +89,7 @@ class Decoupled(PPO):
 
 
 class Weighted(A2C):
-    """Takes the gradient at theta_j, and weights samples by the ratio of theta_j to theta_{j-1}.
-
-    So it is the gradient of the newest weights, but for the states that those would not visit.
-    """
+    """A2C's ``ratio`` with the values that actors stored: the critic is one update late."""
 
     def training_step(self, part: RoundSlice, _: int) -> Tensor:
         with self.learning_from(part):
@@ -118,10 +106,6 @@ class Weighted(A2C):
 
     def on_after_backward(self) -> None:
         pass
-
-
-class WeightedNewestValues(NewestValues, Weighted):
-    pass
 
 
 class RatioNewestValues(NewestValues, PPO):

@@ -81,7 +81,7 @@ class TestSteps:
         assert "| ppo | late | Go, Chess | 2.00 (2.00 to 2.00) |" in text
 
 
-def run_of(delay, method="delay1", seed=1, **changes):
+def run_of(delay, method="gradient", seed=1, **changes):
     figures = {"score": 1e6, "games": 5, "frames": 1500} | changes
     return delay.Run("CartPole", "a2c", method, seed, **figures)
 
@@ -109,6 +109,6 @@ class TestARun:
         delay = programs["delay"]
         plain, other = (
             delay.train(run_of(delay, method=name, frames=5000)).last_return
-            for name in ("delay1", method)
+            for name in ("gradient", method)
         )
         assert plain != other

@@ -25,7 +25,7 @@ SHARED = {
     "num_threads",
 }
 OWN = {
-    A2C: {"gae_lambda", "unroll"},
+    A2C: {"gae_lambda", "unroll", "delayed_step"},
     PPO: {"gae_lambda", "unroll", "epochs", "minibatches", "clip", "clip_value", "delayed_step"},
     Impala: {"rho_clip", "c_clip"},
 }
