@@ -218,6 +218,7 @@ if importlib.util.find_spec("gfootball_engine"):  # scripts/install_gfootball.sh
     TASKS["3 players"] = Task(team, "nature")
 ALGORITHMS: dict[str, tuple[type[Learner], dict[str, Any]]] = {
     "A2C": (A2C, {}),
+    "A2C ratio": (A2C, {"delayed_step": "ratio"}),
     "PPO ratio": (PPO, {"epochs": 2, "minibatches": 2}),
     "PPO displacement": (PPO, {"epochs": 2, "minibatches": 2, "delayed_step": "displacement"}),
     "PQN": (PQN, {"epochs": 2, "minibatches": 2, "exploration_fraction": 1.0}),
@@ -297,7 +298,7 @@ def fit(
     seed: int,
     path: Path | None = None,
 ) -> None:
-    steps = 5 if algorithm == "A2C" else 16
+    steps = 5 if algorithm.startswith("A2C") else 16
     # A process that resumes has other states of all generators than the one that was stopped.
     seed_everything(seed if path is None else seed + 1000, verbose=False)
     learner_class, settings = ALGORITHMS[algorithm]

@@ -19,22 +19,21 @@ reach the score; ``time_to_score.png`` every evaluation.
 from __future__ import annotations
 
 import csv
-import io
 import os
 import signal
 import statistics
 import subprocess
 import sys
-from dataclasses import astuple, dataclass, fields
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
+from finished_runs import NEVER, FinishedRuns
 from harness import machine, options
 from matplotlib.figure import Figure
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 METHODS = ("hts", "synchronous", "impala", "seed_rl")
-NEVER = float("inf")
 
 
 @dataclass(frozen=True)
@@ -107,35 +106,6 @@ def evaluations(metrics: Path) -> list[Evaluation]:
     return [Evaluation(*(round(float(row[name]), 6) for name in names)) for row in rows]
 
 
-class Results:
-    """All finished runs: a CSV with a row for each of their evaluations."""
-
-    COLUMNS = (*(f.name for f in fields(Run)), *(f.name for f in fields(Evaluation)))
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.runs: dict[Run, list[Evaluation]] = {}
-        if path.exists():
-            with path.open() as file:
-                for row in csv.DictReader(file):
-                    run = Run(
-                        row["task"], row["method"], int(row["seed"]), float(row["max_minutes"]),
-                        int(row["evaluation_frames"]), row["arguments"],
-                    )  # fmt: skip
-                    figures = (float(row[f.name]) for f in fields(Evaluation))
-                    self.runs.setdefault(run, []).append(Evaluation(*figures))
-
-    def add(self, run: Run, evaluations: list[Evaluation]) -> None:
-        self.runs[run] = evaluations
-        text = io.StringIO()
-        writer = csv.writer(text)
-        if not self.path.exists():
-            writer.writerow(self.COLUMNS)
-        writer.writerows((*astuple(run), *astuple(point)) for point in evaluations)
-        with self.path.open("a", newline="") as file:
-            file.write(text.getvalue())  # at once, so that a run is there or it is not
-
-
 def reached(curve: list[Evaluation], score: float, unit: str) -> float:
     """Return the minutes or frames of the first evaluation that has the score."""
     return next((getattr(point, unit) for point in curve if point.score >= score), NEVER)
@@ -194,7 +164,8 @@ def main() -> None:
         args.tasks, args.methods, args.seeds = ["cartpole_ppo"], ["hts"], [1]
         args.scores, args.max_minutes, args.evaluation_frames = [20.0], 0.5, 4096
     args.output.mkdir(parents=True, exist_ok=True)
-    results, failed, wanted = Results(args.output / "time_to_score.csv"), False, []
+    results = FinishedRuns(args.output / "time_to_score.csv", Run, Evaluation)
+    failed, wanted = False, []
     for seed, task, method in product(args.seeds, args.tasks, args.methods):
         run = Run(
             task, method, seed, args.max_minutes, args.evaluation_frames, " ".join(args.arguments)

@@ -105,6 +105,7 @@ LEARNINGS = {
 }
 """What has one mode, no layer that draws, and 32 bits."""
 SPECIAL_LEARNINGS = {
+    "A2C ratio": Learning(partial(DECAYING_A2C, delayed_step="ratio"), trainer=CHUNKS),
     "A2C squashed": Learning(partial(DECAYING_A2C, squash=True), PENDULUM),
     "PPO squashed": Learning(partial(SHORT_PPO, squash=True), PENDULUM),
     "A2C dropout": Learning(DECAYING_A2C, trainer=CHUNKS, make_layer=nn.Dropout),

@@ -60,7 +60,13 @@ PONG = AtariEnvs("pong", sticky_actions=0.25, max_frames=200)
 # Of ours, and known: what is tested is that the bits do not suffer.
 TWO_MODES = "ignore:the policy learns in train mode and acts in eval mode"
 
-QUICK_SPECIAL_LEARNINGS = ("A2C dropout", "PPO normalised", "PPO gru", "PPO statistics")
+QUICK_SPECIAL_LEARNINGS = (
+    "A2C ratio",
+    "A2C dropout",
+    "PPO normalised",
+    "PPO gru",
+    "PPO statistics",
+)
 STEADY = {
     "steady A2C": Learning(partial(A2C, learning_rate=0.01)),
     "steady PPO": Learning(partial(PPO, epochs=2, minibatches=2)),

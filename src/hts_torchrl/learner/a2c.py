@@ -1,11 +1,11 @@
-"""Advantage actor-critic with the one-step-delayed gradient.
+"""Advantage actor-critic, learning from the round before the running one.
 
 Shapes: N environments, T steps of a round; B samples of it.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from tensordict import TensorDictBase
 from torch import Tensor, nn
@@ -19,12 +19,17 @@ from hts_torchrl.training.round_slice import RoundSlice
 class A2C(Learner):
     """Advantage actor-critic with the one-step-delayed gradient (equation 3 of the paper).
 
+    The delayed step has two forms: ``gradient`` takes the gradient at the weights that collected
+    the round (the paper's); ``ratio`` takes it at the newest, with the newest critic's values, and
+    weights each sample by the ratio of what either would have done. It costs one more pass a round.
+
     A round is one update. ``Trainer(accumulate_grad_batches=K)`` computes its gradient in K chunks
     of environments; ``Trainer(gradient_clip_val=0.5)`` clips it.
 
     Args:
         gae_lambda: 1 gives n-step returns.
         unroll: steps after which a return is bootstrapped; None is the whole round.
+        delayed_step: ``gradient`` or ``ratio``.
     """
 
     def __init__(
@@ -33,12 +38,21 @@ class A2C(Learner):
         *,
         gae_lambda: float = 1.0,
         unroll: int | None = None,
+        delayed_step: Literal["gradient", "ratio"] = "gradient",
         **settings: Any,  # noqa: ANN401 - those of Learner
     ) -> None:
         super().__init__(policy, **settings)
         require(0 <= gae_lambda <= 1, f"gae_lambda={gae_lambda}", "0 to 1")
         require(unroll is None or unroll > 0, f"unroll={unroll}", "None, or 1 or more,")
+        forms = ("gradient", "ratio")
+        require(delayed_step in forms, f"delayed_step={delayed_step!r}", "gradient or ratio")
         self.gae_lambda, self.unroll = gae_lambda, unroll
+        self.delayed_step = delayed_step
+
+    @property
+    def reweights(self) -> bool:
+        """Whether the gradient is that of the newest weights, from data of those before."""
+        return self.delayed_step == "ratio" and self.lag > 0
 
     @property
     def parts_per_round(self) -> int:
@@ -46,12 +60,17 @@ class A2C(Learner):
         return self.trainer.accumulate_grad_batches
 
     def training_step(self, part: RoundSlice, _: int) -> Tensor:
-        """Return the loss of one chunk, at the weights that collected the round."""
+        """Return the loss of one chunk, at the weights that ``delayed_step`` asks for."""
         with self.learning_from(part):
-            if self.lag:
+            if self.lag and not self.reweights:
                 self.delayed.load_behaviour()
             if part.is_first:
-                targets = self.gae(part.round, gae_lambda=self.gae_lambda, unroll=self.unroll)
+                targets = self.gae(
+                    part.round,
+                    gae_lambda=self.gae_lambda,
+                    unroll=self.unroll,
+                    newest=self.reweights,
+                )
                 self.samples = self.samples_of(
                     part.round, advantage=targets.advantage, returns=targets.returns
                 )
@@ -74,10 +93,11 @@ class A2C(Learner):
     def loss(self, samples: TensorDictBase) -> Tensor:
         """Return the loss of B samples, which have ``advantage`` and ``returns``."""
         policy, value = self.evaluate(samples)
+        log_prob, advantage = policy.log_prob(samples["action"]), samples["advantage"]
+        if self.reweights:
+            advantage = advantage * (log_prob.detach() - samples["behaviour_log_prob"]).exp()
         losses = {
-            "policy": policy_gradient_loss(
-                policy.log_prob(samples["action"]), samples["advantage"]
-            ),
+            "policy": policy_gradient_loss(log_prob, advantage),
             "value": value_loss(value, samples["returns"]),
             "entropy": mean_entropy(policy),
         }
@@ -90,5 +110,5 @@ class A2C(Learner):
 
     def on_after_backward(self) -> None:
         """Put the newest weights back, from which the optimiser steps; the gradient stays."""
-        if self.lag:
+        if self.lag and not self.reweights:
             self.delayed.restore_newest()

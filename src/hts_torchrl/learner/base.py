@@ -225,14 +225,20 @@ class Learner(RoundModule):
     # What a training step is written with
 
     def gae(
-        self, batch: TensorDictBase, *, gae_lambda: float, unroll: int | None = None
+        self,
+        batch: TensorDictBase,
+        *,
+        gae_lambda: float,
+        unroll: int | None = None,
+        newest: bool = False,
     ) -> Targets:
-        """Return advantages and returns, under the weights that collected the round.
+        """Return advantages and returns, with values of the weights that collected the round.
 
         Args:
             batch: the round ``[N, T]``.
             gae_lambda: decay of the advantage; 1 gives n-step returns.
             unroll: steps after which the sum is bootstrapped; None is T.
+            newest: take the values of the weights in place; this costs one more pass.
 
         Returns:
             Two tensors, float32 ``[N, T]``.
@@ -243,10 +249,11 @@ class Learner(RoundModule):
         if "state_value" not in batch.keys():  # noqa: SIM118 - a TensorDict is no dict
             raise ConfigurationError(NO_VALUE)
         after = batch["next"]
+        value = self._newest_value(batch) if newest else batch["state_value"]
         targets = gae_targets(
             reward=self.rewards(batch),
-            value=self._unscaled(batch["state_value"]),
-            next_value=self._unscaled(self._next_value(batch)),
+            value=self._unscaled(value),
+            next_value=self._unscaled(self._next_value(batch, value, newest=newest)),
             done=after["done"],
             terminated=after["terminated"],
             gamma=self.gamma,
@@ -337,15 +344,20 @@ class Learner(RoundModule):
         with torch.no_grad(), evaluating(self._draws.layers_of_two_modes):
             return self.evaluate(final)[1].unsqueeze(-1)
 
-    def _next_value(self, batch: TensorDictBase) -> Tensor:
-        """Shift the stored values by a step; evaluate what no actor saw: the true final ones."""
+    def _newest_value(self, batch: TensorDictBase) -> Tensor:
+        with torch.no_grad(), evaluating(self._draws.layers_of_two_modes):
+            return self.evaluate(self.samples_of(batch))[1].reshape(*batch.shape, 1)
+
+    def _next_value(self, batch: TensorDictBase, value: Tensor, *, newest: bool) -> Tensor:
+        """Shift the values by a step; evaluate what no actor saw: the true final ones."""
         after = batch["next"]
-        next_value: Tensor = batch["state_value"].roll(-1, 1)
+        next_value = value.roll(-1, 1)
         unseen = after["truncated"].squeeze(-1).clone()
         unseen[:, -1] = True
         unseen &= ~after["terminated"].squeeze(-1)
         if unseen.any():
-            with self._weights.behaviour() if self.lag else contextlib.nullcontext():
+            behaviour = self._weights.behaviour() if self.lag and not newest else None
+            with behaviour or contextlib.nullcontext():
                 next_value[unseen] = self.values_where(after, unseen)
         return next_value
 

@@ -21,9 +21,9 @@ class PPO(MinibatchLearner):
     """Proximal policy optimisation, learning from the round before the running one.
 
     A round is ``epochs * minibatches`` steps of the Trainer. The delayed step has two forms:
-    ``ratio`` starts at the newest weights and takes the ratio against the stored behaviour
-    log-probabilities (the paper's code); ``displacement`` runs the epochs from the behaviour
-    weights, where the ratio starts at 1, and adds the way they went to the newest weights.
+    ``displacement`` runs the epochs from the behaviour weights, where the ratio starts at 1, and
+    adds the way they went to the newest weights; ``ratio`` starts at the newest weights and takes
+    the ratio against the stored behaviour log-probabilities (the paper's code).
 
     Args:
         optimizer: ``adam``, ``rmsprop`` (smoothing 0.99), any other class of ``torch.optim`` by its
@@ -33,7 +33,7 @@ class PPO(MinibatchLearner):
         unroll: steps after which the advantage is bootstrapped; None is the whole round.
         clip: bound on the ratio's distance from 1.
         clip_value: bound the value's change by ``clip`` too.
-        delayed_step: ``ratio`` or ``displacement``.
+        delayed_step: ``displacement`` or ``ratio``, which took more steps to a score in most tasks.
     """
 
     def __init__(  # noqa: PLR0913 - flags of the command line, keyword only
@@ -46,7 +46,7 @@ class PPO(MinibatchLearner):
         unroll: int | None = None,
         clip: float = 0.1,
         clip_value: bool = True,
-        delayed_step: Literal["ratio", "displacement"] = "ratio",
+        delayed_step: Literal["ratio", "displacement"] = "displacement",
         **settings: Any,  # noqa: ANN401 - those of MinibatchLearner and Learner
     ) -> None:
         super().__init__(policy, optimizer=optimizer, learning_rate=learning_rate, **settings)

@@ -90,13 +90,13 @@ class TestTargets:
     The first and third game are truncated, the second one terminates.
     """
 
-    def returns(self, *, lag: int, newest: float = 1.0):
+    def returns(self, *, lag: int, newest: float = 1.0, **settings):
         policy, critic = counting_policy(1.0)
         collector = HTSCollector(
             PairsEnv, policy, num_actors=0, num_envs=1, frames_per_batch=7, total_frames=7
         )
         batch = next(iter(collector))
-        learner = unlogged(A2C(policy, gamma=0.5, gae_lambda=0.0))
+        learner = unlogged(A2C(policy, gamma=0.5, gae_lambda=0.0, **settings))
         learner.on_fit_start()
         learner.updates = lag
         nn.init.constant_(critic.weight, newest)
@@ -130,11 +130,25 @@ class TestTargets:
         changed[1], changed[5], changed[6] = 2 + 300 / 2, 6 + 900 / 2, 7 + 1100 / 2
         assert self.returns(lag=0, newest=100.0) == pytest.approx(changed)
 
+    def test_are_those_of_the_newest_weights_with_the_ratio(self):
+        changed = [1 + 200 / 2, 2 + 300 / 2, 3 + 500 / 2, 4.0]
+        changed += [5 + 800 / 2, 6 + 900 / 2, 7 + 1100 / 2]
+        ratio = {"delayed_step": "ratio"}
+        assert self.returns(lag=1, newest=100.0, **ratio) == pytest.approx(changed)
+        assert self.final_scale == 100.0
+
 
 class TestA2C:
     def gradients(self, chunks: int):
         learner = SGDA2C(cartpole_policy(), learning_rate=0.1)
         return watched_fit(learner, cartpole(3), accumulate_grad_batches=chunks).gradients
+
+    def test_without_delay_both_steps_are_the_same(self):
+        finals = []
+        for delayed_step in ("gradient", "ratio"):
+            learner = SGDA2C(cartpole_policy(), learning_rate=0.1, delayed_step=delayed_step)
+            finals.append(watched_fit(learner, cartpole(3, delay=0)).final_weights)
+        assert torch.equal(*finals)
 
     @pytest.mark.parametrize("chunks", [2, 4])
     def test_chunks_give_the_gradient_of_the_whole_round(self, chunks):
@@ -455,6 +469,7 @@ NAN = float("nan")
         (PPO, {"minibatches": 0}, "minibatches=0; 1 or more is needed"),
         (PPO, {"clip": 0.0}, "clip=0.0; a finite number of more than 0 is needed"),
         (PPO, {"delayed_step": "late"}, "delayed_step='late'; ratio or displacement is needed"),
+        (A2C, {"delayed_step": "late"}, "delayed_step='late'; gradient or ratio is needed"),
     ],
 )
 def test_a_wrong_setting_is_refused_when_the_learner_is_made(learner_class, settings, message):

@@ -25,7 +25,7 @@ SHARED = {
     "num_threads",
 }
 OWN = {
-    A2C: {"gae_lambda", "unroll"},
+    A2C: {"gae_lambda", "unroll", "delayed_step"},
     PPO: {"gae_lambda", "unroll", "epochs", "minibatches", "clip", "clip_value", "delayed_step"},
     Impala: {"rho_clip", "c_clip"},
     PQN: {
@@ -54,6 +54,10 @@ class Closed(A2C):
 
     def __init__(self, speed: float = 1.0) -> None:
         super().__init__(learning_rate=speed)
+
+
+def test_ppo_displaces_unless_it_is_told_otherwise():
+    assert PPO().delayed_step == "displacement"
 
 
 @pytest.mark.parametrize("learner", OWN)

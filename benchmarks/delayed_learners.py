@@ -1,0 +1,140 @@
+"""Learners that ``delay.py`` tries against the delay of one update; none is part of the package.
+
+With theta_j the newest weights, theta_{j-1} those that collected the round, and u_j the way that an
+update would go from theta_j.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor
+
+from hts_torchrl import A2C, PPO
+from hts_torchrl.objectives.returns import Targets
+from hts_torchrl.training.round_slice import RoundSlice
+
+
+class OtherStep:
+    """Makes another step of the way u_j that an update would go."""
+
+    _before: list[Tensor] | None = None
+
+    @torch.no_grad()
+    def on_round_end(self) -> None:
+        super().on_round_end()
+        parameters, newest = self.delayed.parameters, self.delayed.newest
+        ways = [now - old for now, old in zip(parameters, newest, strict=True)]
+        for parameter, old, step in zip(parameters, newest, self.steps(ways), strict=True):
+            parameter.copy_(old + step)
+
+    def steps(self, ways: list[Tensor]) -> list[Tensor]:
+        raise NotImplementedError
+
+
+class Extrapolated(OtherStep):
+    """theta_{j+1} = theta_j + u_j + c (u_j - u_{j-1}).
+
+    With c = 1 what an update lacked, because its gradient came one round late, is made good as soon
+    as it is known: the step of optimistic gradient methods. It was derived here, and is not claimed
+    to be the error feedback of arXiv 2606.30634.
+    """
+
+    c = 1.0
+
+    def steps(self, ways: list[Tensor]) -> list[Tensor]:
+        before, self._before = self._before or ways, ways
+        return [way + self.c * (way - last) for way, last in zip(ways, before, strict=True)]
+
+
+class Outer(OtherStep):
+    """theta_{j+1} = theta_j + s (u_j + m v_j), v_j = m v_{j-1} + u_j: Nesterov's momentum.
+
+    As in outer-PPO (Tan et al., 2024, arXiv 2411.00666), one round late.
+    """
+
+    s, m = 1.0, 0.0
+
+    def steps(self, ways: list[Tensor]) -> list[Tensor]:
+        before = self._before or [torch.zeros_like(way) for way in ways]
+        self._before = [self.m * v + way for v, way in zip(before, ways, strict=True)]
+        return [self.s * (way + self.m * v) for v, way in zip(self._before, ways, strict=True)]
+
+
+class NewestValues:
+    """Computes advantages and returns with the critic of theta_j, not with what actors stored."""
+
+    def gae(self, batch: TensorDictBase, **settings: Any) -> Targets:
+        return super().gae(batch, newest=self.lag > 0, **settings)
+
+
+class Decoupled(PPO):
+    """Bounds the distance from the newest weights, and corrects for those that collected the round.
+
+    The epochs begin at theta_j, where each ratio is one again. Samples are weighted by the ratio of
+    theta_j to theta_{j-1}: the decoupled objective of Hilton et al. (2022, arXiv 2110.00641).
+    """
+
+    def normalised_samples(self, batch: TensorDictBase) -> TensorDictBase:
+        samples = super().normalised_samples(batch)
+        if self.lag:
+            with torch.no_grad():
+                policy, value = self.evaluate(samples)
+                newest = policy.log_prob(samples["action"])
+            samples["advantage"] *= (newest - samples["behaviour_log_prob"]).exp()
+            samples["behaviour_log_prob"], samples["behaviour_value"] = newest, value
+        return samples
+
+
+class Weighted(A2C):
+    """A2C's ``ratio`` with the values that actors stored: the critic is one update late."""
+
+    def training_step(self, part: RoundSlice, _: int) -> Tensor:
+        with self.learning_from(part):
+            if part.is_first:
+                targets = self.gae(part.round, gae_lambda=self.gae_lambda, unroll=self.unroll)
+                self.samples = self.samples_of(
+                    part.round, advantage=targets.advantage, returns=targets.returns
+                )
+            samples = self.samples[self.chunk_of(part)]
+            with torch.no_grad():
+                newest = self.evaluate(samples)[0].log_prob(samples["action"])
+            weight = (newest - samples["behaviour_log_prob"]).exp()
+            return self.loss(samples.set("advantage", samples["advantage"] * weight))
+
+    def on_after_backward(self) -> None:
+        pass
+
+
+class RatioNewestValues(NewestValues, PPO):
+    pass
+
+
+class DecoupledNewestValues(NewestValues, Decoupled):
+    pass
+
+
+class ExtrapolatedA2C(Extrapolated, A2C):
+    pass
+
+
+class HalfExtrapolatedA2C(Extrapolated, A2C):
+    c = 0.5
+
+
+class ExtrapolatedPPO(Extrapolated, PPO):
+    pass
+
+
+class SmallOuterPPO(Outer, PPO):
+    s = 0.8
+
+
+class LargeOuterPPO(Outer, PPO):
+    s = 1.25
+
+
+class NesterovPPO(Outer, PPO):
+    s, m = 0.8, 0.2

@@ -1,0 +1,114 @@
+"""The study of the delay: no run influences another or is repeated, and never is no number."""
+
+import importlib
+import sys
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from tests.unit.benchmarks.test_programs import FOLDER
+
+NAMES = ("delay", "delayed_learners", "finished_runs", "harness", "steps_to_score")
+
+
+@pytest.fixture
+def programs(monkeypatch):
+    monkeypatch.syspath_prepend(FOLDER)
+    yield {name: importlib.import_module(name) for name in NAMES}
+    for name in NAMES:
+        del sys.modules[name]
+
+
+@dataclass(frozen=True)
+class Played:
+    task: str
+    seed: int
+
+
+@dataclass(frozen=True)
+class Figure:
+    steps: float
+
+
+class TestFinishedRuns:
+    def test_are_found_again_by_all_of_their_columns(self, programs, tmp_path):
+        finished = programs["finished_runs"].FinishedRuns
+        path = tmp_path / "runs.csv"
+        points = [Figure(1.5), Figure(float("inf"))]
+        finished(path, Played, Figure).add(Played("Go", 1), points)
+        finished(path, Played, Figure).add(Played("Go", 2), [Figure(3.0)])
+        assert finished(path, Played, Figure).runs == {
+            Played("Go", 1): points,
+            Played("Go", 2): [Figure(3.0)],
+        }
+
+    def test_have_one_head_in_their_file(self, programs, tmp_path):
+        finished = programs["finished_runs"].FinishedRuns(tmp_path / "runs.csv", Played, Figure)
+        finished.add(Played("Go", 1), [Figure(1.0)])
+        finished.add(Played("Go", 2), [Figure(2.0)])
+        assert finished.path.read_text().split() == ["task,seed,steps", "Go,1,1.0", "Go,2,2.0"]
+
+
+class TestSteps:
+    def test_of_equal_seeds_have_a_ratio_without_doubt(self, programs):
+        ratios = programs["steps_to_score"].ratios([30.0] * 4, [20.0] * 4)
+        assert set(ratios) == {1.5}
+
+    def test_that_are_never_make_the_median_never_where_they_are_half(self, programs):
+        table = programs["steps_to_score"].table
+        steps = {
+            ("Go", "ppo", "late"): [10.0, np.inf, np.inf],
+            ("Go", "ppo", "base"): [10.0, 20.0, np.inf],
+        }
+        late, base = table(steps, "base").splitlines()[2:]
+        assert "| late | never (10 to never) | inf (" in late
+        assert late.endswith("| 1 of 3 |")
+        assert "| base | 20 (10 to never) |  | 2 of 3 |" in base
+
+    def test_that_nobody_reached_are_no_difference(self, programs):
+        ratios = programs["steps_to_score"].ratios([np.inf] * 3, [np.inf] * 3)
+        assert set(ratios) == {1.0}
+
+    def test_of_two_tasks_have_the_geometric_mean_of_their_ratios(self, programs):
+        steps = {
+            ("Go", "ppo", "late"): [40.0] * 3,
+            ("Go", "ppo", "base"): [10.0] * 3,
+            ("Chess", "ppo", "late"): [10.0] * 3,
+            ("Chess", "ppo", "base"): [10.0] * 3,
+        }
+        text = programs["steps_to_score"].overview(steps, "base")
+        assert "| ppo | late | Go, Chess | 2.00 (2.00 to 2.00) |" in text
+
+
+def run_of(delay, method="gradient", seed=1, **changes):
+    figures = {"score": 1e6, "games": 5, "frames": 1500} | changes
+    return delay.Run("CartPole", "a2c", method, seed, **figures)
+
+
+class TestARun:
+    def test_has_the_same_outcome_after_another_one(self, programs):
+        delay = programs["delay"]
+        first, other, again = (
+            delay.train(run_of(delay, seed=seed)).last_return for seed in (1, 2, 1)
+        )
+        assert first == again != other
+
+    def test_ends_at_its_limit_without_the_score(self, programs):
+        delay = programs["delay"]
+        assert delay.train(run_of(delay)).steps == np.inf
+
+    def test_ends_in_the_round_that_reaches_the_score(self, programs):
+        delay = programs["delay"]
+        steps = delay.train(run_of(delay, score=10.0)).steps
+        assert steps < 1500
+        assert steps % 128 == 0
+
+    @pytest.mark.parametrize("method", ["weighted", "extrapolated 1"])
+    def test_differs_where_another_rule_learns(self, programs, method):
+        delay = programs["delay"]
+        plain, other = (
+            delay.train(run_of(delay, method=name, frames=5000)).last_return
+            for name in ("gradient", method)
+        )
+        assert plain != other
