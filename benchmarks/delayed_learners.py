@@ -77,8 +77,8 @@ class Decoupled(PPO):
     theta_j to theta_{j-1}: the decoupled objective of Hilton et al. (2022, arXiv 2110.00641).
     """
 
-    def normalised_samples(self, batch: TensorDictBase) -> TensorDictBase:
-        samples = super().normalised_samples(batch)
+    def samples_to_learn(self, batch: TensorDictBase) -> TensorDictBase:
+        samples = super().samples_to_learn(batch)
         if self.lag:
             with torch.no_grad():
                 policy, value = self.evaluate(samples)
