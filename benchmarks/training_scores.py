@@ -85,7 +85,8 @@ class TrainingScores:
         self._left_out = ""
 
     def end(self) -> None:
-        """Write the last point, whatever ended the run."""
+        """Write the last point, whatever ended the run; may be called twice."""
         self.over = True
-        self._write()
-        self._file.close()
+        if not self._file.closed:
+            self._write()
+            self._file.close()
