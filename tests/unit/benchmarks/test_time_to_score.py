@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from benchmarks.score_report import common_grid
 from benchmarks.training_scores import FEWEST, TrainingScores
 
 FOLDER = Path(__file__).parents[3] / "benchmarks"
@@ -155,10 +156,10 @@ class TestTable:
         )
         assert impala == "| pong | impala | 1 | - | - | - | - | 0 |"
 
-    def test_bands_are_of_one_grid_on_which_a_run_that_ended_keeps_its_score(self, program):
+    def test_bands_are_of_one_grid_on_which_a_run_that_ended_keeps_its_score(self):
         places = [np.array([1.0, 3.0]), np.array([2.0, 4.0])]
         scores = [np.array([0.0, 2.0]), np.array([1.0, 3.0])]
-        grid, on_grid = program.common_grid(places, scores)
+        grid, on_grid = common_grid(places, scores)
         assert (grid[0], grid[-1]) == (2.0, 4.0)
         assert on_grid[:, 0].tolist() == [1.0, 1.0]
         assert on_grid[:, -1].tolist() == [2.0, 3.0]
