@@ -133,6 +133,7 @@ def draw(runs: dict[Run, Curve], scores: Sequence[float], path: Path) -> None:
             mine = [curve for r, curve in runs.items() if (r.task, r.method) == (task, method)]
             if mine:
                 draw_method(axes, mine, unit, color=f"C{number}", label=method)
+        axes.locator_params(axis="x", nbins=6)
         axes.set(title=task, xlabel={"minutes": "minutes of training", "frames": "steps"}[unit])
     panels[0, 0].legend(fontsize=8)
     figure.savefig(path, dpi=120)

@@ -56,9 +56,9 @@ class TrainingScores:
         """Return what a program's settings ask for; None if they are those of throughput."""
         return cls(**run["scores"]) if "scores" in run else None
 
-    def begin(self) -> None:
-        """Start the clock, before the first rollout."""
-        self._began_s = time.monotonic()
+    def begin(self, earlier_s: float = 0.0) -> None:
+        """Start the clock: the first rollout begins, or began so many seconds ago."""
+        self._began_s = time.monotonic() - earlier_s
 
     def add(self, steps: int, returns: Sequence[float]) -> bool:
         """Note the raw returns of the last 100 games after an update; returns whether to stop."""
