@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import io
+import sys
 from collections.abc import Sequence
 from dataclasses import astuple, fields
 from pathlib import Path
@@ -29,7 +30,10 @@ class FinishedRuns(Generic[Run, Point]):
         self.runs: dict[Run, list[Point]] = {}
         if path.exists():
             with path.open() as file:
-                for row in csv.DictReader(file):
+                rows = csv.DictReader(file)
+                if list(rows.fieldnames or ()) != self.columns:
+                    sys.exit(f"{path} has the columns of another version: move it away")
+                for row in rows:
                     self.runs.setdefault(_read(run, row), []).append(_read(point, row))
 
     def add(self, run: Run, points: Sequence[Point]) -> None:

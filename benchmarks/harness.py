@@ -102,15 +102,7 @@ class _Contestant:
     def __exit__(
         self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None
     ) -> None:
-        # Python's resource tracker outlives SIGTERM, and then removes the semaphores of the others.
-        for number in (signal.SIGTERM, signal.SIGCONT):
-            self._signal(number)
-        ends_s = time.perf_counter() + _END_S
-        while self._processes() and time.perf_counter() < ends_s:
-            self._process.poll()
-            time.sleep(0.05)
-        self._signal(signal.SIGKILL)
-        self._process.wait()
+        end_session(self._process)
 
     def warm_up(self) -> None:
         began_s = time.perf_counter()
@@ -139,30 +131,53 @@ class _Contestant:
         if problem == "ended" or waited_s > _LIMIT_S:
             sys.exit(f"{self._process.args} {problem}\n{self._errors.read_text()[-3000:]}")
 
-    def _processes(self) -> list[int]:
-        """Return all processes of the contestant: workers have groups of their own."""
-        found = []
-        for path in Path("/proc").glob("[0-9]*/stat"):
-            with suppress(FileNotFoundError, ProcessLookupError):
-                if int(_fields(path)[3]) == self._process.pid:  # its session
-                    found.append(int(path.parent.name))
-        return found
-
     def _signal(self, number: int) -> None:
-        for pid in self._processes():
-            with suppress(ProcessLookupError):
-                os.kill(pid, number)
+        signal_session(self._process.pid, number)
 
     def _cpu_s(self) -> float:
-        return sum(cpu_s(pid) for pid in self._processes())
+        return sum(cpu_s(pid) for pid in in_session(self._process.pid))
+
+
+def in_session(leader: int) -> list[int]:
+    """Return all processes of a program in a session of its own: workers have their own groups."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(FileNotFoundError, ProcessLookupError):
+            if int(_fields(path)[3]) == leader:
+                found.append(int(path.parent.name))
+    return found
+
+
+def signal_session(leader: int, number: int) -> None:
+    """Send a signal to all processes of a session."""
+    for pid in in_session(leader):
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+def end_session(leader: subprocess.Popen[Any]) -> None:
+    """End a program with all its processes: ask, wait, kill."""
+    # Python's resource tracker outlives SIGTERM, and then removes the semaphores of the others.
+    for number in (signal.SIGTERM, signal.SIGCONT):
+        signal_session(leader.pid, number)
+    ends_s = time.perf_counter() + _END_S
+    while in_session(leader.pid) and time.perf_counter() < ends_s:
+        leader.poll()
+        time.sleep(0.05)
+    signal_session(leader.pid, signal.SIGKILL)
+    leader.wait()
+
+
+def exit_at_sigterm() -> None:
+    """Let SIGTERM end this process as an exception does: else it would leave others behind."""
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
 
 
 def take_turns(
     commands: Mapping[Name, Command], turns: int, seconds: float
 ) -> dict[Name, list[Turn]]:
     """Start the programs, one after the other; returns what each did in each of its turns."""
-    # By default the signal would end this process and leave the contestants behind, stopped.
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    exit_at_sigterm()
     taken: dict[Name, list[Turn]] = {name: [] for name in commands}
     with ExitStack() as stack:
         contestants = {}

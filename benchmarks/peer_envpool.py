@@ -1,13 +1,16 @@
 """A2C and PPO in one file on EnvPool's native Atari and CartPole, in the manner of CleanRL.
 
-For ``throughput.py``, which makes its environment and calls it. The main process acts on all
-environments at once, then learns.
+For ``throughput.py`` and ``time_to_score.py``, which make its environment and call it. The main
+process acts on all environments at once, then learns. For a time to a score it has the settings
+that CleanRL publishes: the defaults of its ``ppo_atari_envpool.py`` and, for CartPole, ``ppo.py``.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from collections import deque
+from dataclasses import dataclass
 from typing import Any
 
 import envpool
@@ -15,8 +18,34 @@ import numpy as np
 import torch
 from harness import Stopwatch, keep_freed_memory
 from torch import Tensor, nn
+from training_scores import WINDOW, TrainingScores
 
 GAMMA = 0.99
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How it learns; the defaults are A2C's."""
+
+    num_envs: int
+    steps: int
+    ppo: bool = False
+    epochs: int = 1
+    minibatches: int = 1
+    gae_lambda: float = 1.0
+    learning_rate: float = 7e-4
+    clip: float = 0.1
+    clip_value: bool = False
+    """Whether the loss of values is clipped as that of the policy is."""
+    total_steps: int = 0
+    """At which the learning rate, which falls in a straight line, is 0; 0: it stays."""
+
+
+PPO = {"ppo": True, "epochs": 4, "minibatches": 4, "gae_lambda": 0.95, "learning_rate": 2.5e-4}
+PUBLISHED = {
+    "atari": Settings(8, 128, **PPO, clip=0.1, clip_value=True, total_steps=10_000_000),
+    "cartpole": Settings(4, 128, **PPO, clip=0.2, clip_value=True, total_steps=500_000),
+}
 
 
 def layer(module: Any, gain: float = 2**0.5) -> Any:
@@ -59,13 +88,30 @@ class Agent(nn.Module):
         return torch.distributions.Categorical(logits=self.actor(hidden)), value.squeeze(-1)
 
 
+class Games:
+    """Raw returns of whole games, the last 100: neither clipped nor of one life."""
+
+    def __init__(self, num_envs: int) -> None:
+        self.returns: deque[float] = deque(maxlen=WINDOW)
+        self.running = np.zeros(num_envs)
+
+    def add(self, reward: Any, terminated: Any, truncated: Any, info: dict[str, Any]) -> None:
+        """Add a step; Atari tells the raw reward, and whether the game ended with that life."""
+        self.running += info.get("reward", reward)
+        ended = info.get("terminated", terminated).astype(bool) | truncated
+        self.returns.extend(self.running[ended].tolist())
+        self.running[ended] = 0.0
+
+
 class Rollouts:
     """Collects rounds ``[T, N]`` in lock step."""
 
     def __init__(
-        self, envs: Any, agent: Agent, steps: int, num_envs: int, device: torch.device
-    ) -> None:
+        self, envs: Any, agent: Agent, steps: int, num_envs: int, device: torch.device,
+        games: Games | None = None,
+    ) -> None:  # fmt: skip
         self.envs, self.agent, self.steps, self.device = envs, agent, steps, device
+        self.games = games
         self.observation = torch.from_numpy(envs.reset()[0]).to(device)
         shape = (steps, num_envs)
         self.observations = self.observation.new_zeros((*shape, *self.observation.shape[1:]))
@@ -79,12 +125,14 @@ class Rollouts:
             self.observations[step] = self.observation
             self.actions[step] = dist.sample()
             self.log_probs[step] = dist.log_prob(self.actions[step])
-            observation, reward, terminated, truncated, _ = self.envs.step(
+            observation, reward, terminated, truncated, info = self.envs.step(
                 self.actions[step].cpu().numpy().astype(np.int32)
             )
             self.observation = torch.from_numpy(observation).to(self.device)
             self.rewards[step] = torch.from_numpy(reward)
             self.ends[step] = torch.from_numpy((terminated | truncated).astype(np.float32))
+            if self.games is not None:
+                self.games.add(reward, terminated, truncated, info)
 
     @torch.no_grad()
     def advantages(self, gae_lambda: float) -> Tensor:
@@ -98,60 +146,111 @@ class Rollouts:
         return advantages
 
 
-def loss_of(agent: Agent, batch: tuple[Tensor, ...], ppo: bool) -> Tensor:
+def loss_of(agent: Agent, batch: tuple[Tensor, ...], settings: Settings) -> Tensor:
     observations, actions, log_probs, advantages, returns = batch
     dist, values = agent(observations)
     new_log_probs = dist.log_prob(actions)
-    if ppo:
+    errors = (values - returns).square()
+    if settings.clip_value:
+        old = returns - advantages
+        near = old + (values - old).clamp(-settings.clip, settings.clip)
+        errors = torch.max(errors, (near - returns).square())
+    if settings.ppo:
         advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
         ratio = (new_log_probs - log_probs).exp()
-        policy = -torch.min(advantages * ratio, advantages * ratio.clamp(0.9, 1.1)).mean()
+        clipped = ratio.clamp(1 - settings.clip, 1 + settings.clip)
+        policy = -torch.min(advantages * ratio, advantages * clipped).mean()
     else:
         policy = -(advantages * new_log_probs).mean()
-    value = 0.5 * (values - returns).square().mean()
-    return policy + 0.5 * value - 0.01 * dist.entropy().mean()
+    return policy + 0.5 * (0.5 * errors.mean()) - 0.01 * dist.entropy().mean()
 
 
-def shuffled(count: int, device: torch.device) -> tuple[Tensor, ...]:
-    return torch.randperm(count, device=device).chunk(4)
+def shuffled(count: int, parts: int, device: torch.device) -> tuple[Tensor, ...]:
+    return torch.randperm(count, device=device).chunk(parts)
 
 
-def main(run: dict[str, Any]) -> None:
-    keep_freed_memory()
-    torch.set_num_threads(run["main_threads"])
-    ppo, num_envs, steps = run["algorithm"] == "ppo", run["num_envs"], run["steps"]
-    pixels = run["game"] != "cartpole"
-    name = f"{run['game'].title().replace('_', '')}-v5" if pixels else "CartPole-v1"
-    atari = {"episodic_life": True, "reward_clip": True} if pixels else {}
-    envs = envpool.make(
-        name, env_type="gymnasium", num_envs=num_envs, num_threads=run["emulator_threads"], seed=1,
-        **atari,
-    )  # fmt: skip
-    layout = torch.channels_last if run["channels_last"] and pixels else torch.contiguous_format
-    device = torch.device(run["device"])
-    agent = Agent(envs.observation_space.shape, envs.action_space.n, layout).to(device)
-    optimizer: torch.optim.Optimizer = torch.optim.RMSprop(agent.parameters(), 7e-4, eps=1e-5)
-    if ppo:
-        optimizer = torch.optim.Adam(agent.parameters(), 2.5e-4, eps=1e-5)
-    rollouts = Rollouts(envs, agent, steps, num_envs, device)
-    watch = Stopwatch(num_envs * steps, run["seconds"])
-    while True:
+class Training:
+    """A rollout and its update, as often as it is asked for."""
+
+    def __init__(self, run: dict[str, Any], settings: Settings, *, scored: bool) -> None:
+        self.settings = settings
+        pixels = run["game"] != "cartpole"
+        name = f"{run['game'].title().replace('_', '')}-v5" if pixels else "CartPole-v1"
+        atari = {"episodic_life": True, "reward_clip": True} if pixels else {}
+        envs = envpool.make(
+            name, env_type="gymnasium", num_envs=settings.num_envs,
+            num_threads=run["emulator_threads"], seed=run.get("seed", 1), **atari,
+        )  # fmt: skip
+        layout = torch.channels_last if run["channels_last"] and pixels else torch.contiguous_format
+        self.device = torch.device(run["device"])
+        self.agent = Agent(envs.observation_space.shape, envs.action_space.n, layout)
+        self.agent.to(self.device)
+        optimizer = torch.optim.Adam if settings.ppo else torch.optim.RMSprop
+        self.optimizer: torch.optim.Optimizer = optimizer(
+            self.agent.parameters(), settings.learning_rate, eps=1e-5
+        )
+        games = Games(settings.num_envs) if scored else None
+        self.rollouts = Rollouts(
+            envs, self.agent, settings.steps, settings.num_envs, self.device, games
+        )
+
+    def round(self) -> None:
+        rollouts, settings = self.rollouts, self.settings
         rollouts.collect()
-        advantages = rollouts.advantages(0.95 if ppo else 1.0)
+        advantages = rollouts.advantages(settings.gae_lambda)
         columns = (
             rollouts.observations, rollouts.actions, rollouts.log_probs, advantages,
             advantages + rollouts.values,
         )  # fmt: skip
         batch = tuple(column.flatten(0, 1) for column in columns)
-        for _ in range(4 if ppo else 1):
-            for rows in shuffled(num_envs * steps, device) if ppo else [slice(None)]:
-                optimizer.zero_grad()
-                loss_of(agent, tuple(column[rows] for column in batch), ppo).backward()
-                nn.utils.clip_grad_norm_(agent.parameters(), 0.5)
-                optimizer.step()
+        count = settings.num_envs * settings.steps
+        for _ in range(settings.epochs):
+            parts: tuple[Any, ...] = (slice(None),)
+            if settings.ppo:
+                parts = shuffled(count, settings.minibatches, self.device)
+            for rows in parts:
+                self.optimizer.zero_grad()
+                loss_of(self.agent, tuple(column[rows] for column in batch), settings).backward()
+                nn.utils.clip_grad_norm_(self.agent.parameters(), 0.5)
+                self.optimizer.step()
+
+
+def measure_speed(run: dict[str, Any]) -> None:
+    ppo = PPO if run["algorithm"] == "ppo" else {}
+    training = Training(run, Settings(run["num_envs"], run["steps"], **ppo), scored=False)
+    watch = Stopwatch(run["num_envs"] * run["steps"], run["seconds"])
+    while True:
+        training.round()
         if watch.round_ended():
             break
     print(watch.steps_per_s, flush=True)
+
+
+def train(run: dict[str, Any], scores: TrainingScores) -> None:
+    torch.manual_seed(run["seed"])
+    settings = PUBLISHED["cartpole" if run["game"] == "cartpole" else "atari"]
+    training = Training(run, settings, scored=True)
+    games, frames = training.rollouts.games, settings.num_envs * settings.steps
+    assert games is not None
+    rounds = settings.total_steps // frames
+    scores.begin()
+    for number in range(rounds):
+        rate = settings.learning_rate * (1 - number / rounds)
+        training.optimizer.param_groups[0]["lr"] = rate
+        training.round()
+        if scores.add((number + 1) * frames, games.returns):
+            break
+    scores.end()
+
+
+def main(run: dict[str, Any]) -> None:
+    keep_freed_memory()
+    torch.set_num_threads(run["main_threads"])
+    scores = TrainingScores.of(run)
+    if scores is None:
+        measure_speed(run)
+    else:
+        train(run, scores)
 
 
 if __name__ == "__main__":

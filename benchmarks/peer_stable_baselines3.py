@@ -1,12 +1,14 @@
-"""Stable-Baselines3 on Atari and CartPole, for ``throughput.py``.
+"""Stable-Baselines3 on Atari and CartPole, for ``throughput.py`` and ``time_to_score.py``.
 
-That program makes its environment and calls it.
+Those programs make its environment and call it. For a time to a score it has the settings of RL
+Zoo, its authors' own collection (``hyperparams/ppo.yml`` of DLR-RM/rl-baselines3-zoo).
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import ale_py
@@ -16,47 +18,105 @@ from harness import Stopwatch, keep_freed_memory
 from stable_baselines3 import A2C, PPO
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_atari_env, make_vec_env
-from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecFrameStack
+from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecFrameStack
+from training_scores import TrainingScores
+
+VECTORISATIONS = {"subproc": SubprocVecEnv, "dummy": DummyVecEnv}
+NUM_ENVS = 8
+
+
+def falling(start: float) -> Callable[[float], float]:
+    """Return a setting that falls to 0 in a straight line."""
+    return lambda remaining: start * remaining
+
+
+PUBLISHED: dict[str, tuple[int, dict[str, Any]]] = {
+    "atari": (10_000_000, {
+        "n_steps": 128, "n_epochs": 4, "batch_size": 256, "learning_rate": falling(2.5e-4),
+        "clip_range": falling(0.1), "vf_coef": 0.5, "ent_coef": 0.01,
+    }),
+    "cartpole": (100_000, {
+        "n_steps": 32, "n_epochs": 20, "batch_size": 256, "learning_rate": falling(1e-3),
+        "clip_range": falling(0.2), "gae_lambda": 0.8, "gamma": 0.98, "ent_coef": 0.0,
+    }),
+}  # fmt: skip
+"""Steps of the run, with 8 environments, and what differs from the library's defaults."""
 
 
 class Watch(BaseCallback):
     """Ends the training when enough was measured."""
 
-    def __init__(self, watch: Stopwatch) -> None:
+    def __init__(self, round_ended: Callable[[], bool]) -> None:
         super().__init__()
-        self.watch, self.enough = watch, False
+        self.round_ended, self.enough = round_ended, False
 
     def _on_rollout_start(self) -> None:
         """Count a round where its update has ended: before the next rollout."""
-        self.enough = self.watch.round_ended()
+        self.enough = self.round_ended()
 
     def _on_step(self) -> bool:
         return not self.enough
+
+
+def environments(run: dict[str, Any], count: int, seed: int | None = None) -> VecEnv:
+    how: dict[str, Any] = {"vec_env_cls": VECTORISATIONS[run["envs"]], "seed": seed}
+    if run["game"] == "cartpole":
+        return make_vec_env("CartPole-v1", count, **how)
+    game = f"{run['game'].title().replace('_', '')}NoFrameskip-v4"
+    return VecFrameStack(make_atari_env(game, count, **how), 4)
+
+
+def policy_of(run: dict[str, Any]) -> str:
+    return "MlpPolicy" if run["game"] == "cartpole" else "CnnPolicy"
+
+
+def set_layout(model: Any, run: dict[str, Any]) -> None:
+    if run["channels_last"] and run["game"] != "cartpole":
+        model.policy.to(memory_format=torch.channels_last)
+
+
+def measure_speed(run: dict[str, Any]) -> None:
+    count = run["num_envs"]
+    envs = environments(run, count)
+    shared = {"n_steps": run["steps"], "ent_coef": 0.01, "vf_coef": 0.5, "max_grad_norm": 0.5}
+    if run["algorithm"] == "ppo":
+        batch_size = count * run["steps"] // 4
+        model: Any = PPO(policy_of(run), envs, n_epochs=4, batch_size=batch_size, **shared)
+    else:
+        model = A2C(policy_of(run), envs, **shared)
+    set_layout(model, run)
+    watch = Stopwatch(count * run["steps"], run["seconds"])
+    model.learn(10**9, callback=Watch(watch.round_ended))
+    envs.close()
+    print(watch.steps_per_s, flush=True)
+
+
+def train(run: dict[str, Any], scores: TrainingScores) -> None:
+    total, published = PUBLISHED["cartpole" if run["game"] == "cartpole" else "atari"]
+    envs = environments(run, NUM_ENVS, run["seed"])
+    model = PPO(policy_of(run), envs, seed=run["seed"], device=run["device"], **published)
+    set_layout(model, run)
+
+    def round_ended() -> bool:
+        games = model.ep_info_buffer or ()  # the last 100, with raw returns
+        return scores.add(model.num_timesteps, [game["r"] for game in games])
+
+    scores.begin()
+    model.learn(total, callback=Watch(round_ended))
+    round_ended()
+    scores.end()
+    envs.close()
 
 
 def main(run: dict[str, Any]) -> None:
     keep_freed_memory()
     gymnasium.register_envs(ale_py)
     torch.set_num_threads(run["main_threads"])
-    vectorisation = {"subproc": SubprocVecEnv, "dummy": DummyVecEnv}[run["envs"]]
-    count, policy = run["num_envs"], "CnnPolicy"
-    if run["game"] == "cartpole":
-        envs, policy = make_vec_env("CartPole-v1", count, vec_env_cls=vectorisation), "MlpPolicy"
+    scores = TrainingScores.of(run)
+    if scores is None:
+        measure_speed(run)
     else:
-        game = f"{run['game'].title().replace('_', '')}NoFrameskip-v4"
-        envs = VecFrameStack(make_atari_env(game, count, vec_env_cls=vectorisation), 4)
-    shared = {"n_steps": run["steps"], "ent_coef": 0.01, "vf_coef": 0.5, "max_grad_norm": 0.5}
-    if run["algorithm"] == "ppo":
-        batch_size = count * run["steps"] // 4
-        model: Any = PPO(policy, envs, n_epochs=4, batch_size=batch_size, **shared)
-    else:
-        model = A2C(policy, envs, **shared)
-    if run["channels_last"] and policy == "CnnPolicy":
-        model.policy.to(memory_format=torch.channels_last)
-    watch = Stopwatch(count * run["steps"], run["seconds"])
-    model.learn(10**9, callback=Watch(watch))
-    envs.close()
-    print(watch.steps_per_s, flush=True)
+        train(run, scores)
 
 
 if __name__ == "__main__":

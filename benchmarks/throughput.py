@@ -196,8 +196,8 @@ def interpreter(peer: str) -> str:
     return python
 
 
-def command(run: Run) -> list[str | Path]:
-    """Return what runs it.
+def command(run: Run, **further: object) -> list[str | Path]:
+    """Return what runs it; what is given further goes to its program too.
 
     Learner threads that spin while they wait for each other take the cores of all who act
     meanwhile. Where nobody acts during an update, they wait as OpenMP has it.
@@ -208,7 +208,7 @@ def command(run: Run) -> list[str | Path]:
         prefix.append(f"PYTHONPATH={run.source}")
     program = FOLDER / row.program
     python = sys.executable if run.here else interpreter(row.peer)
-    return [*prefix, python, program, "--child", json.dumps(asdict(run))]
+    return [*prefix, python, program, "--child", json.dumps(asdict(run) | further)]
 
 
 def measure(run: Run) -> float:

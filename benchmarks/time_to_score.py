@@ -1,199 +1,272 @@
-"""Minutes and steps until an evaluation reaches a score: HTS-RL beside its baselines.
+"""Minutes and steps until training reaches a score: HTS-RL beside its baselines and other systems.
 
 Run: python benchmarks/time_to_score.py --tasks football/empty_goal_close --seeds 1 2 3
          [-- ARGUMENTS OF EVERY hts-torchrl fit, such as --data.envs_per_executor=8]
+     python benchmarks/time_to_score.py --by training --tasks pong --scores 0 18 --seeds 1 2 3
+         --methods hts stable_baselines3 cleanrl_envpool sample_factory
 
-A task is a config of this repository, a method one of ``configs/baselines`` behind it. The runs
-are `hts-torchrl fit` one after another, each on all cores of this process, the methods in turns
-for each seed. A run ends when an evaluation (the mean of its games) has reached the last score, at
-``--max-minutes``, or at the config's ``total_frames``. Minutes are those of training: evaluation is
-not counted, though it counts towards ``--max-minutes``. As scores are known at evaluations only,
-``--evaluation-frames`` is the resolution.
+A task is a config of this repository. A method is ``hts``, one of ``configs/baselines`` behind the
+config, or another system with the settings that its authors publish. Runs come one after another,
+each on all cores of this process, the methods in turns for each seed.
+
+``--by evaluation``, for methods of this repository: a run has a score when an evaluation (the mean
+of its games) has it. ``--evaluation-frames`` is the resolution. ``--by training``, for all: when
+the mean raw return of the last 100 finished games of training has it, once 20 games have finished.
+Nothing is evaluated then, and each system looks after each of its updates. Minutes are those of
+training from the first rollout on: starting and evaluation are not counted, though evaluation
+counts towards ``--max-minutes``. Steps are those of the agent, not frames of the emulator.
+
+A run ends at the last score, at ``--max-minutes``, or at its steps: those of the config, or those
+that the other system's authors publish. ``--settings`` gives another system other threads, workers
+or memory format, in the words of ``throughput.py``.
 
 Results are appended to ``time_to_score.csv`` in ``--output`` after each run; a run that is there
 with the same arguments is not repeated, so an interrupted comparison goes on when it is started
-again. ``time_to_score.md`` has the median over seeds, ``-`` where half of the runs or more did not
-reach the score; ``time_to_score.png`` every evaluation.
+again. ``time_to_score.md`` has the median over seeds (the worse one of two), the smallest and the
+largest, ``-`` for a run that did not reach the score. ``time_to_score.png`` has the curves: of
+several seeds the median and the range, where a run that has ended keeps its last score.
 """
 
 from __future__ import annotations
 
+import argparse
 import csv
 import os
-import signal
-import statistics
 import subprocess
 import sys
-from dataclasses import dataclass
+import tempfile
+from collections.abc import Sequence
+from dataclasses import fields, replace
 from itertools import product
 from pathlib import Path
 
-from finished_runs import NEVER, FinishedRuns
-from harness import machine, options
-from matplotlib.figure import Figure
+import throughput
+import yaml
+from finished_runs import FinishedRuns
+from harness import CORES, end_session, exit_at_sigterm, machine, options
+from score_report import Curve, Point, Run, draw, middle, table
+
+from hts_torchrl.cli.config_files import expand_configs
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 METHODS = ("hts", "synchronous", "impala", "seed_rl")
+PEERS = {
+    "stable_baselines3": "stable_baselines3",
+    "cleanrl_envpool": "envpool",
+    "sample_factory": "sample_factory_async",
+}
+"""Their rows of ``throughput.py``."""
+PEER_ENVS, PEER_STEPS = 8, 128
 
 
-@dataclass(frozen=True)
-class Run:
-    """What is run: columns of the results by which a finished run is found again."""
-
-    task: str
-    method: str
-    seed: int
-    max_minutes: float
-    evaluation_frames: int
-    arguments: str
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    minutes: float
-    frames: float
-    score: float
+def game_of(task: str) -> str:
+    """Return what a config plays in the words of ``throughput.py``; empty if it has none."""
+    env: dict[str, object] = {}
+    for path in expand_configs(["fit", f"--config={CONFIGS / task}.yaml"])[2:-1:2]:
+        given = (yaml.safe_load(Path(path).read_text()).get("data") or {}).get("env") or {}
+        env |= {"class_path": given.get("class_path", env.get("class_path"))}
+        env |= given.get("init_args") or {}
+    if env.get("class_path") == "AtariEnvs":
+        return str(env["game"])
+    return "cartpole" if env.get("id") == "CartPole-v1" else ""
 
 
-def command(run: Run, name: str, last_score: float) -> list[str]:
+def plays(method: str, task: str) -> bool:
+    game = game_of(task)
+    kind = "cartpole" if game == "cartpole" else "atari"
+    return bool(game) and kind in throughput.ROWS[PEERS[method]].games.split()
+
+
+def peer_run(method: str, task: str, settings: Sequence[str] = ()) -> throughput.Run:
+    """Return how another system is run: on all cores, with its threads as throughput has them.
+
+    Raises:
+        ValueError: if a setting is none of throughput's.
+    """
+    game = game_of(task)
+    system = throughput.Run(PEERS[method], game, PEER_ENVS, PEER_STEPS, 0.0, "ppo")
+    for text in settings:
+        name, _, values = text.partition(" ")
+        if name == method:
+            return throughput.given(f"{PEERS[method]} {values}", system)
+    first = throughput.candidates(PEERS[method], system)[0]
+    first = replace(first, emulator_threads=min(CORES, PEER_ENVS))
+    if game == "cartpole":  # its steps and passes take microseconds: more threads are slower
+        return replace(first, main_threads=1, envs="dummy")
+    return replace(first, main_threads=CORES)
+
+
+def fit_command(run: Run, scores: Sequence[float], path: Path) -> list[str | Path]:
+    """Return the command line of a method of this repository; path is of its training scores."""
     configs = [CONFIGS / f"{run.task}.yaml"]
     if run.method != "hts":
         configs.append(CONFIGS / "baselines" / f"{run.method}.yaml")
-    minutes, seconds = divmod(round(60 * run.max_minutes), 60)
-    limit = f"00:{minutes // 60:02}:{minutes % 60:02}:{seconds:02}"
-    # A little less, as the callback waits for more than the threshold.
-    stopping = {"monitor": "eval/score", "mode": "max", "stopping_threshold": last_score - 1e-6}
     return [
-        *(sys.executable, "-m", "hts_torchrl.cli", "fit", f"--name={name}"),
+        *(sys.executable, "-m", "hts_torchrl.cli", "fit", f"--name={run.name}"),
         *(f"--config={config}" for config in configs),
-        *(f"--seed_everything={run.seed}", f"--data.evaluation_frames={run.evaluation_frames}"),
-        *("--trainer.enable_progress_bar=false", f"--trainer.max_time={limit}"),
-        *("--trainer.enable_checkpointing=false", "--trainer.callbacks+=EarlyStopping"),
-        *(f"--trainer.callbacks.{key}={value}" for key, value in stopping.items()),
-        *("--trainer.callbacks.patience=1000000", *run.arguments.split()),
+        *(f"--seed_everything={run.seed}", "--trainer.enable_progress_bar=false"),
+        "--trainer.enable_checkpointing=false",
+        *(evaluating(run) if run.by == "evaluation" else watching(run, scores, path)),
+        *run.arguments.split(),
     ]
 
 
-def train(run: Run, folder: Path, last_score: float) -> list[Evaluation]:
-    """Train to the end in a process of its own; returns its evaluations."""
-    name = f"{run.task.replace('/', '_')}_{run.method}_{run.seed}"
-    process = subprocess.Popen(
-        command(run, name, last_score),
-        cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-        start_new_session=True,
-    )  # fmt: skip
-    try:
-        # Starting, evaluating and saving are not training; three times its minutes are generous.
-        _, errors = process.communicate(timeout=180 * run.max_minutes + 600)
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-    if process.returncode:
-        raise RuntimeError(f"{name} ended with status {process.returncode}\n{errors[-3000:]}")
-    newest = max((folder / "runs" / name).glob("version_*"), key=lambda path: path.stat().st_mtime)
-    found = evaluations(newest / "metrics.csv")
+def evaluating(run: Run) -> list[str]:
+    minutes, seconds = divmod(round(60 * run.max_minutes), 60)
+    limit = f"00:{minutes // 60:02}:{minutes % 60:02}:{seconds:02}"
+    # A little less, as the callback waits for more than the threshold.
+    threshold = run.last_score - 1e-6
+    stopping = {"monitor": "eval/score", "mode": "max", "stopping_threshold": threshold}
+    return [
+        *(f"--data.evaluation_frames={run.evaluation_frames}", f"--trainer.max_time={limit}"),
+        "--trainer.callbacks+=EarlyStopping",
+        *(f"--trainer.callbacks.{key}={value}" for key, value in stopping.items()),
+        "--trainer.callbacks.patience=1000000",
+    ]
+
+
+def watching(run: Run, scores: Sequence[float], path: Path) -> list[str]:
+    values = {"path": path, "scores": list(scores), "max_minutes": run.max_minutes}
+    return [
+        *("--trainer.limit_val_batches=0", "--trainer.callbacks+=trainer_scores.Scores"),
+        *(f"--trainer.callbacks.{key}={value}" for key, value in values.items()),
+    ]
+
+
+def train(run: Run, folder: Path, scores: Sequence[float]) -> Curve:
+    """Train to the end in processes of its own; returns its evaluations, or training scores."""
+    with tempfile.TemporaryDirectory() as temporary:
+        path = Path(temporary) / "scores.csv"
+        if run.method in PEERS:
+            watch = {"path": str(path), "scores": list(scores), "max_minutes": run.max_minutes}
+            setting = [f"{run.method} {run.arguments}"]
+            peer = peer_run(run.method, run.task, setting)
+            command = throughput.command(peer, seed=run.seed, scores=watch)
+        else:
+            command = fit_command(run, scores, path)
+        finish(command, run, folder, Path(temporary))
+        if run.by == "training":
+            found = points(path, "")
+        else:
+            versions = (folder / "runs" / run.name).glob("version_*")
+            newest = max(versions, key=lambda version: version.stat().st_mtime)
+            found = points(newest / "metrics.csv", "eval/")
     if not found:
-        raise RuntimeError(f"{name} was not evaluated: raise --max-minutes")
+        missing = "an evaluation" if run.by == "evaluation" else "20 games"
+        raise RuntimeError(f"{run.name} ended before {missing}: raise --max-minutes")
     return found
 
 
-def evaluations(metrics: Path) -> list[Evaluation]:
-    with metrics.open() as file:
-        rows = [row for row in csv.DictReader(file) if row.get("eval/score")]
-    names = ("eval/minutes", "eval/frames", "eval/score")
-    # Logged in single precision, in which 0.9 is less than 0.9.
-    return [Evaluation(*(round(float(row[name]), 6) for name in names)) for row in rows]
+def finish(command: Sequence[str | Path], run: Run, folder: Path, temporary: Path) -> None:
+    """Run a program to its end, and let none of its processes outlive that.
+
+    Raises:
+        RuntimeError: if it fails, or takes much longer than its minutes.
+    """
+    errors = temporary / "errors"
+    folders = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+    environment = os.environ | {
+        "TMPDIR": str(temporary),
+        "PYTHONPATH": os.pathsep.join(filter(None, folders)),
+    }
+    with errors.open("w") as file:
+        process = subprocess.Popen(
+            command, cwd=folder, env=environment, stdout=subprocess.DEVNULL, stderr=file,
+            start_new_session=True,
+        )  # fmt: skip
+    try:
+        # Starting, evaluating and saving are not training; three times its minutes are generous.
+        process.wait(timeout=180 * run.max_minutes + 600)
+    except subprocess.TimeoutExpired as error:
+        raise RuntimeError(f"{run.name} did not end") from error
+    finally:
+        end_session(process)
+    if process.returncode:
+        text = errors.read_text()[-3000:]
+        raise RuntimeError(f"{run.name} ended with status {process.returncode}\n{text}")
 
 
-def reached(curve: list[Evaluation], score: float, unit: str) -> float:
-    """Return the minutes or frames of the first evaluation that has the score."""
-    return next((getattr(point, unit) for point in curve if point.score >= score), NEVER)
+def points(path: Path, prefix: str) -> Curve:
+    """Return the rows of a CSV file that have a score."""
+    with path.open() as file:
+        rows = [row for row in csv.DictReader(file) if row.get(f"{prefix}score")]
+    names = [prefix + field.name for field in fields(Point)]
+    # Metrics are logged in single precision, in which 0.9 is less than 0.9.
+    return [Point(*(round(float(row[name]), 6) for name in names)) for row in rows]
 
 
-def table(runs: dict[Run, list[Evaluation]], scores: list[float], unit: str) -> str:
-    methods = list(dict.fromkeys(run.method for run in runs))
-    lines = [f"| task | {' | '.join(methods)} |", "|---" * (len(methods) + 1) + "|"]
-    for task in dict.fromkeys(run.task for run in runs):
-        cells = []
-        for method in methods:
-            mine = [curve for r, curve in runs.items() if (r.task, r.method) == (task, method)]
-            cells.append("/".join(middle(mine, score, unit) for score in scores))
-        lines.append(f"| {task} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+def wanted(args: argparse.Namespace, parser: argparse.ArgumentParser) -> list[Run]:
+    """Return all runs of the table; names what cannot be run."""
+    runs = []
+    for seed, task, method in product(args.seeds, args.tasks, args.methods):
+        arguments = " ".join(args.arguments)
+        if method in PEERS:
+            if args.by == "evaluation":
+                parser.error(f"--methods: {method} has no evaluation; give --by training")
+            if not plays(method, task):
+                parser.error(f"--methods: {method} cannot play {task}")
+            try:
+                arguments = peer_run(method, task, args.settings).setting
+            except ValueError as error:
+                parser.error(f"--settings: {error}; such as 'cleanrl_envpool main_threads=2'")
+        frames = args.evaluation_frames if args.by == "evaluation" else 0
+        runs.append(
+            Run(
+                task, method, seed, args.by, max(args.scores), args.max_minutes, frames, arguments
+            )
+        )  # fmt: skip
+    return runs
 
 
-def middle(curves: list[list[Evaluation]], score: float, unit: str) -> str:
-    """Return the median of runs, the worse one of two; ``-`` if it is never."""
-    values = [reached(curve, score, unit) for curve in curves]
-    value = statistics.median_high(values) if values else NEVER
-    return "-" if value == NEVER else f"{value:.1f}" if unit == "minutes" else f"{value:,.0f}"
-
-
-def draw(runs: dict[Run, list[Evaluation]], scores: list[float], path: Path) -> None:
-    tasks = list(dict.fromkeys(run.task for run in runs))
-    methods = list(dict.fromkeys(run.method for run in runs))
-    figure = Figure(figsize=(8, 3.2 * len(tasks)), layout="constrained")
-    panels = figure.subplots(len(tasks), 2, squeeze=False, sharey="row")
-    for (row, task), (column, unit) in product(enumerate(tasks), enumerate(("minutes", "frames"))):
-        axes = panels[row, column]
-        for score in scores:
-            axes.axhline(score, color="0.8")
-        for run, curve in runs.items():
-            if run.task == task:
-                first = run == next(r for r in runs if (r.task, r.method) == (task, run.method))
-                place = [getattr(point, unit) for point in curve]
-                style = {"color": f"C{methods.index(run.method)}", "label": run.method * first}
-                axes.plot(place, [point.score for point in curve], ".-", **style)
-        axes.set(title=task, xlabel={"minutes": "minutes of training", "frames": "steps"}[unit])
-    panels[0, 0].legend(fontsize=8)
-    figure.savefig(path, dpi=120)
+def measure(run: Run, args: argparse.Namespace, results: FinishedRuns[Run, Point]) -> None:
+    """Train, unless the run is there; a failure is told, and leaves no results."""
+    if run not in results.runs:
+        try:
+            results.add(run, train(run, args.output, args.scores))
+        except RuntimeError as error:
+            print(error, file=sys.stderr, flush=True)
+            return
+    curve = results.runs[run]
+    minutes = "/".join(middle([curve], score, "minutes") for score in args.scores)
+    best = max(point.score for point in curve)
+    print(f"{run.task} {run.method} seed {run.seed}: {minutes} minutes, best {best:g}", flush=True)
 
 
 def main() -> None:
     parser = options(__doc__, "CartPole for half a minute")
+    parser.add_argument("--by", choices=["evaluation", "training"], default="evaluation")
     parser.add_argument("--tasks", nargs="+", default=["football/empty_goal_close"])
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    parser.add_argument(
+        "--methods", nargs="+", choices=[*METHODS, *PEERS], default=list(METHODS)
+    )  # fmt: skip
     parser.add_argument("--seeds", type=int, nargs="+", default=[1])
     parser.add_argument("--scores", type=float, nargs="+", default=[0.4, 0.8])
     parser.add_argument("--max-minutes", type=float, default=60, help="of each run")
     parser.add_argument("--evaluation-frames", type=int, default=20_480)
+    parser.add_argument("--settings", nargs="+", metavar="'METHOD NAME=VALUE ...'", default=[])
     parser.add_argument("arguments", nargs="*", help="behind --: of every hts-torchrl fit")
     args = parser.parse_args()
     if args.quick:
-        args.tasks, args.methods, args.seeds = ["cartpole_ppo"], ["hts"], [1]
-        args.scores, args.max_minutes, args.evaluation_frames = [20.0], 0.5, 4096
+        args.tasks, args.seeds, args.scores = ["cartpole_ppo"], [1], [20.0]
+        args.max_minutes, args.evaluation_frames = 0.5, 4096
+        args.methods = [name for name in args.methods if name in PEERS] or ["hts"]
+    runs = wanted(args, parser)
+    exit_at_sigterm()
     args.output.mkdir(parents=True, exist_ok=True)
-    results = FinishedRuns(args.output / "time_to_score.csv", Run, Evaluation)
-    failed, wanted = False, []
-    for seed, task, method in product(args.seeds, args.tasks, args.methods):
-        run = Run(
-            task, method, seed, args.max_minutes, args.evaluation_frames, " ".join(args.arguments)
-        )
-        wanted.append(run)
-        if run not in results.runs:
-            try:
-                results.add(run, train(run, args.output, max(args.scores)))
-            except (RuntimeError, subprocess.TimeoutExpired) as error:
-                print(error, file=sys.stderr, flush=True)
-                failed = True
-                continue
-        curve = results.runs[run]
-        minutes = "/".join(middle([curve], score, "minutes") for score in args.scores)
-        best = max(point.score for point in curve)
-        print(f"{task} {method} seed {seed}: {minutes} minutes, best {best:g}", flush=True)
-    runs = {run: results.runs[run] for run in wanted if run in results.runs}
-    if not runs:
+    results = FinishedRuns(args.output / "time_to_score.csv", Run, Point)
+    for run in runs:
+        measure(run, args, results)
+    found = {run: results.runs[run] for run in runs if run in results.runs}
+    if not found:
         sys.exit(1)
-    label = "/".join(f"{score:g}" for score in args.scores)
-    text = [machine(), f"Median of {len(args.seeds)} seeds, at most {args.max_minutes:g} minutes a "
-            f"run. {' '.join(args.arguments)}",
-            f"Minutes to {label}", table(runs, args.scores, "minutes"),
-            f"Steps to {label}", table(runs, args.scores, "frames")]  # fmt: skip
+    how = {"evaluation": "evaluations", "training": "the last 100 games of training"}[args.by]
+    text = [machine(), f"Scores of {how}. Median of {len(args.seeds)} seeds and range, at most "
+            f"{args.max_minutes:g} minutes a run. {' '.join(args.arguments)}",
+            table(found, args.scores)]  # fmt: skip
     print(document := "\n\n".join(text) + "\n")
     (args.output / "time_to_score.md").write_text(document)
-    draw(runs, args.scores, args.output / "time_to_score.png")
-    sys.exit(failed)
+    draw(found, args.scores, args.output / "time_to_score.png")
+    sys.exit(len(found) < len(runs))
 
 
 if __name__ == "__main__":

@@ -49,6 +49,12 @@ class TestFinishedRuns:
         finished.add(Played("Go", 2), [Figure(2.0)])
         assert finished.path.read_text().split() == ["task,seed,steps", "Go,1,1.0", "Go,2,2.0"]
 
+    def test_of_another_version_are_refused(self, programs, tmp_path):
+        path = tmp_path / "runs.csv"
+        path.write_text("task,steps\nGo,1.0\n")
+        with pytest.raises(SystemExit, match="columns of another version"):
+            programs["finished_runs"].FinishedRuns(path, Played, Figure)
+
 
 class TestSteps:
     def test_of_equal_seeds_have_a_ratio_without_doubt(self, programs):

@@ -1,0 +1,179 @@
+"""Times to a score: who can play what, what a run's games give, and what the table says of it."""
+
+import csv
+import importlib
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from benchmarks.training_scores import FEWEST, TrainingScores
+
+FOLDER = Path(__file__).parents[3] / "benchmarks"
+
+
+@pytest.fixture
+def program(monkeypatch):
+    """The program as a module; what it imports beside itself goes again."""
+    before = set(sys.modules)
+    monkeypatch.syspath_prepend(FOLDER)
+    yield importlib.import_module("time_to_score")
+    for module in set(sys.modules) - before:
+        if FOLDER in Path(getattr(sys.modules[module], "__file__", None) or "/").parents:
+            del sys.modules[module]
+
+
+@pytest.fixture
+def scores(tmp_path):
+    """Of a run that ends at 3, whose clock has begun."""
+    watch = TrainingScores(str(tmp_path / "scores.csv"), [3.0, 1.0], max_minutes=1000.0)
+    watch.begin()
+    yield watch
+    watch.end()
+
+
+def points(path):
+    with path.open() as file:
+        return [(int(row["frames"]), float(row["score"])) for row in csv.DictReader(file)]
+
+
+def refused(program, monkeypatch, capsys, *arguments):
+    monkeypatch.setattr(sys, "argv", ["time_to_score.py", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        program.main()
+    assert ended.value.code == 2
+    return capsys.readouterr().err.splitlines()[-1]
+
+
+class TestTrainingScores:
+    def test_there_is_none_before_20_games(self, scores, tmp_path):
+        assert not scores.add(10, [5.0] * (FEWEST - 1))
+        assert points(tmp_path / "scores.csv") == []
+        assert scores.add(20, [5.0] * FEWEST)
+        assert points(tmp_path / "scores.csv") == [(20, 5.0)]
+
+    def test_is_the_mean_of_the_last_100_games(self, scores, tmp_path):
+        scores.add(10, [1000.0] + [0.5] * 100)
+        assert points(tmp_path / "scores.csv") == [(10, 0.5)]
+
+    def test_all_wanted_scores_and_the_last_one_have_points_whatever_is_left_out(
+        self, scores, tmp_path
+    ):
+        for steps, score in enumerate([0.0, 0.1, 0.2, 1.0, 0.4, 2.9]):
+            assert not scores.add(steps, [score] * 50)
+        assert scores.add(6, [3.0] * 50)
+        assert points(tmp_path / "scores.csv") == [(0, 0.0), (3, 1.0), (6, 3.0)]
+
+    def test_the_last_point_is_written_at_the_end_of_the_steps(self, scores, tmp_path):
+        scores.add(1, [0.0] * 50)
+        scores.add(2, [0.5] * 50)
+        scores.end()
+        assert points(tmp_path / "scores.csv") == [(1, 0.0), (2, 0.5)]
+
+    def test_a_run_ends_after_its_minutes_without_a_game(self, tmp_path):
+        scores = TrainingScores(str(tmp_path / "scores.csv"), [1.0], max_minutes=1e-6)
+        scores.begin()
+        time.sleep(0.001)
+        assert scores.add(10, [])
+        scores.end()
+
+    def test_a_run_ends_where_its_starter_is_gone(self, scores, monkeypatch):
+        monkeypatch.setattr("os.getppid", lambda: -1)
+        assert scores.add(10, [])
+
+
+class TestOtherSystems:
+    @pytest.mark.parametrize(
+        ("task", "game"),
+        [
+            ("pong", "pong"), ("atari/breakout_ppo", "breakout"), ("cartpole_ppo", "cartpole"),
+            ("football/empty_goal_close", ""), ("pendulum_ppo", ""), ("minatar/breakout_ppo", ""),
+        ],
+    )  # fmt: skip
+    def test_play_the_game_of_a_config(self, program, task, game):
+        assert program.game_of(task) == game
+
+    @pytest.mark.parametrize(
+        ("method", "task"),
+        [
+            ("stable_baselines3", "football/empty_goal_close"),
+            ("cleanrl_envpool", "pendulum_ppo"),
+            ("sample_factory", "cartpole_ppo"),
+        ],
+    )
+    def test_that_cannot_play_a_task_are_refused_by_name(
+        self, program, monkeypatch, capsys, method, task
+    ):
+        arguments = ("--by", "training", "--methods", "hts", method, "--tasks", task)
+        error = refused(program, monkeypatch, capsys, *arguments)
+        assert error.endswith(f"error: --methods: {method} cannot play {task}")
+
+    def test_have_no_evaluation(self, program, monkeypatch, capsys):
+        error = refused(program, monkeypatch, capsys, "--methods", "sample_factory")
+        assert error.endswith("sample_factory has no evaluation; give --by training")
+
+    def test_get_the_settings_that_are_told(self, program):
+        text = "cleanrl_envpool main_threads=3 channels_last=False"
+        run = program.peer_run("cleanrl_envpool", "pong", ["stable_baselines3 envs=dummy", text])
+        assert run.setting == "main_threads=3 channels_last=False"
+
+    def test_are_found_again_by_the_setting_that_stands_in_the_results(self, program):
+        for method in program.PEERS:
+            run = program.peer_run(method, "pong")
+            assert program.peer_run(method, "pong", [f"{method} {run.setting}"]) == run
+
+    def test_with_a_setting_that_is_none_are_refused(self, program, monkeypatch, capsys):
+        names = ("--by", "training", "--tasks", "pong", "--methods", "sample_factory")
+        setting = ("--settings", "sample_factory speed=9")
+        error = refused(program, monkeypatch, capsys, *names, *setting)
+        assert "--settings: sample_factory_async speed=9" in error
+
+
+class TestTable:
+    @pytest.fixture
+    def runs(self, program):
+        def run(method, seed):
+            return program.Run("pong", method, seed, "training", 2.0, 9.0, 0, "")
+
+        def curve(*points):
+            return [program.Point(*point) for point in points]
+
+        return {
+            run("hts", 1): curve((1.0, 100, 0.0), (2.0, 200, 1.0), (3.0, 300, 2.0)),
+            run("hts", 2): curve((1.5, 150, 1.0), (4.5, 450, 2.0)),
+            run("hts", 3): curve((1.0, 100, 0.0), (9.0, 900, 1.5)),
+            run("impala", 1): curve((1.0, 100, 0.0)),
+        }
+
+    def test_has_medians_and_ranges_and_a_dash_where_a_score_was_not_reached(self, program, runs):
+        _, _, hts, impala = program.table(runs, [1.0, 2.0]).splitlines()
+        assert hts == (
+            "| pong | hts | 3 | 2.00 (1.50 to 9.00) | 200 (150 to 900) "
+            "| 4.50 (3.00 to -) | 450 (300 to -) | 2 (1.5 to 2) |"
+        )
+        assert impala == "| pong | impala | 1 | - | - | - | - | 0 |"
+
+    def test_bands_are_of_one_grid_on_which_a_run_that_ended_keeps_its_score(self, program):
+        common_grid = sys.modules[program.Run.__module__].common_grid
+        places = [np.array([1.0, 3.0]), np.array([2.0, 4.0])]
+        scores = [np.array([0.0, 2.0]), np.array([1.0, 3.0])]
+        grid, on_grid = common_grid(places, scores)
+        assert (grid[0], grid[-1]) == (2.0, 4.0)
+        assert on_grid[:, 0].tolist() == [1.0, 1.0]
+        assert on_grid[:, -1].tolist() == [2.0, 3.0]
+
+    def test_the_figure_shows_all_methods(self, program, runs, tmp_path):
+        program.draw(runs, [1.0], tmp_path / "figure.png")
+        assert (tmp_path / "figure.png").stat().st_size > 0
+
+
+@pytest.mark.processes
+@pytest.mark.thorough
+def test_a_quick_run_by_training_has_a_row_and_a_figure(tmp_path):
+    command = [sys.executable, FOLDER / "time_to_score.py", "--by", "training", "--quick"]
+    subprocess.run([*command, "--output", tmp_path], check=True, capture_output=True)
+    row = (tmp_path / "time_to_score.md").read_text().splitlines()[-1]
+    assert row.startswith("| cartpole_ppo | hts | 1 |")
+    assert (tmp_path / "time_to_score.png").exists()
