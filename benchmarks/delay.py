@@ -64,6 +64,8 @@ class Method:
     model: Mapping[str, Any] = field(default_factory=dict)
     learner: type[A2C] | type[PPO] | None = None
     """None is the config's."""
+    halves: bool = False
+    """Rounds of half the frames, in half the minibatches: the delay is half as many frames."""
 
 
 TASKS = {
@@ -100,6 +102,8 @@ METHODS = {
         "displacement x 0.8": Method(1, DISPLACEMENT, delayed_learners.SmallOuterPPO),
         "displacement x 1.25": Method(1, DISPLACEMENT, delayed_learners.LargeOuterPPO),
         "displacement, Nesterov": Method(1, DISPLACEMENT, delayed_learners.NesterovPPO),
+        "delay0, half rounds": Method(0, halves=True),
+        "displacement, half rounds": Method(1, DISPLACEMENT, halves=True),
     },
 }
 MAIN = ("delay0", "gradient", "ratio", "displacement")
@@ -156,7 +160,10 @@ def train(run: Run) -> Outcome:
     path = CONFIGS / f"{TASKS[run.task].config}_{run.algorithm}.yaml"
     config = yaml.safe_load(path.read_text())
     method = METHODS[run.algorithm][run.method]
-    data = config["data"]
+    data, model = config["data"], config["model"]["init_args"] | method.model
+    if method.halves:
+        data["frames_per_batch"] //= 2
+        model["minibatches"] //= 2
     # No bit depends on these; a pool of processes would be slower.
     data |= {"num_actors": 0, "envs_per_executor": data["num_envs"], "seed": run.seed}
     if isinstance(data.get("inference_batch_size"), str):  # "${data.num_envs}"
@@ -171,7 +178,7 @@ def train(run: Run) -> Outcome:
     )  # fmt: skip
     seed_everything(run.seed, verbose=False)
     trainer.fit(
-        learner(**config["model"]["init_args"] | method.model),
+        learner(**model),
         HTSDataModule(envs, **data | {"delay": method.delay, "evaluation_frames": None}),
     )
     return ends.outcome
