@@ -219,10 +219,11 @@ if importlib.util.find_spec("gfootball_engine"):  # scripts/install_gfootball.sh
 ALGORITHMS: dict[str, tuple[type[Learner], dict[str, Any]]] = {
     "A2C": (A2C, {}),
     "A2C ratio": (A2C, {"delayed_step": "ratio"}),
-    "PPO ratio": (PPO, {"epochs": 2, "minibatches": 2}),
+    "PPO ratio": (PPO, {"epochs": 2, "minibatches": 2, "delayed_step": "ratio"}),
     "PPO displacement": (PPO, {"epochs": 2, "minibatches": 2, "delayed_step": "displacement"}),
     "PQN": (PQN, {"epochs": 2, "minibatches": 2, "exploration_fraction": 1.0}),
 }
+OFF_POLICY = "off-policy"
 
 
 class Digest(Callback):
@@ -369,13 +370,17 @@ def main() -> int:
     parser.add_argument("--updates", type=int, default=20)
     tasks = [*TASKS, *off_policy.AGENTS]
     parser.add_argument("--tasks", nargs="+", choices=tasks, default=tasks)
+    known = [*ALGORITHMS, OFF_POLICY]
+    parser.add_argument("--algorithms", nargs="+", choices=known, default=known)
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     failures = 0
     pools = QUICK_POOLS if arguments.quick else POOLS
     for env in arguments.tasks:
-        for algorithm in TASKS[env].algorithms() if env in TASKS else ("off-policy",):
+        for algorithm in TASKS[env].algorithms() if env in TASKS else [OFF_POLICY]:
+            if algorithm not in arguments.algorithms:
+                continue
             failures += compare(env, algorithm, pools, arguments.updates)
     print("all the same" if not failures else f"{failures} failures")
     return 1 if failures else 0

@@ -39,8 +39,8 @@ from tests.runs import digest, play
 LEARNERS = {
     "A2C": lambda policy, **settings: A2C(policy, learning_rate=0.01, **settings),
     "PPO": lambda policy, **settings: PPO(policy, epochs=2, minibatches=2, **settings),
-    "PPO displacement": lambda policy, **settings: PPO(
-        policy, epochs=2, minibatches=2, delayed_step="displacement", **settings
+    "PPO ratio": lambda policy, **settings: PPO(
+        policy, epochs=2, minibatches=2, delayed_step="ratio", **settings
     ),
     "Impala": lambda policy, **settings: Impala(policy, learning_rate=0.01, **settings),
 }

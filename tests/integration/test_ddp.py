@@ -40,7 +40,7 @@ LEARNERS = {
     "a2c": (SGDA2C, {"gae_lambda": 0.95}),
     "displacement": (SGDPPO, {"epochs": 2, "minibatches": 1, "delayed_step": "displacement"}),
     "normalised": (SGDA2C, {"gae_lambda": 0.95, "normalize_value": True}),
-    "dropout and statistics": (SGDPPO, {"epochs": 2, "minibatches": 1}),
+    "dropout and statistics": (SGDPPO, {"epochs": 2, "minibatches": 1, "delayed_step": "ratio"}),
 }
 NORMALISED = {"normalize_observation": True, "normalize_reward": True}
 

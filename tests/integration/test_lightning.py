@@ -20,13 +20,13 @@ def fresh_policy(env=None):
 
 
 class TestExactlyOneBehind:
-    @pytest.mark.parametrize("make", [A2C, PPO, lambda: PPO(delayed_step="displacement")])
+    @pytest.mark.parametrize("make", [A2C, PPO, lambda: PPO(delayed_step="ratio")])
     def test_with_delay_1_every_round_after_the_first_is_one_update_old(self, make):
         watch = watched_fit(make(), cartpole(6, delay=1))
         assert watch.updates == [0, 1, 2, 3, 4, 5]
         assert watch.versions == [0, 0, 1, 2, 3, 4]
 
-    @pytest.mark.parametrize("make", [A2C, PPO, lambda: PPO(delayed_step="displacement")])
+    @pytest.mark.parametrize("make", [A2C, PPO, lambda: PPO(delayed_step="ratio")])
     def test_with_delay_0_every_round_is_of_the_newest_weights(self, make):
         watch = watched_fit(make(), cartpole(6, delay=0))
         assert watch.versions == watch.updates == [0, 1, 2, 3, 4, 5]

@@ -188,7 +188,7 @@ def test_the_learner_finds_the_log_probabilities_that_actors_stored(network):
     [
         lambda policy: A2C(policy),
         lambda policy: PPO(policy, epochs=2, minibatches=2),
-        lambda policy: PPO(policy, epochs=2, minibatches=2, delayed_step="displacement"),
+        lambda policy: PPO(policy, epochs=2, minibatches=2, delayed_step="ratio"),
         lambda policy: Impala(policy),
     ],
 )
