@@ -141,7 +141,8 @@ class HTSCommandLine(CommandLine):
             last.save_on_exception = True
         # Each logger looks for a free version, so all must look before the first makes its folder.
         for logger in trainer.loggers:
-            _ = logger.version
+            if logger.version is None:  # WandbLogger knows its run's id once the run has begun
+                _ = logger.experiment  # type: ignore[attr-defined] # each of Lightning's has it
         return trainer
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:  # noqa: ARG002

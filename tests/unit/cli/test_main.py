@@ -2,11 +2,13 @@
 
 import errno
 import resource
+from pathlib import Path
 
 import gymnasium
 import pytest
 import torch
 import yaml
+from lightning.pytorch.loggers import Logger
 
 from hts_torchrl import A2C as A2CLearner
 from hts_torchrl import PPO
@@ -23,6 +25,20 @@ def write(path, **content):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(yaml.safe_dump(content))
     return str(path)
+
+
+class NamesItsRunLate(Logger):
+    """As WandbLogger does: its run has no name before it has begun."""
+
+    name, version, save_dir = "project", None, "."
+
+    @property
+    def experiment(self):
+        self.version = "a1b2c3"
+
+    def log_hyperparams(self, *_, **__): ...
+
+    def log_metrics(self, *_, **__): ...
 
 
 class TestSettings:
@@ -76,6 +92,10 @@ class TestSettings:
         loggers = made("fit", *CARTPOLE, *A2C, "--name=mine").trainer.loggers
         assert len(loggers) == 2
         assert {str(logger.log_dir) for logger in loggers} == {"runs/mine/version_0"}
+
+    def test_a_logger_that_names_its_run_late_has_done_so_before_the_folder_is_made(self, made):
+        line = made("fit", *CARTPOLE, *A2C, f"--trainer.logger={__name__}.NamesItsRunLate")
+        assert Path(line.trainer.log_dir).parts[-2:] == ("project", "a1b2c3")
 
     def test_callbacks_of_the_user_come_beside_our_own(self, made):
         line = made("fit", *CARTPOLE, *A2C, "--trainer.callbacks=LearningRateMonitor")
