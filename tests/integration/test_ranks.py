@@ -40,10 +40,10 @@ class Seen(Callback):
     def __init__(self, path):
         self.path, self.gradients, self.losses = path, [], []
 
-    def on_before_optimizer_step(self, trainer, pl_module, optimizer):
+    def on_before_optimizer_step(self, trainer, pl_module, optimizer):  # noqa: ARG002
         self.gradients.append(digest(p.grad for p in pl_module.parameters()))
 
-    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):  # noqa: ARG002
         logged = {k: v for k, v in trainer.callback_metrics.items() if k.startswith("loss/")}
         self.losses.append({name: float(value) for name, value in sorted(logged.items())})
         if batch.is_last and pl_module.updates == HALF and self.path is not None:
