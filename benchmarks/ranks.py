@@ -3,8 +3,10 @@
 Run: python benchmarks/ranks.py [--turns 5] [--digests]
 
 Prints training steps a second of one and two ranks, plain and with gradient chunks, on CartPole
-(A2C, MLP) and Pong (PPO, Nature CNN): the median of the turns, and the lowest and highest. The
-settings are taken in turns. The ranks are processes of this machine (DDP, gloo, CPU).
+(A2C, MLP) and Pong (PPO, Nature CNN), and the processor time of the first rank's learner in an
+update: medians of the turns, the lowest and the highest. The settings are taken in turns. The ranks
+are processes of this machine (DDP, gloo, CPU). Other work on it changes the steps a second much,
+and the processor time little.
 
 --digests prints SHA-256 of weights and optimiser state after a training on 1, 2 and 4 ranks with 4
 chunks, and of a plain one; the exit status is 1 if chunks do not give one digest.
@@ -14,11 +16,13 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import importlib
 import logging
 import statistics
 import sys
 import time
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -32,7 +36,8 @@ sys.path.append(str(Path(__file__).parents[1]))
 
 from hts_torchrl import A2C, PPO, PQN, AtariEnvs, GymEnvs, HTSDataModule, Learner
 from hts_torchrl.envs.group import EnvFactory
-from tests.ranks import run_ranks
+
+run_ranks = importlib.import_module("tests.ranks").run_ranks
 
 
 @dataclass(frozen=True)
@@ -63,28 +68,30 @@ COMPARED = {
 
 
 class Clock(Callback):
-    """Counts frames a second after the first updates."""
+    """Measures frames a second, and processor milliseconds an update, after the first updates."""
 
     def __init__(self, before: int) -> None:
-        self.before, self.rate = before, 0.0
+        self.before = before
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
         if batch.is_last and pl_module.updates == self.before:
-            self.started_s = time.perf_counter()
+            self.started_s, self.started_cpu_s = time.perf_counter(), time.process_time()
 
     def on_train_end(self, trainer, pl_module):
         seconds = time.perf_counter() - self.started_s
-        data = trainer.datamodule
-        self.rate = data.schedule.frames_per_round * (pl_module.updates - self.before) / seconds
+        updates = pl_module.updates - self.before
+        self.rate = trainer.datamodule.schedule.frames_per_round * updates / seconds
+        self.cpu_ms = 1e3 * (time.process_time() - self.started_cpu_s) / updates
 
 
-def fit(task: Task, ranks: int, chunks: int, *callbacks: Callback) -> Learner:
+def fit(task: Task, ranks: int, chunks: int, *callbacks: Callback, actors: int = 1) -> Learner:
     """Train on this rank."""
     rounds = task.updates + max(1, task.updates // 5)
     frames = task.num_envs * task.steps
     data = HTSDataModule(
         task.env,
         num_envs=task.num_envs,
+        num_actors=actors,
         envs_per_executor=task.num_envs // 4,
         frames_per_batch=frames,
         total_frames=frames * rounds,
@@ -108,7 +115,7 @@ def measure(ranks: int, path: Path) -> None:
         for chunks in SETTINGS[ranks]:
             clock = Clock(max(1, task.updates // 5))
             fit(task, ranks, chunks, clock)
-            rates[name, ranks, chunks] = clock.rate
+            rates[name, ranks, chunks] = clock.rate, clock.cpu_ms
     if first_rank():
         torch.save(rates, path)
 
@@ -120,7 +127,7 @@ def digests(ranks: int, chunks: int, path: Path) -> None:
     for name, (learner_class, settings) in COMPARED.items():
         state = State()
         task = Task(GymEnvs("CartPole-v1"), learner_class, 8, 16, 10, settings)
-        fit(task, ranks, chunks, state)
+        fit(task, ranks, chunks, state, actors=0)
         found[name] = state.digest
     if first_rank():
         torch.save(found, path)
@@ -154,7 +161,7 @@ def compare_digests() -> int:
         path = Path(folder, "digests")
         found = {}
         for ranks, chunks in ((1, 4), (2, 4), (4, 4), (1, 1), (2, 1)):
-            run_ranks(ranks, digests, ranks, chunks, path)
+            run_ranks(ranks, digests, ranks, chunks, path, limit_s=3600)
             found[ranks, chunks] = torch.load(path)
     for name in COMPARED:
         for (ranks, chunks), of_names in found.items():
@@ -169,21 +176,27 @@ def compare_digests() -> int:
 
 def compare_rates(turns: int) -> None:
     """Print the rates as a table."""
-    rates: dict[tuple[str, int, int], list[float]] = {}
+    measured: dict[tuple[str, int, int], list[tuple[float, float]]] = {}
     with TemporaryDirectory() as folder:
         path = Path(folder, "rates")
         for _ in range(turns):
             for ranks in SETTINGS:
-                run_ranks(ranks, measure, ranks, path)
-                for key, rate in torch.load(path).items():
-                    rates.setdefault(key, []).append(rate)
-    print("| task | ranks | chunks | steps/s | lowest to highest | of the plain one |")
+                run_ranks(ranks, measure, ranks, path, limit_s=3600)
+                for key, each in torch.load(path).items():
+                    measured.setdefault(key, []).append(each)
+    print("| task | ranks | chunks | steps/s | learner, CPU ms an update | of the plain one |")
     print("|---|---|---|---|---|---|")
-    for (task, ranks, chunks), each in rates.items():
-        median, plain = statistics.median(each), statistics.median(rates[task, ranks, 1])
+    for (task, ranks, chunks), turns_of in measured.items():
+        rates, times = zip(*turns_of, strict=True)
+        plain = statistics.median(ms for _, ms in measured[task, ranks, 1])
+        share = statistics.median(times) / plain
         name = "plain" if chunks == 1 else chunks
-        spread = f"{min(each):,.0f} to {max(each):,.0f}"
-        print(f"| {task} | {ranks} | {name} | {median:,.0f} | {spread} | {median / plain:.2f} |")
+        print(f"| {task} | {ranks} | {name} | {spread(rates)} | {spread(times, 1)} | {share:.2f} |")
+
+
+def spread(figures: Sequence[float], digits: int = 0) -> str:
+    low, high = (f"{each:,.{digits}f}" for each in (min(figures), max(figures)))
+    return f"{statistics.median(figures):,.{digits}f} ({low} to {high})"
 
 
 def main() -> int:

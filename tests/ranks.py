@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import socket
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -15,8 +16,9 @@ from hts_torchrl.training.callbacks.stop_together import leave_together
 Target = Callable[..., None]
 
 
-def run_ranks(world_size: int, target: Target, *arguments: Any) -> None:
+def run_ranks(world_size: int, target: Target, *arguments: Any, limit_s: float = 550) -> None:
     """Call ``target(*arguments)`` on each rank, and wait until all have ended well."""
+    deadline = time.monotonic() + limit_s
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -28,8 +30,10 @@ def run_ranks(world_size: int, target: Target, *arguments: Any) -> None:
     for rank in ranks:
         rank.start()
     for rank in ranks:
-        rank.join(200)
+        rank.join(max(0, deadline - time.monotonic()))
+    for rank in ranks:
         rank.kill()
+        rank.join()
     assert [rank.exitcode for rank in ranks] == [0] * world_size
 
 

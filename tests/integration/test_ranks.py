@@ -113,7 +113,7 @@ def whole_and_resumed(names, ranks, folder):
     resumed(names, ranks, folder)
 
 
-FEW = ("A2C", "PPO displacement")
+FEW = ("A2C", "Dropout", "PPO displacement")
 REST = tuple(name for name in RUNS if name not in FEW)
 
 

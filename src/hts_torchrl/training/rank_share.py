@@ -11,7 +11,8 @@ from hts_torchrl.errors import ConfigurationError
 def share_of(whole: CollectorSettings, rank: int, ranks: int) -> CollectorSettings:
     """Return the settings of one rank's collector: an equal share of neighbouring environments.
 
-    The rows of a forward pass are those of the whole run, as the last bits depend on them.
+    The rows of a forward pass are those of the whole run, as the last bits depend on them. No bit
+    depends on workers: a rank has no more actors, and no larger executors, than environments.
 
     Args:
         whole: settings of the run, with an end.
@@ -19,8 +20,7 @@ def share_of(whole: CollectorSettings, rank: int, ranks: int) -> CollectorSettin
         ranks: of the run.
 
     Raises:
-        ConfigurationError: if environments cannot be shared so, or are too few for the workers of a
-            rank.
+        ConfigurationError: if environments cannot be shared so, or a rank's not by its executors.
     """
     if ranks == 1:
         return whole
@@ -35,6 +35,8 @@ def share_of(whole: CollectorSettings, rank: int, ranks: int) -> CollectorSettin
         return replace(
             whole,
             num_envs=num_envs,
+            num_actors=min(whole.num_actors, num_envs),
+            envs_per_executor=min(whole.envs_per_executor, num_envs),
             frames_per_batch=frames,
             total_frames=frames * whole.schedule.num_rounds,
             inference_batch_size=whole.batch_size,

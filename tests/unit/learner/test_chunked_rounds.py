@@ -129,5 +129,5 @@ def test_a_training_step_that_knows_no_chunks_is_refused():
                 samples = self.samples_of(part.round)
                 return self.evaluate(samples)[1].mean()
 
-    with pytest.raises(ConfigurationError, match="Own.training_step computes one gradient"):
+    with pytest.raises(ConfigurationError, match=r"Own.training_step computes one gradient"):
         quiet_trainer().fit(Own(policy(), gradient_chunks=2), cartpole(2))

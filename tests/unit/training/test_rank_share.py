@@ -1,5 +1,7 @@
 """The environments of a run, shared by its ranks."""
 
+from dataclasses import replace
+
 import pytest
 
 from hts_torchrl import ConfigurationError
@@ -30,6 +32,12 @@ def test_ranks_must_divide_the_environments():
         share_of(WHOLE, 0, 5)
 
 
-def test_a_share_must_be_enough_for_the_workers():
-    with pytest.raises(ConfigurationError, match="on each of 12 ranks: num_actors=2 is more than"):
-        share_of(WHOLE, 0, 12)
+def test_a_rank_has_no_more_workers_than_environments():
+    share = share_of(replace(WHOLE, num_actors=3, envs_per_executor=12), 0, 6)
+    assert (share.num_envs, share.num_actors, share.envs_per_executor) == (2, 2, 2)
+
+
+def test_executors_must_divide_a_share():
+    told = "on each of 3 ranks: num_envs=4 is no multiple of envs_per_executor=3"
+    with pytest.raises(ConfigurationError, match=told):
+        share_of(replace(WHOLE, envs_per_executor=3), 0, 3)
