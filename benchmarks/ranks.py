@@ -53,8 +53,8 @@ class Task:
 
 PARTS = {"epochs": 2, "minibatches": 2}
 TASKS = {
-    "CartPole, A2C": Task(GymEnvs("CartPole-v1"), A2C, 16, 16, 150),
-    "Pong, PPO": Task(AtariEnvs("pong"), PPO, 16, 32, 5, {"network": "nature", **PARTS}),
+    "CartPole, A2C": Task(GymEnvs("CartPole-v1"), A2C, 16, 16, 100),
+    "Pong, PPO": Task(AtariEnvs("pong"), PPO, 16, 16, 4, {"network": "nature", **PARTS}),
 }
 SETTINGS = {1: (1, 2, 4), 2: (1, 2, 4)}
 """Chunks by number of ranks."""
