@@ -1,8 +1,10 @@
 """The blocks of each tutorial run in order, in one namespace and on a small scale."""
 
+import contextlib
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -108,10 +110,20 @@ def run_console(text):
         )
         (folder / name).chmod(0o755)
     paths = {"PYTHONPATH": os.pathsep.join(sys.path), "PATH": f"{folder}:{os.environ['PATH']}"}
-    ended = subprocess.run(
-        ["bash", "-ec", text], env={**os.environ, **paths}, capture_output=True, text=True
-    )
-    assert ended.returncode == 0, ended.stderr[-3000:]
+    with Path("errors").open("w+") as errors:
+        process = subprocess.Popen(
+            ["bash", "-ec", text],
+            env={**os.environ, **paths},
+            stderr=errors,
+            start_new_session=True,
+        )
+        try:
+            status = process.wait()
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        errors.seek(0)
+        assert status == 0, errors.read()[-3000:]
 
 
 def run_bash(text):
@@ -139,7 +151,7 @@ def run_bash(text):
 @pytest.mark.filterwarnings("ignore:The number of training batches")
 @pytest.mark.filterwarnings("ignore:The env passed to Collector is missing:FutureWarning")
 @pytest.mark.filterwarnings("ignore:The 'optimizer' hook stage will be replaced:FutureWarning")
-@pytest.mark.timeout(600)  # several commands, of which one trains twice
+@pytest.mark.timeout(900)  # several commands, of which one trains twice
 @pytest.mark.parametrize(
     "page",
     [
