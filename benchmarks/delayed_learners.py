@@ -77,15 +77,14 @@ class Decoupled(PPO):
     theta_j to theta_{j-1}: the decoupled objective of Hilton et al. (2022, arXiv 2110.00641).
     """
 
-    def samples_to_learn(self, batch: TensorDictBase) -> TensorDictBase:
-        samples = super().samples_to_learn(batch)
+    def on_samples_ready(self, samples: TensorDictBase) -> None:
+        super().on_samples_ready(samples)
         if self.lag:
             with torch.no_grad():
                 policy, value = self.evaluate(samples)
                 newest = policy.log_prob(samples["action"])
             samples["advantage"] *= (newest - samples["behaviour_log_prob"]).exp()
             samples["behaviour_log_prob"], samples["behaviour_value"] = newest, value
-        return samples
 
 
 class Weighted(A2C):

@@ -24,6 +24,7 @@ import closing
 import configurations
 import failing
 import finite
+import killed_ranks
 import resuming
 import saving
 import shared_memory
@@ -34,6 +35,7 @@ import workers
 ROWS: dict[str, tuple[int, Callable[[random.Random], bool]]] = {
     **workers.ROWS,
     **resuming.ROWS,
+    **killed_ranks.ROWS,
     **saving.ROWS,
     **failing.ROWS,
     **closing.ROWS,

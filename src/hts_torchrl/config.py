@@ -174,9 +174,9 @@ class PoolConfig:
     """How many workers there are, and how they start and wait."""
 
     num_envs: int = 16
-    """environments of each rank."""
+    """environments; of several ranks, those of all together."""
     num_actors: int = 1
-    """actor processes; 0 runs everything in this process, the serial twin."""
+    """actor processes of each rank; 0 runs everything in this process, the serial twin."""
     envs_per_executor: int = 1
     """environments that one executor process steps in lock step."""
     inference_batch_size: int | None = None

@@ -1,9 +1,5 @@
 """Two ranks under DistributedDataParallel (gloo, CPU) against one process with all environments."""
 
-import multiprocessing
-import os
-import socket
-
 import pytest
 import torch
 from lightning.pytorch import Callback
@@ -12,13 +8,13 @@ from torch import nn
 
 from hts_torchrl import GymEnvs, make_actor_critic
 from hts_torchrl.training.callbacks import LearningCurve, TrainingStatistics
-from hts_torchrl.training.callbacks.stop_together import leave_together
 from tests.fits import SGDA2C, SGDPPO, Watch, cartpole, quiet_trainer, watched_fit
 from tests.integration.test_own_modules import Plain
 from tests.policies import policy_with
+from tests.ranks import run_ranks
 
 ROUNDS = 4
-ENVS = 4  # of each rank
+ENVS = 8  # of both ranks
 STEPS = 8
 
 
@@ -89,34 +85,23 @@ def make_learner(name):
     return learner_class(policy, learning_rate=0.1, **settings)
 
 
-def data_of(num_envs, name):
-    # The number of rows of a pass is part of the last bits, so it is the same in both runs.
+def data_of(name):
     return cartpole(
         ROUNDS,
-        num_envs=num_envs,
-        frames_per_batch=num_envs * STEPS,
-        inference_batch_size=4,
+        num_envs=ENVS,
+        frames_per_batch=ENVS * STEPS,
         evaluation_episodes=2,
         **(NORMALISED if name == "normalised" else {}),
     )
 
 
-def run_rank(rank, port, directory):
-    """One rank of both learners' runs, as a launcher such as torchrun would start it."""
-    torch.set_num_threads(1)
-    os.environ.update(
-        MASTER_ADDR="127.0.0.1",
-        MASTER_PORT=str(port),
-        WORLD_SIZE="2",
-        RANK=str(rank),
-        LOCAL_RANK=str(rank),
-    )
+def run_rank(directory):
+    """One rank of all learners' runs."""
     for name in LEARNERS:
         fit_rank(name, directory / name, None)
         resumed = directory / name / "resumed"
         resumed.mkdir(exist_ok=True)
         fit_rank(name, resumed, directory / name / "step=2.ckpt")
-    leave_together()
 
 
 def fit_rank(name, directory, checkpoint):
@@ -135,7 +120,7 @@ def fit_rank(name, directory, checkpoint):
         enable_checkpointing=True,
         default_root_dir=directory,
         limit_val_batches=1,
-    ).fit(make_learner(name), datamodule=data_of(ENVS, name), ckpt_path=checkpoint)
+    ).fit(make_learner(name), datamodule=data_of(name), ckpt_path=checkpoint)
 
 
 @pytest.fixture(scope="module")
@@ -144,17 +129,7 @@ def directory(tmp_path_factory):
     directory = tmp_path_factory.mktemp("ddp")
     for name in LEARNERS:
         (directory / name).mkdir()
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    context = multiprocessing.get_context("spawn")
-    ranks = [context.Process(target=run_rank, args=(rank, port, directory)) for rank in range(2)]
-    for rank in ranks:
-        rank.start()
-    for rank in ranks:
-        rank.join(100)
-        rank.kill()
-    assert [rank.exitcode for rank in ranks] == [0, 0]
+    run_ranks(2, run_rank, directory)
     return directory
 
 
@@ -162,7 +137,7 @@ def directory(tmp_path_factory):
 def runs(request, directory):
     """What ranks 0 and 1 saw, and the run of one process with the environments of both."""
     ranks = [torch.load(directory / request.param / f"rank{rank}.pt") for rank in range(2)]
-    single = watched_fit(make_learner(request.param), data_of(2 * ENVS, request.param))
+    single = watched_fit(make_learner(request.param), data_of(request.param))
     return ranks, single, directory / request.param
 
 
@@ -174,7 +149,7 @@ class TestTwoRanks:
         (first, second), single, _ = runs
         both = torch.cat([first["rounds"][0], second["rounds"][0]])
         assert torch.equal(both, single.rounds[0]["observation"])
-        assert len(both[:, 0].unique(dim=0)) == 2 * ENVS
+        assert len(both[:, 0].unique(dim=0)) == ENVS
 
     def test_have_the_same_weights_after_each_round(self, runs):
         (first, second), _, _ = runs
@@ -201,7 +176,7 @@ class TestTwoRanks:
 
     def test_count_the_frames_of_both(self, runs):
         (first, second), _, _ = runs
-        assert first["frames"] == second["frames"] == ROUNDS * 2 * ENVS * STEPS
+        assert first["frames"] == second["frames"] == ROUNDS * ENVS * STEPS
 
     def test_go_on_from_the_checkpoint_of_rank_0_with_the_bits_of_both(self, runs):
         """Each rank has environments of its own, and rank 0 writes the checkpoint."""

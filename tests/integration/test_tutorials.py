@@ -1,7 +1,11 @@
 """The blocks of each tutorial run in order, in one namespace and on a small scale."""
 
+import contextlib
+import os
 import re
 import shlex
+import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -26,6 +30,7 @@ OF_A_TEST = {
     HTSCollector: {"num_actors": 0},
     HTSDataModule: {"num_actors": 0, "evaluation_episodes": 1},
 }
+MARKS = {"environment": (), "several_ranks": pytest.mark.slow}
 LIMITS = {
     "fit": ["--data.total_frames=640", "--trainer.max_steps=4"],
     "fit --seeds": ["--data.total_frames=64"],  # to the end, where an evaluation is
@@ -38,7 +43,7 @@ LIMITS = {
 
 def blocks(page):
     """Language and text of each block of a page that a reader would run."""
-    return re.findall(r"```(python|bash|yaml)\n(.*?)```", page.read_text(), re.DOTALL)
+    return re.findall(r"```(python|bash|yaml|console)\n(.*?)```", page.read_text(), re.DOTALL)
 
 
 def small(cls):
@@ -87,6 +92,40 @@ def write_yaml(text):
         Path(named[1]).write_text(text)
 
 
+SHIMS = {
+    "hts-torchrl": f"{sys.executable} -m hts_torchrl.cli",
+    "torchrun": f"{sys.executable} -m torch.distributed.run",
+}
+
+
+def run_console(text):
+    """Run a block of several processes as a shell would; trainings are small ones."""
+    folder = Path("bin").absolute()
+    folder.mkdir(exist_ok=True)
+    for name, command in SHIMS.items():
+        flags = shlex.join([*SMALL, "--data.total_frames=640"]) if name == "hts-torchrl" else ""
+        (folder / name).write_text(
+            f'#!/bin/sh\ncase "$*" in *ckpt_path*) exec {command} "$@";; esac\n'
+            f'exec {command} "$@" {flags}\n'
+        )
+        (folder / name).chmod(0o755)
+    paths = {"PYTHONPATH": os.pathsep.join(sys.path), "PATH": f"{folder}:{os.environ['PATH']}"}
+    with Path("errors").open("w+") as errors:
+        process = subprocess.Popen(
+            ["bash", "-ec", text],
+            env={**os.environ, **paths},
+            stderr=errors,
+            start_new_session=True,
+        )
+        try:
+            status = process.wait()
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        errors.seek(0)
+        assert status == 0, errors.read()[-3000:]
+
+
 def run_bash(text):
     """Run each command of a block, all of which are ours, or install an extra."""
     for line in text.splitlines():
@@ -112,13 +151,11 @@ def run_bash(text):
 @pytest.mark.filterwarnings("ignore:The number of training batches")
 @pytest.mark.filterwarnings("ignore:The env passed to Collector is missing:FutureWarning")
 @pytest.mark.filterwarnings("ignore:The 'optimizer' hook stage will be replaced:FutureWarning")
-@pytest.mark.timeout(300)  # several commands, of which one trains twice
+@pytest.mark.timeout(900)  # several commands, of which one trains twice
 @pytest.mark.parametrize(
     "page",
     [
-        pytest.param(
-            path, id=path.stem, marks=() if path.stem == "environment" else pytest.mark.thorough
-        )
+        pytest.param(path, id=path.stem, marks=MARKS.get(path.stem, pytest.mark.thorough))
         for path in TUTORIALS
     ],
 )
@@ -130,6 +167,8 @@ def test_a_tutorial_runs_from_top_to_bottom(page, reader):
                 run_python(text, names)
             elif language == "yaml":
                 write_yaml(text)
+            elif language == "console":
+                run_console(text)
             else:
                 run_bash(text)
     finally:

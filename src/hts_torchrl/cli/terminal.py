@@ -98,9 +98,9 @@ def _first_lines(trainer: Trainer, learner: Any, folder: str | None) -> _Lines: 
     workers = "in this process"
     if pool.num_actors:
         workers = f"executor processes: {pool.num_executors}, actors: {pool.num_actors}"
-    each = f" on each of {ranks} ranks" if ranks > 1 else ""
+    each = f", {pool.num_envs // ranks} on each of {ranks} ranks" if ranks > 1 else ""
     yield "environments", f"{pool.num_envs}{each} ({workers})"
-    rounds, frames = schedule.num_rounds, schedule.frames_per_round * ranks
+    rounds, frames = schedule.num_rounds, schedule.frames_per_round
     yield "frames", f"{rounds * frames:,} in {rounds:,} rounds of {frames:,}"
     device = trainer.strategy.root_device
     slow = trainer.precision == "bf16-mixed" and device.type == "cpu" and not bfloat16_in_hardware()

@@ -11,6 +11,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningCLI
 from lightning.pytorch.strategies import Strategy
 from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
+from torch.nn.parallel import DistributedDataParallel
 
 
 def set_logged_steps(trainer: Trainer, steps: int) -> None:
@@ -27,6 +28,12 @@ def answer_sigterm(trainer: Trainer, answer: Callable[[int, FrameType | None], N
     """Replace the Trainer's own answer to SIGTERM, before it registers its handlers."""
     connector: Any = trainer._signal_connector
     connector._sigterm_notifier_fn = answer
+
+
+def leave_gradients(strategy: Strategy) -> None:
+    """Keep a strategy of several ranks from averaging gradients, until its training ends."""
+    if isinstance(strategy.model, DistributedDataParallel):
+        strategy.model.require_backward_grad_sync = False
 
 
 def process_start_method(strategy: Strategy) -> str | None:

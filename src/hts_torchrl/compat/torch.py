@@ -27,6 +27,7 @@ __all__ = [
     "fused_adam",
     "let_gradients_be_clipped",
     "norms",
+    "of_all_ranks",
     "set_last_rates",
     "tree_leaves",
     "tree_map",
@@ -48,6 +49,20 @@ def copy_all(targets: list[Tensor], sources: list[Tensor]) -> None:
 def norms(tensors: list[Tensor]) -> tuple[Tensor, ...]:
     """Return the 2-norm of each tensor, a scalar tensor, in one call."""
     return torch._foreach_norm(tensors)
+
+
+def of_all_ranks(tensor: Tensor) -> list[Tensor]:
+    """Return the tensors of all ranks in their order; in a run of one rank, its own.
+
+    Args:
+        tensor: of the same shape and dtype on each; all ranks must call it.
+    """
+    distributed = torch.distributed
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return [tensor]
+    ranks = [torch.empty_like(tensor) for _ in range(distributed.get_world_size())]
+    distributed.all_gather(ranks, tensor)
+    return ranks
 
 
 def fused_adam(

@@ -65,16 +65,23 @@ class A2C(Learner):
             if self.lag and not self.reweights:
                 self.delayed.load_behaviour()
             if part.is_first:
-                targets = self.gae(
-                    part.round,
-                    gae_lambda=self.gae_lambda,
-                    unroll=self.unroll,
-                    newest=self.reweights,
-                )
-                self.samples = self.samples_of(
-                    part.round, advantage=targets.advantage, returns=targets.returns
-                )
-            return self.loss(self.samples[self.chunk_of(part)])
+                self.samples = self.samples_by_chunks(part.round, self.samples_to_learn)
+            if self.gradient_chunks == 1:
+                return self.loss(self.samples[self.chunk_of(part)])
+            return self.loss_by_chunks(
+                lambda index: self.loss(self.samples[self.rows_of_chunk(index)].clone())
+            )
+
+    def samples_to_learn(self, batch: TensorDictBase) -> TensorDictBase:
+        """Return the samples of a round, or of a chunk, with ``advantage`` and ``returns``.
+
+        Args:
+            batch: ``[N, T]``.
+        """
+        targets = self.gae(
+            batch, gae_lambda=self.gae_lambda, unroll=self.unroll, newest=self.reweights
+        )
+        return self.samples_of(batch, advantage=targets.advantage, returns=targets.returns)
 
     def chunk_of(self, part: RoundSlice) -> slice:
         """Return which of the round's samples a part has: those of some environments.

@@ -14,14 +14,13 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
 
-from hts_torchrl.compat.lightning import is_accumulating
 from hts_torchrl.config import IS_INIT
 from hts_torchrl.errors import ConfigurationError, require
+from hts_torchrl.learner.chunked_rounds import ChunkedRounds
 from hts_torchrl.learner.modes import evaluating
 from hts_torchrl.learner.optimizers import make_optimizer, require_arguments
 from hts_torchrl.learner.policy_module import NO_VALUE
 from hts_torchrl.learner.restored import restored
-from hts_torchrl.learner.rounds import RoundModule
 from hts_torchrl.learner.settings import show_inherited
 from hts_torchrl.objectives.returns import Targets, gae_targets
 from hts_torchrl.policy.composite import is_composite
@@ -31,7 +30,7 @@ from hts_torchrl.policy.normalization import RunningStatistics
 _MOST_THREADS = 1024
 
 
-class Learner(RoundModule):
+class Learner(ChunkedRounds):
     """Turns each finished round into one update of the policy.
 
     A learner of your own writes ``training_step``; :class:`A2C` and :class:`PPO` do no more::
@@ -74,6 +73,9 @@ class Learner(RoundModule):
         normalize_value: let the critic give values with mean 0 and variance 1, by running
             statistics of all returns (van Hasselt et al., 2016, without their rescaled layer).
         num_threads: torch threads of the learner; results depend on it. None leaves torch's.
+        gradient_chunks: chunks of environments, each with a gradient of its own, that are added in
+            a fixed order: then 1, 2, ... ranks have the same bits. The ranks must divide it, and it
+            the environments. With 1 the bits depend on the number of ranks.
     """
 
     lacks: ClassVar[tuple[str, ...]] = ()
@@ -100,8 +102,9 @@ class Learner(RoundModule):
         entropy_coef: float = 0.01,
         normalize_value: bool = False,
         num_threads: int | None = 1,
+        gradient_chunks: int = 1,
     ) -> None:
-        super().__init__(policy, network=network, squash=squash)
+        super().__init__(policy, network=network, squash=squash, gradient_chunks=gradient_chunks)
         self.save_hyperparameters(ignore=["policy", *self.lacks])  # those of subclasses too
         require_arguments(optimizer, optimizer_kwargs or {})
         for name, number in (
@@ -126,7 +129,8 @@ class Learner(RoundModule):
         """Of discounted returns, where the data module normalises rewards."""
         self.value_scale = RunningStatistics() if normalize_value else None
         """Of returns, where the critic's values are normalised."""
-        self._returns: Tensor | None = None
+        self._returns: dict[int, Tensor] = {}
+        """Of the round, by chunk."""
 
     @classmethod
     def load_from_checkpoint(  # type: ignore[override] # Lightning's is no plain class method
@@ -201,6 +205,7 @@ class Learner(RoundModule):
     def on_fit_start(self) -> None:
         """Take the behaviour weights of the first round, and the learner's threads."""
         super().on_fit_start()
+        self._returns = {}
         self._threads = torch.get_num_threads()
         if self.num_threads is not None:
             torch.set_num_threads(self.num_threads)
@@ -260,7 +265,7 @@ class Learner(RoundModule):
             gae_lambda=gae_lambda,
             unroll=unroll,
         )
-        returns = self._returns = targets.returns.squeeze(-1)
+        returns = self._returns[self._chunk] = targets.returns.squeeze(-1)
         if self.value_scale is not None:
             returns = self.value_scale.normalized(returns)
         return Targets(targets.advantage.squeeze(-1), returns)
@@ -277,14 +282,16 @@ class Learner(RoundModule):
         """Take note of all that the round holds, after its last step of the optimiser."""
         super().update_statistics()
         if self.reward_scale is not None:
-            self.reward_scale.update(self.part.round["next", "discounted_return"].flatten())
+            chunks = self.chunks_of_round()
+            sums = [chunk["next", "discounted_return"].flatten() for chunk in chunks]
+            self.reward_scale.update(*sums)
         if self.value_scale is not None:
-            if self._returns is None:
+            if not self._returns:
                 raise ConfigurationError(
                     f"normalize_value=true: {type(self).__name__} asks gae() for no returns, whose "
                     "statistics are needed; leave it out"
                 )
-            self.value_scale.update(self._returns.flatten())
+            self.value_scale.update(*(returns.flatten() for returns in self._returns.values()))
 
     def samples_of(self, batch: TensorDictBase, **more: Tensor) -> TensorDictBase:
         """Return the steps of a round side by side, environment after environment.
@@ -310,8 +317,11 @@ class Learner(RoundModule):
         if self.remembers:
             begins = batch["next", "done"].roll(1, 1)
             begins[:, 0] = False  # the memory of the first step is stored, whether it begins or not
-            return TensorDict({IS_INIT: begins, **entries}, batch.shape)
-        return TensorDict(entries, batch.shape).reshape(-1)
+            samples = TensorDict({IS_INIT: begins, **entries}, batch.shape)
+        else:
+            samples = TensorDict(entries, batch.shape).reshape(-1)
+        # Of a chunk in memory of its own: bits of a pass may depend on where its input lies.
+        return samples if self.gradient_chunks == 1 else samples.clone()
 
     def _actions(self, batch: TensorDictBase) -> Tensor | TensorDictBase:
         keys = self._head.dist_sample_keys
@@ -360,11 +370,3 @@ class Learner(RoundModule):
             with behaviour or contextlib.nullcontext():
                 next_value[unseen] = self.values_where(after, unseen)
         return next_value
-
-    def log_losses(self, losses: dict[str, Tensor], group: str = "loss") -> None:
-        """Log losses, or another group of figures, when the Trainer's loggers will take them."""
-        if is_accumulating(self.trainer):
-            return
-        every = self.trainer.log_every_n_steps  # type: ignore[attr-defined]
-        if (self.trainer.global_step + 1) % every == 0:
-            self.log_dict({f"{group}/{name}": value.detach() for name, value in losses.items()})

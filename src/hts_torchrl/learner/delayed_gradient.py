@@ -13,6 +13,7 @@ learning rate of 1 and a delay of one round.
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterable, Iterator, Mapping
 
 import torch
@@ -145,6 +146,12 @@ class DelayedWeights:
         names = [*self._parameter_names, *self._buffer_names]
         tensors = [*self.parameters.newest, *self.statistics.newest]
         return {name: tensor.clone() for name, tensor in zip(names, tensors, strict=True)}
+
+    def moved_buffers(self) -> list[str]:
+        """Return the names of the buffers that are not as at the start of the round."""
+        pairs = zip(self.statistics.parameters, self.statistics.newest, strict=True)
+        moved = [not torch.equal(now, before) for now, before in pairs]
+        return list(itertools.compress(self._buffer_names, moved))
 
     def end_round(self, *, broadcast: bool) -> None:
         """Make the weights of the round's start the behaviour weights of the next round.

@@ -61,30 +61,38 @@ class Impala(Learner):
 
     def training_step(self, part: RoundSlice, _: int) -> Tensor:
         """Return the loss of a batch, at the newest weights, which are in place."""
-        batch = part.round
         with self.learning_from(part):
-            age = (self.updates - batch["collector", "policy_version"]).float()
-            self.log_losses({"mean": age.mean(), "max": age.max()}, "staleness")
-            unseen = batch["next", "truncated"].squeeze(-1).clone()
-            unseen[:, -1] = True
-            final_value = self.values_where(batch["next"], unseen)
-            samples = self.samples_of(batch)
-            policy, value = self.evaluate(samples)
-            log_prob = policy.log_prob(samples["action"])
-            next_value = value.detach().view(*batch.shape, 1).roll(-1, 1)
-            next_value[unseen] = final_value
-            targets = self.vtrace(batch, log_prob=log_prob, value=value, next_value=next_value)
-            losses = {
-                "policy": policy_gradient_loss(log_prob, targets.advantage.view_as(log_prob)),
-                "value": value_loss(value, targets.returns.view_as(value)),
-                "entropy": mean_entropy(policy),
-            }
-            self.log_losses(losses)
-            return (
-                losses["policy"]
-                + self.value_coef * losses["value"]
-                - self.entropy_coef * losses["entropy"]
-            )
+            chunks = self.chunks.of(part.round)
+            return self.loss_by_chunks(lambda index: self.loss(chunks[index]))
+
+    def loss(self, batch: TensorDictBase) -> Tensor:
+        """Return the loss of whole trajectories.
+
+        Args:
+            batch: the round, or a chunk of it, ``[N, T]``.
+        """
+        age = (self.updates - batch["collector", "policy_version"]).float()
+        self.log_losses({"mean": age.mean(), "max": age.max()}, "staleness")
+        unseen = batch["next", "truncated"].squeeze(-1).clone()
+        unseen[:, -1] = True
+        final_value = self.values_where(batch["next"], unseen)
+        samples = self.samples_of(batch)
+        policy, value = self.evaluate(samples)
+        log_prob = policy.log_prob(samples["action"])
+        next_value = value.detach().view(*batch.shape, 1).roll(-1, 1)
+        next_value[unseen] = final_value
+        targets = self.vtrace(batch, log_prob=log_prob, value=value, next_value=next_value)
+        losses = {
+            "policy": policy_gradient_loss(log_prob, targets.advantage.view_as(log_prob)),
+            "value": value_loss(value, targets.returns.view_as(value)),
+            "entropy": mean_entropy(policy),
+        }
+        self.log_losses(losses)
+        return (
+            losses["policy"]
+            + self.value_coef * losses["value"]
+            - self.entropy_coef * losses["entropy"]
+        )
 
     def vtrace(
         self, batch: TensorDictBase, *, log_prob: Tensor, value: Tensor, next_value: Tensor

@@ -43,6 +43,8 @@ class MinibatchLearner(Learner):
         require(epochs > 0, f"epochs={epochs}", "1 or more")
         require(minibatches > 0, f"minibatches={minibatches}", "1 or more")
         self.epochs, self.minibatches = epochs, minibatches
+        self._minibatches: dict[int, tuple[Tensor, ...]] = {}
+        """Of the running epoch, by this rank's chunk."""
 
     @property
     def parts_per_round(self) -> int:
@@ -59,47 +61,68 @@ class MinibatchLearner(Learner):
         """Return the loss of one minibatch."""
         with self.learning_from(part):
             if part.is_first:
-                self.samples = self.samples_to_learn(part.round)
-            rows = self.minibatch_of(part)
-            # index_select copies whole rows; indexing copies pixel by pixel, 8 times slower.
-            samples = self.samples.apply(
-                lambda entry: entry.index_select(0, rows),
-                batch_size=[len(rows), *self.samples.shape[1:]],
-            )
-            return self.loss(samples)
+                self.samples = self.samples_by_chunks(part.round, self.samples_to_learn)
+                self.on_samples_ready(self.samples)
+            return self.loss_by_chunks(lambda index: self.loss(self._minibatch(part, index)))
+
+    def _minibatch(self, part: RoundSlice, index: int) -> TensorDictBase:
+        rows = self.minibatch_of(part, index)
+        # index_select copies whole rows; indexing copies pixel by pixel, 8 times slower.
+        return self.samples.apply(
+            lambda entry: entry.index_select(0, rows),
+            batch_size=[len(rows), *self.samples.shape[1:]],
+        )
 
     def samples_to_learn(self, batch: TensorDictBase) -> TensorDictBase:
         """Return what is learned from a round: :meth:`samples_of` it, with targets.
 
         Args:
-            batch: the round ``[N, T]``.
+            batch: the round ``[N, T]``; with ``gradient_chunks``, each chunk of it.
         """
         raise NotImplementedError
+
+    def on_samples_ready(self, samples: TensorDictBase) -> None:
+        """Called once a round, with all samples of this rank; does nothing by itself.
+
+        Args:
+            samples: of all chunks, one after another; may be changed in place.
+        """
 
     def loss(self, samples: TensorDictBase) -> Tensor:
         """Return the loss of B samples, which have what :meth:`samples_to_learn` adds."""
         raise NotImplementedError
 
-    def minibatch_of(self, part: RoundSlice) -> Tensor:
+    def minibatch_of(self, part: RoundSlice, index: int = 0) -> Tensor:
         """Return which of the round's samples a part has, int64 ``[B]``: a new order each epoch.
 
         Of a policy with a memory these are environments, each with its whole sequence.
 
+        Args:
+            part: of the round.
+            index: of this rank's chunk; a minibatch has as many samples of each.
+
         Raises:
             ConfigurationError: if the samples cannot be divided so.
         """
-        count = self.num_samples(part.round)
+        count = self._refuse_rest(self.num_samples(part.round) // len(self.chunks.own))
+        epoch, minibatch = divmod(part.index, self.minibatches)
+        if minibatch == 0:
+            chunk = self.chunks.own[index]
+            # The same on all ranks, of the same chunk.
+            entropy = (self.seed % 2**64, self.updates, epoch, *([chunk] if chunk else []))
+            seed = int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0]) >> 1
+            generator = torch.Generator().manual_seed(seed)
+            order = torch.randperm(count, generator=generator).to(self.device) + index * count
+            self._minibatches[index] = order.chunk(self.minibatches)
+        return self._minibatches[index][minibatch]
+
+    def _refuse_rest(self, count: int) -> int:
         if count % self.minibatches:
-            whole = "environments of a round, whose sequences stay whole"
-            what = whole if self.remembers else "frames of a round"
+            several = self.gradient_chunks > 1
+            of = f"a chunk (gradient_chunks={self.gradient_chunks})" if several else "a round"
+            whole = f"environments of {of}, whose sequences stay whole"
+            what = whole if self.remembers else f"frames of {of}"
             raise ConfigurationError(
                 f"minibatches={self.minibatches} does not divide the {count} {what}"
             )
-        epoch, minibatch = divmod(part.index, self.minibatches)
-        if minibatch == 0:
-            entropy = (self.seed % 2**64, self.updates, epoch)  # the same on all ranks
-            seed = int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0]) >> 1
-            generator = torch.Generator().manual_seed(seed)
-            order = torch.randperm(count, generator=generator).to(self.device)
-            self._minibatches = order.chunk(self.minibatches)
-        return self._minibatches[minibatch]
+        return count

@@ -11,7 +11,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 
 from hts_torchrl.config import Key
-from hts_torchrl.errors import ConfigurationError
+from hts_torchrl.errors import ConfigurationError, ProtocolError
 from hts_torchrl.policy.forward import evaluate
 from hts_torchrl.policy.probe import (
     OTHERS,
@@ -70,6 +70,8 @@ class SeededDraws:
     def __init__(self, *, inspects: bool, watches: bool) -> None:
         self.layers_of_two_modes: list[nn.Module] = []
         self._inspects, self._watches = inspects, watches
+        self.reseed: Callable[[int], None] = _refuse_seed
+        """Seeds the generators again, within :meth:`seeded`."""
 
     @contextlib.contextmanager
     def seeded(
@@ -95,11 +97,19 @@ class SeededDraws:
             if self._inspects:
                 self.layers_of_two_modes = layers_of_two_modes(policy, observations())
                 self._inspects = False
+            self.reseed = seed_generators
             seed_generators(seed)
-            with noting_draws(OTHERS if watches else ()) as drawn:
-                yield
+            try:
+                with noting_draws(OTHERS if watches else ()) as drawn:
+                    yield
+            finally:
+                self.reseed = _refuse_seed
             for generator in drawn:
                 _refuse_draws(policy, observations(), generator)
+
+
+def _refuse_seed(_: int) -> None:
+    raise ProtocolError("generators are seeded within learning_from()")
 
 
 def _refuse_draws(policy: nn.Module, observations: dict[Key, Tensor], generator: str) -> None:

@@ -15,6 +15,7 @@ from hts_torchrl.errors import require
 from hts_torchrl.learner.minibatches import MinibatchLearner
 from hts_torchrl.objectives.a2c import mean_entropy, value_loss
 from hts_torchrl.objectives.ppo import clipped_ratio_loss, clipped_value_loss
+from hts_torchrl.policy.normalization import RunningStatistics
 
 
 class PPO(MinibatchLearner):
@@ -60,21 +61,34 @@ class PPO(MinibatchLearner):
         self.delayed_step = delayed_step
 
     def samples_to_learn(self, batch: TensorDictBase) -> TensorDictBase:
-        """Return the round's samples; advantages are normalised over the whole round.
+        """Return the samples of a round, or of a chunk, with ``advantage`` and ``returns``.
 
         The steps on this round begin at the weights in place: the newest, or with ``displacement``
         those that collected the round.
+
+        Args:
+            batch: ``[N, T]``.
         """
-        if self.displaces:
+        if self.displaces and not self.delayed.holds_behaviour:
             self.delayed.load_behaviour()
         targets = self.gae(batch, gae_lambda=self.gae_lambda, unroll=self.unroll)
-        advantage = targets.advantage
         return self.samples_of(
             batch,
             behaviour_value=batch["state_value"].squeeze(-1),
-            advantage=(advantage - advantage.mean()) / (advantage.std() + 1e-8),
+            advantage=targets.advantage,
             returns=targets.returns,
         )
+
+    def on_samples_ready(self, samples: TensorDictBase) -> None:
+        """Normalise the advantages over the round: of this rank, or with chunks of all ranks."""
+        advantage = samples["advantage"]
+        mean, deviation = advantage.mean(), advantage.std()
+        if self.gradient_chunks > 1:
+            moments = RunningStatistics().to(advantage.device)
+            moments.update(*(each.flatten() for each in advantage.chunk(len(self.chunks.own))))
+            mean = moments.mean.float()
+            deviation = (moments.variance * moments.count / (moments.count - 1)).sqrt().float()
+        samples["advantage"] = (advantage - mean) / (deviation + 1e-8)
 
     def loss(self, samples: TensorDictBase) -> Tensor:
         """Return the loss of B samples, which have what :meth:`samples_to_learn` adds."""

@@ -187,7 +187,11 @@ class RoundModule(PolicyModule):
     def update_statistics(self) -> None:
         """Take note of all that the round holds, after its last step of the optimiser."""
         if isinstance(self.policy, NormalizedPolicy):
-            self.policy.normalizer.update(self.part.round)
+            self.policy.normalizer.update(*self.chunks_of_round())
+
+    def chunks_of_round(self) -> list[TensorDictBase]:
+        """Return the round in the parts whose statistics are merged: here in one, ``[N, T]``."""
+        return [self.part.round]
 
     def on_round_end(self) -> None:
         """Called after the last step of the optimiser on a round; does nothing by itself."""

@@ -14,6 +14,7 @@ from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase, TensorDictSequential
 from torch import Tensor, nn
 
+from hts_torchrl.compat.torch import of_all_ranks
 from hts_torchrl.config import EnvSpec, Key
 from hts_torchrl.errors import ConfigurationError
 
@@ -41,15 +42,22 @@ class RunningStatistics(nn.Module):
         self.register_buffer("count", torch.zeros((), dtype=torch.float64))
 
     @torch.no_grad()
-    def update(self, rows: Tensor) -> None:
+    def update(self, *chunks: Tensor) -> None:
         """Take note of rows ``[B, *shape]``; those of other ranks too, in the order of the ranks.
 
         All ranks must call it, and then have the same statistics.
+
+        Args:
+            chunks: of rows, merged one after another; the last bits depend on how they are cut.
         """
+        for of_rank in of_all_ranks(torch.stack([self._moments(rows) for rows in chunks])):
+            for mean, variance, count in of_rank:
+                self._merge(mean, variance, count.flatten()[0])
+
+    def _moments(self, rows: Tensor) -> Tensor:
         variance, mean = torch.var_mean(rows.double(), dim=0, correction=0)
         count = self.count.new_full((), len(rows))
-        for each in _of_all_ranks(torch.stack([mean, variance, count.expand_as(mean)])):
-            self._merge(each[0], each[1], each[2].flatten()[0])
+        return torch.stack([mean, variance, count.expand_as(mean)])
 
     def _merge(self, mean: Tensor, variance: Tensor, count: Tensor) -> None:
         total = self.count + count
@@ -76,15 +84,6 @@ class RunningStatistics(nn.Module):
     def restored(self, normalized: Tensor) -> Tensor:
         """Return the rows whose :meth:`normalized` these are."""
         return normalized * self.deviation() + self.mean.float()
-
-
-def _of_all_ranks(moments: Tensor) -> list[Tensor]:
-    distributed = torch.distributed
-    if not (distributed.is_available() and distributed.is_initialized()):
-        return [moments]
-    ranks = [torch.empty_like(moments) for _ in range(distributed.get_world_size())]
-    distributed.all_gather(ranks, moments)
-    return ranks
 
 
 class ObservationNormalizer(TensorDictModuleBase):
@@ -123,10 +122,14 @@ class ObservationNormalizer(TensorDictModuleBase):
         """Return inputs by key, with normalised observations."""
         return {**inputs, **{key: each.normalized(inputs[key]) for key, each in self._pairs()}}
 
-    def update(self, batch: TensorDictBase) -> None:
-        """Take note of a finished round ``[N, T]``."""
+    def update(self, *chunks: TensorDictBase) -> None:
+        """Take note of a finished round.
+
+        Args:
+            chunks: of its environments, ``[N, T]`` each.
+        """
         for key, statistics in self._pairs():
-            statistics.update(batch[key].flatten(0, 1))
+            statistics.update(*(chunk[key].flatten(0, 1) for chunk in chunks))
 
     def _pairs(self) -> list[tuple[Key, RunningStatistics]]:
         each = cast("list[RunningStatistics]", list(self.statistics))

@@ -46,9 +46,16 @@ class DataState:
         self.final: dict[str, Any] = {}
         """At the end of the last one."""
 
-    def begin(self, collector: RoundSource, updates: int) -> None:
-        """Hand what was loaded to a new collector, for a learner that has done ``updates``."""
+    def begin(self, collector: RoundSource, updates: int, ranks: int) -> None:
+        """Hand what was loaded to a new collector.
+
+        Args:
+            collector: of this rank.
+            updates: that the policy has had.
+            ranks: of the training; frames are counted over all of them.
+        """
         state = {"frames": 0, **self.loaded, "policy_version": updates}
+        state["frames"] //= ranks
         collector.load_state_dict(state)
         self.loaded = {}  # a further training begins anew
         self._updates_before = updates - int(state.get("round", 0))
@@ -66,6 +73,7 @@ class DataState:
         """
         round_index = updates - self._updates_before
         state = dict(collector.state_at(round_index, envs=self._settings["resume_envs"]))
+        state["frames"] *= trainer.world_size
         if cut_off:
             state["cut_off"] = True
         if trainer.world_size > 1 and "games" in state:
@@ -96,6 +104,8 @@ class DataState:
             trainer: of the training that would go on.
         """
         own = self._run_settings(trainer)
+        if getattr(trainer.lightning_module, "gradient_chunks", 1) > 1:
+            del own["trainer"]["world_size"]  # with chunks it decides nothing
         own["data"] = {name: own["data"][name] for name in _DECIDE_BITS}
         saved = state.get("settings") or {"data": {}, "trainer": {}}
         if saved["data"]:  # older ones have no such setting
@@ -149,12 +159,11 @@ class DataState:
             raise ConfigurationError(
                 f"data.total_frames={total}, but the checkpoint's run has done {done}"
             )
-        wanted = self._pool.num_envs * trainer.world_size
+        wanted = self._pool.num_envs
         if "games" in state and (games := len(state["games"]["seeds"])) < wanted:
             raise ConfigurationError(
-                f"the checkpoint has the games of {games} environments, but {wanted} are wanted "
-                f"(data.num_envs={self._pool.num_envs}, ranks={trainer.world_size}): give the "
-                "same number, or data.resume_envs=false for new games"
+                f"the checkpoint has the games of {games} environments, but data.num_envs={wanted} "
+                "are wanted: give the same number, or data.resume_envs=false for new games"
             )
         if not self._pool.schedule.exists(round_index) and trainer.is_global_zero:
             _log.warning(

@@ -23,6 +23,7 @@ from hts_torchrl.settings import takes_settings
 from hts_torchrl.training.data_state import DataState
 from hts_torchrl.training.evaluation import Evaluation
 from hts_torchrl.training.loaders import ONE_EPOCH, EvaluationLoader, RoundLoader
+from hts_torchrl.training.rank_share import share_of
 from hts_torchrl.training.round_slice import RoundSlice
 from hts_torchrl.training.run_settings import Changes, described, plain
 from hts_torchrl.training.trainer_limits import (
@@ -50,7 +51,8 @@ class HTSDataModule(LightningDataModule):
 
     Args:
         env: factory of the environments, such as ``AtariEnvs`` or ``GymEnvs``.
-        total_frames: steps of each rank in the whole run.
+        total_frames: steps of the whole run. This, ``num_envs`` and ``frames_per_batch`` are those
+            of all ranks together, and each rank has an equal share.
         collection: ``rounds`` is this project's; ``actors`` (IMPALA) and ``server`` (SEED RL) are
             baselines that nobody waits for, with a learner for data of any age (``Impala``), on the
             CPU and one rank; ``num_actors``, ``delay`` and ``step_barrier`` say nothing to them.
@@ -109,6 +111,8 @@ class HTSDataModule(LightningDataModule):
         self._collector: RoundSource | None = None
         self._publisher: WeightPublisher | None = None
         """For a module that does not publish its weights itself."""
+        self._share = self.pool
+        """This rank's part of it, from ``setup`` on."""
         self._env_spec: EnvSpec | None = None
         self._moved: TensorDictBase | None = None
         """The running round on a learner's GPU, for all of its parts."""
@@ -210,6 +214,7 @@ class HTSDataModule(LightningDataModule):
         require_sound(self._trainer)
         self._refuse_collection()
         require_divided_rounds(self._trainer, self._parts_per_round)
+        self._share = share_of(self.pool, self._trainer.global_rank, self._trainer.world_size)
         self._set_publisher()
         self._refuse_normalization()
         assert self.schedule.num_rounds is not None
@@ -300,7 +305,7 @@ class HTSDataModule(LightningDataModule):
         collector = self._make_collector()
         if self._publisher is not None:
             self._publisher.updates = int(self._state.loaded.get("policy_version", 0))
-        self._state.begin(collector, self._updates)
+        self._state.begin(collector, self._updates, self._trainer.world_size)
         self._collector = collector  # not before: what could not be loaded has no state to save
         collector.start()
         if self._publisher is not None:
@@ -323,11 +328,9 @@ class HTSDataModule(LightningDataModule):
                 precision=self._precision,
                 policy_device=self.policy_device or str(self._trainer.strategy.root_device),
                 cudagraph_policy=self.cudagraph_policy,
-                reward_discount=self._reward_discount,
-                first_env=self._trainer.global_rank * self.schedule.num_envs,
                 clone=False,  # no learner keeps a round
                 all_outputs=getattr(self._trainer.lightning_module, "reads_all_outputs", True),
-                **self._settings,
+                **{**vars(self._share), "reward_discount": self._reward_discount},
             )
         return AsynchronousCollector(
             self.env,

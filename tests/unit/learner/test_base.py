@@ -206,7 +206,7 @@ class TestPPO:
 
             class Orders(Callback):
                 def on_after_backward(self, _, pl_module):
-                    orders.append(pl_module._minibatches[0])
+                    orders.append(pl_module._minibatches[0][0])
 
             watched_fit(PPO(epochs=2, minibatches=2), cartpole(1, seed=seed), callbacks=[Orders()])
             return torch.stack(orders)

@@ -17,11 +17,11 @@ class Terminal(io.StringIO):
 
 
 def trainer(**figures):
-    """Stands for a Trainer of two ranks in a run of 40 rounds of 512 frames."""
+    """Stands for a Trainer of two ranks in a run of 40 rounds of 1,024 frames, 512 of each."""
     statistics = TrainingStatistics()
     statistics.frames = 20_480
     return SimpleNamespace(
-        datamodule=SimpleNamespace(schedule=SimpleNamespace(num_rounds=40, frames_per_round=512)),
+        datamodule=SimpleNamespace(schedule=SimpleNamespace(num_rounds=40, frames_per_round=1024)),
         world_size=2,
         callbacks=[statistics],
         state=SimpleNamespace(fn="fit"),

@@ -92,7 +92,7 @@ class ProgressLine(ProgressBar):
 def _progress(trainer: Trainer, figures: dict[str, Any]) -> str:
     frames = TrainingStatistics.of(trainer).frames
     schedule = trainer.datamodule.schedule  # type: ignore[attr-defined]
-    total = schedule.num_rounds * schedule.frames_per_round * trainer.world_size
+    total = schedule.num_rounds * schedule.frames_per_round
     parts = [f"{frames / total:4.0%}", f"{frames:,} of {total:,} frames"]
     for name, value in figures.items():
         text = _FORMATS.get(name, f"{name} {{:.4g}}")

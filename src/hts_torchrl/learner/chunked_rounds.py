@@ -1,0 +1,225 @@
+"""An update whose bits do not depend on the number of ranks: it is computed by chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor, nn
+from torch.nn import Parameter
+from torch.optim import Optimizer
+
+from hts_torchrl.compat.lightning import is_accumulating, leave_gradients
+from hts_torchrl.errors import ConfigurationError
+from hts_torchrl.learner.gradient_chunks import GradientChunks
+from hts_torchrl.learner.rounds import RoundModule
+from hts_torchrl.rng import update_seed
+
+
+class ChunkedRounds(RoundModule):
+    """Computes gradients and samples chunk by chunk, if ``gradient_chunks`` asks for it.
+
+    A ``training_step`` says what is done with one chunk; with one chunk that is the round::
+
+        with self.learning_from(part):
+            if part.is_first:
+                self.samples = self.samples_by_chunks(part.round, samples_to_learn)
+            return self.loss_by_chunks(lambda index: loss(...))   # of this rank's index-th chunk
+
+    With more, each chunk's gradient is computed at once, and ``backward`` puts their mean over all
+    ranks into place: before gradients are clipped and looked at.
+
+    Args:
+        policy: an actor-critic; None builds ``network`` for the data module's environment.
+        network: ``nature``, ``nips``, ``impala``, ``seed``, ``mlp`` or ``module.Class`` of a trunk;
+            ``+lstm`` or ``+gru`` after it adds a memory, as ``lstm`` and ``gru`` alone do.
+        squash: pass continuous actions through tanh into their bounds.
+        gradient_chunks: chunks of environments, whose gradients are added in a fixed order.
+    """
+
+    def __init__(
+        self,
+        policy: nn.Module | None = None,
+        *,
+        network: str = "mlp",
+        squash: bool = False,
+        gradient_chunks: int = 1,
+    ) -> None:
+        super().__init__(policy, network=network, squash=squash)
+        self.gradient_chunks = gradient_chunks
+        self.chunks = GradientChunks(gradient_chunks)
+        """Which chunks this rank has."""
+        self._chunk = 0
+        """Global index of the one that is being computed."""
+        self._gradient: Tensor | None = None
+        """Of all trained parameters, one after another, until ``backward``."""
+        self._figures: dict[str, Tensor] | None = None
+        """What a chunk's loss has logged; None outside of one."""
+        self._buffers_stay = False
+
+    def on_fit_start(self) -> None:
+        """Take this rank's chunks.
+
+        Raises:
+            ConfigurationError: if environments, ranks or the Trainer's settings do not suit them.
+        """
+        super().on_fit_start()
+        self._buffers_stay = False
+        if self.gradient_chunks == 1:
+            return
+        rank, ranks = self.global_rank, self.trainer.world_size
+        self.chunks = GradientChunks(self.gradient_chunks, rank=rank, world_size=ranks)
+        schedule = getattr(getattr(self.trainer, "datamodule", None), "schedule", None)
+        if schedule is not None:
+            self.chunks.require_divides(schedule.num_envs)
+        if (several := self.trainer.accumulate_grad_batches) != 1:
+            raise ConfigurationError(
+                f"accumulate_grad_batches={several} with gradient_chunks={self.gradient_chunks}: "
+                "chunks are accumulated already; 1 is needed"
+            )
+
+    def on_train_start(self) -> None:
+        """Take the weights with which a resumed run acts; keep DDP from averaging gradients."""
+        super().on_train_start()
+        if self.gradient_chunks > 1:
+            leave_gradients(self.trainer.strategy)
+
+    def chunks_of_round(self) -> list[TensorDictBase]:
+        """Return this rank's chunks of the round, ``[N, T]`` each."""
+        return self.chunks.of(self.part.round)
+
+    def samples_by_chunks(
+        self, batch: TensorDictBase, samples_to_learn: Callable[[TensorDictBase], TensorDictBase]
+    ) -> TensorDictBase:
+        """Return the samples of this rank's chunks, one chunk after another.
+
+        Args:
+            batch: the round ``[N, T]``.
+            samples_to_learn: gives B samples of a chunk.
+        """
+        samples = []
+        for chunk, rows in zip(self.chunks.own, self.chunks.of(batch), strict=True):
+            self._begin(chunk)
+            samples.append(samples_to_learn(rows))
+        return samples[0] if len(samples) == 1 else torch.cat(samples)
+
+    def rows_of_chunk(self, index: int) -> slice:
+        """Return where :meth:`samples_by_chunks` has the samples of this rank's index-th chunk."""
+        size = self.num_samples(self.part.round) // len(self.chunks.own)
+        return slice(index * size, (index + 1) * size)
+
+    def num_samples(self, batch: TensorDictBase) -> int:
+        """Return how many samples are made of a round ``[N, T]``: one of each step."""
+        return int(batch.numel())
+
+    def loss_by_chunks(self, loss_of: Callable[[int], Tensor]) -> Tensor:
+        """Return the loss of a part of a round: with several chunks, the mean over all of them.
+
+        Args:
+            loss_of: gives the loss of this rank's chunk of an index, 0 and up.
+
+        Returns:
+            A scalar. Of several chunks it has no gradient: that is computed here, and
+            ``backward`` puts it into place.
+        """
+        if self.gradient_chunks == 1:
+            return loss_of(0)
+        parameters = self._trained()
+        names: list[str] = []
+        total = self.chunks.mean(
+            self._gradient_of(chunk, index, loss_of, parameters, names)
+            for index, chunk in enumerate(self.chunks.own)
+        )
+        end = sum(parameter.numel() for parameter in parameters)
+        self._gradient, figures = total[:end], total[end + 1 :]
+        if names:
+            self.log_dict(dict(zip(names, figures, strict=True)))
+        return total[end]
+
+    def _gradient_of(
+        self,
+        chunk: int,
+        index: int,
+        loss_of: Callable[[int], Tensor],
+        parameters: list[Parameter],
+        names: list[str],
+    ) -> Tensor:
+        """Return gradient, loss and logged figures of a chunk as one vector."""
+        self._begin(chunk)
+        self._figures = {}
+        try:
+            loss = loss_of(index)
+            with torch.autocast(self.device.type, enabled=False):
+                gradients = torch.autograd.grad(
+                    loss, parameters, allow_unused=True, materialize_grads=True
+                )
+            names[:] = self._figures
+            figures = [each.detach().float() for each in (loss, *self._figures.values())]
+        finally:
+            self._figures = None
+        return torch.cat([*(each.flatten() for each in gradients), torch.stack(figures)])
+
+    def _begin(self, chunk: int) -> None:
+        """Let a chunk's draws be its own, whichever rank computes it."""
+        self._chunk = chunk
+        if self.gradient_chunks > 1:
+            self._draws.reseed(update_seed(self.seed, self.updates, self.part.index, chunk))
+
+    def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
+        """Compute the gradient, or put that of all chunks into place.
+
+        Raises:
+            ConfigurationError: if the training step knows nothing of chunks.
+        """
+        if self.gradient_chunks == 1:
+            super().backward(loss, *args, **kwargs)
+            return
+        if self._gradient is None:
+            raise ConfigurationError(
+                f"gradient_chunks={self.gradient_chunks}: {type(self).__name__}.training_step "
+                "computes one gradient of the round; let it return loss_by_chunks(...), or leave "
+                "gradient_chunks out"
+            )
+        end = 0
+        for parameter in self._trained():
+            begin, end = end, end + parameter.numel()
+            part = self._gradient[begin:end]
+            parameter.grad = part.view(parameter.shape).to(parameter.dtype)
+        self._gradient = None
+
+    def _trained(self) -> list[Parameter]:
+        return [parameter for parameter in self.parameters() if parameter.requires_grad]
+
+    def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
+        """Stop a run whose gradients are not finite, or whose layers mix the chunks.
+
+        Raises:
+            ConfigurationError: if a layer has statistics that change with each pass.
+        """
+        super().on_before_optimizer_step(optimizer)
+        if self.gradient_chunks == 1 or self._buffers_stay:
+            return
+        if moved := self._weights.moved_buffers():
+            raise ConfigurationError(
+                f"gradient_chunks={self.gradient_chunks}: the policy's {moved[0]} changes with "
+                "each pass, as statistics of BatchNorm do, and would depend on the number of "
+                "ranks: put LayerNorm in its place, or call eval() on the layer before fit"
+            )
+        self._buffers_stay = True
+
+    def log_losses(self, losses: dict[str, Tensor], group: str = "loss") -> None:
+        """Log losses, or another group of figures, when the Trainer's loggers will take them.
+
+        Of several chunks their means are logged.
+        """
+        if is_accumulating(self.trainer):
+            return
+        every = self.trainer.log_every_n_steps  # type: ignore[attr-defined]
+        if (self.trainer.global_step + 1) % every == 0:
+            figures = {f"{group}/{name}": value.detach() for name, value in losses.items()}
+            if self._figures is None:
+                self.log_dict(figures)
+            else:
+                self._figures |= figures

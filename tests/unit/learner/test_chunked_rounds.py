@@ -1,0 +1,133 @@
+"""Updates by chunks: gradients, minibatches, advantages, logged losses, and what is refused."""
+
+import pytest
+import torch
+from lightning.pytorch import Callback
+from torch import nn
+
+from hts_torchrl import A2C, PPO, ConfigurationError, GymEnvs, make_actor_critic
+from hts_torchrl.learner import Learner
+from tests.fits import SGDA2C, cartpole, flat_gradient, quiet_trainer, watched_fit
+from tests.policies import policy_with
+
+ENV = GymEnvs("CartPole-v1")
+
+
+def policy():
+    torch.manual_seed(0)
+    return make_actor_critic("mlp", ENV.group([0]).spec)
+
+
+def test_the_gradient_is_the_mean_of_the_chunks_own():
+    (one,) = watched_fit(SGDA2C(policy(), gradient_chunks=4), cartpole(1)).gradients
+    (whole,) = watched_fit(SGDA2C(policy()), cartpole(1)).gradients
+    torch.testing.assert_close(one, whole, rtol=1e-4, atol=1e-6)
+    assert not torch.equal(one, whole)  # it was added in another order
+
+
+def test_the_gradient_is_clipped_after_it_was_added():
+    class Norm(Callback):
+        def on_before_zero_grad(self, trainer, pl_module, optimizer):  # noqa: ARG002
+            if pl_module.policy is not None and next(pl_module.parameters()).grad is not None:
+                self.norm = flat_gradient(pl_module.policy).norm()
+
+    seen = Norm()
+    learner = SGDA2C(policy(), gradient_chunks=4)
+    quiet_trainer(callbacks=[seen], gradient_clip_val=0.25).fit(learner, cartpole(2))
+    torch.testing.assert_close(seen.norm, torch.tensor(0.25))
+
+
+def minibatches(chunks, minibatches=4, **settings):
+    """The rows of each minibatch in each chunk, of two epochs of one round."""
+    rows = []
+
+    class Rows(PPO):
+        def training_step(self, part, index):
+            loss = super().training_step(part, index)
+            rows.append([self.minibatch_of(part, chunk) for chunk in range(chunks)])
+            return loss
+
+    learner = Rows(policy(), epochs=2, minibatches=minibatches, gradient_chunks=chunks)
+    quiet_trainer().fit(learner, cartpole(1, **settings))
+    return rows
+
+
+def test_a_minibatch_has_as_many_samples_of_each_chunk():
+    rows = minibatches(2)  # 4 environments of 8 steps: 16 samples a chunk
+    for chunk in range(2):
+        for epoch in (rows[:4], rows[4:]):
+            order = torch.cat([each[chunk] for each in epoch])
+            assert order.sort().values.tolist() == list(range(16 * chunk, 16 * chunk + 16))
+            assert order.tolist() != order.sort().values.tolist()
+
+
+def test_each_chunk_and_each_epoch_has_an_order_of_its_own():
+    rows = minibatches(2)
+    orders = [
+        torch.cat([each[chunk] for each in epoch]) - 16 * chunk
+        for chunk in range(2)
+        for epoch in (rows[:4], rows[4:])
+    ]
+    assert len({tuple(order.tolist()) for order in orders}) == 4
+
+
+@pytest.mark.parametrize("chunks", [1, 2, 4])
+def test_advantages_are_normalised_over_the_whole_round(chunks):
+    learner = PPO(policy(), epochs=1, minibatches=1, gradient_chunks=chunks)
+    quiet_trainer().fit(learner, cartpole(1))
+    advantage = learner.samples["advantage"].double()
+    torch.testing.assert_close(advantage.mean().item(), 0.0, atol=1e-6, rtol=0)
+    torch.testing.assert_close(advantage.std().item(), 1.0, atol=1e-6, rtol=0)
+    halves = advantage.view(2, -1).mean(1)
+    assert halves.abs().min() > 1e-3  # a chunk by itself is not normalised
+
+
+def test_the_logged_loss_is_that_of_all_chunks():
+    logged = []
+    for chunks in (1, 4):
+        trainer = quiet_trainer(log_every_n_steps=1)
+        trainer.fit(A2C(policy(), gradient_chunks=chunks), cartpole(1))
+        logged.append(trainer.logged_metrics | trainer.callback_metrics)
+    assert {"loss/policy", "loss/value", "loss/entropy"} <= logged[0].keys()
+    for name, value in logged[0].items():
+        torch.testing.assert_close(logged[1][name], value, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("model", "trainer", "told"),
+    [
+        ({"gradient_chunks": 3}, {}, "gradient_chunks=3 does not divide the 4 environments"),
+        (
+            {"gradient_chunks": 2},
+            {"accumulate_grad_batches": 2},
+            "accumulate_grad_batches=2 with gradient_chunks=2",
+        ),
+    ],
+    ids=["environments", "accumulation"],
+)
+def test_what_chunks_do_not_go_with_is_refused(model, trainer, told):
+    with pytest.raises(ConfigurationError, match=told):
+        quiet_trainer(**trainer).fit(A2C(policy(), **model), cartpole(2))
+
+
+def test_minibatches_must_divide_a_chunk():
+    with pytest.raises(ConfigurationError, match=r"minibatches=3 does not divide the 16 frames of"):
+        minibatches(2, minibatches=3)
+
+
+@pytest.mark.filterwarnings("ignore:the policy learns in train mode and acts in eval mode")
+def test_statistics_of_passes_are_refused():
+    learner = A2C(policy_with(nn.BatchNorm1d(16), ENV), gradient_chunks=2)
+    with pytest.raises(ConfigurationError, match=r"running_mean changes with each pass"):
+        quiet_trainer().fit(learner, cartpole(2))
+
+
+def test_a_training_step_that_knows_no_chunks_is_refused():
+    class Own(Learner):
+        def training_step(self, part, _):
+            with self.learning_from(part):
+                samples = self.samples_of(part.round)
+                return self.evaluate(samples)[1].mean()
+
+    with pytest.raises(ConfigurationError, match=r"Own.training_step computes one gradient"):
+        quiet_trainer().fit(Own(policy(), gradient_chunks=2), cartpole(2))
