@@ -3,8 +3,11 @@
 import numpy as np
 import pytest
 import torch
+from torch import nn
+from torch.nn.functional import conv2d
 
 from hts_torchrl import A2C, PPO, AtariEnvs, ConfigurationError, GymEnvs, Impala, load_policy
+from hts_torchrl.models.nature import NipsCNN
 from hts_torchrl.policy.export import save_policy
 from hts_torchrl.training.evaluation import Evaluation
 from tests.fits import cartpole, quiet_trainer, watched_fit
@@ -133,11 +136,52 @@ def test_an_exported_policy_normalises(tmp_path):
     assert evaluation.run(load_policy(tmp_path / "p.safetensors")).scores.tolist() == scores
 
 
-def test_pictures_cannot_be_normalised():
-    with pytest.raises(ConfigurationError, match="no observation is of floats"):
-        watched_fit(
-            A2C(network="nips"), cartpole(1, env=AtariEnvs("pong"), normalize_observation=True)
-        )
+PONG = {"env": AtariEnvs("pong"), "normalize_observation": True}
+
+
+@pytest.mark.parametrize("delay", [0, 1])
+def test_the_gradient_is_taken_with_the_statistics_of_pixels_that_acted(delay):
+    learner = Comparing(network="nips", learning_rate=0.01)
+    learner.distances = []
+    watched_fit(learner, cartpole(3, delay=delay, **PONG))
+    assert len(learner.distances) == 3
+    assert max(learner.distances) < 1e-4
+
+
+def test_statistics_of_pixels_are_of_the_last_step_of_each_round(tmp_path):
+    learner, data = A2C(network="nips"), cartpole(3, **PONG)
+    watch = watched_fit(learner, data)
+    pixels = np.concatenate([batch["observation"][:, -1].numpy() for batch in watch.rounds])
+    tensors = learner.policy.state_dict()
+    (mean,) = (tensors[name] for name in tensors if name.endswith("statistics.mean"))
+    (variance,) = (tensors[name] for name in tensors if name.endswith("statistics.variance"))
+    np.testing.assert_allclose(mean, pixels.mean(dtype=np.float64))
+    np.testing.assert_allclose(variance, pixels.var(dtype=np.float64))
+    file = tmp_path / "pong.safetensors"
+    save_policy(learner.policy, file, spec=data.env_spec, network="nips", normalized=True)
+    again = load_policy(file)
+    assert all(torch.equal(tensor, tensors[name]) for name, tensor in again.state_dict().items())
+    trunk = [module for module in again.modules() if isinstance(module, NipsCNN)][0]
+    shown = torch.as_tensor(pixels[:5])
+    normalised = (shown.double() - mean) / variance.sqrt()
+    first = trunk[0][0]
+    expected = conv2d(normalised, first.weight.double(), first.bias.double(), stride=4)
+    torch.testing.assert_close(first(shown.float()).double(), expected, rtol=1e-3, atol=1e-3)
+
+
+def test_pictures_of_a_network_of_the_users_own_cannot_be_normalised():
+    with pytest.raises(ConfigurationError, match="nothing to normalise.*84"):
+        watched_fit(A2C(network=f"{__name__}.Corner"), cartpole(1, **PONG))
+
+
+class Corner(nn.Linear):
+    """Reads a few pixels."""
+
+    def __init__(self, shape):
+        super().__init__(shape[0] * 4, 4)
+
+    def forward(self, pixels):
+        return super().forward(pixels[..., :2, :2].flatten(-3).float())
 
 
 def test_impala_has_no_normalised_values():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -37,16 +37,41 @@ def _channels_come_last(shape: Sequence[int]) -> bool:
     return seem_last
 
 
+class PixelStatistics(Protocol):
+    """Mean and deviation of all pixels so far, scalars; they change between rounds only."""
+
+    mean: Tensor
+
+    def deviation(self) -> Tensor:
+        """Return the standard deviation, float32."""
+        ...
+
+
 class PixelConv2d(nn.Conv2d):
     """A convolution of pixels from 0 to 255 as if they were scaled to [0, 1].
 
-    Its weights are scaled in their place: there are fewer.
+    With ``statistics`` it is one of pixels with mean 0 and variance 1, where the padding is black.
+    Its weights and biases are scaled and shifted in the pixels' place: there are fewer.
     """
+
+    statistics: PixelStatistics | None
+    """Put here by ``normalize_observation``."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - of nn.Conv2d
+        super().__init__(*args, **kwargs)
+        self.register_module("statistics", None)
 
     def forward(self, pixels: Tensor) -> Tensor:
         """Return features ``[B, out_channels, *]`` of pixels ``[B, C, H, W]`` of any float type."""
-        weight = self.weight.to(pixels.dtype) * (1 / 255)
-        return functional.conv2d(pixels, weight, self.bias, self.stride, self.padding)
+        bias = self.bias
+        if self.statistics is None:
+            weight = self.weight.to(pixels.dtype) * (1 / 255)
+        else:
+            scaled = self.weight / self.statistics.deviation()
+            shift = self.statistics.mean.float() * scaled.sum((1, 2, 3))
+            weight = scaled.to(pixels.dtype)
+            bias = ((0 if bias is None else bias) - shift).to(pixels.dtype)
+        return functional.conv2d(pixels, weight, bias, self.stride, self.padding)
 
 
 class PixelTrunk(nn.Sequential):

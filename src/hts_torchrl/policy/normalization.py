@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from hts_torchrl.compat.torch import of_all_ranks
 from hts_torchrl.config import EnvSpec, Key
 from hts_torchrl.errors import ConfigurationError
+from hts_torchrl.models.nature import PixelConv2d, PixelTrunk
+from hts_torchrl.models.pictures import pixel_trunks
 
 _MOST = 10.0
 _EPSILON = 1e-8
@@ -87,27 +89,35 @@ class RunningStatistics(nn.Module):
 
 
 class ObservationNormalizer(TensorDictModuleBase):
-    """Normalises observations of floats, each element by statistics of its own, in their place.
+    """Normalises observations: those of floats element by element, in their place.
+
+    A picture that a :class:`~hts_torchrl.models.nature.PixelTrunk` reads is normalised by one mean
+    and one deviation of all its pixels, within the trunk's first convolution. Its statistics are of
+    the last step of each round.
 
     Args:
-        spec: of the environment; its other observations, such as pictures of uint8, stay.
+        spec: of the environment; what is neither stays.
+        policy: reads the observations.
 
     Raises:
-        ConfigurationError: if no observation is of floats.
+        ConfigurationError: if there is nothing to normalise.
     """
 
-    def __init__(self, spec: EnvSpec) -> None:
+    def __init__(self, spec: EnvSpec, policy: nn.Module) -> None:
         super().__init__()
         shapes = {
             key: array.shape
             for key, array in spec.observations.items()
             if array.dtype.kind == "f" and key != spec.action_mask
         }
-        if not shapes:
+        self._pictures = [
+            (key, _statistics_of_pixels(trunk)) for key, trunk in pixel_trunks(policy, spec)
+        ]
+        if not (shapes or self._pictures):
             seen = ", ".join(f"{key!r} {array}" for key, array in spec.observations.items())
             raise ConfigurationError(
-                f"normalize_observation=true, but no observation is of floats ({seen}): the "
-                "networks scale pictures themselves"
+                f"normalize_observation=true, but there is nothing to normalise ({seen}): floats "
+                "are, and pictures that a network of this package reads"
             )
         self.in_keys = self.out_keys = list(shapes)
         self.statistics = nn.ModuleList(RunningStatistics(shape) for shape in shapes.values())
@@ -130,10 +140,22 @@ class ObservationNormalizer(TensorDictModuleBase):
         """
         for key, statistics in self._pairs():
             statistics.update(*(chunk[key].flatten(0, 1) for chunk in chunks))
+        for key, statistics in self._pictures:
+            statistics.update(*(chunk[key][:, -1].flatten() for chunk in chunks))
 
     def _pairs(self) -> list[tuple[Key, RunningStatistics]]:
         each = cast("list[RunningStatistics]", list(self.statistics))
         return list(zip(self.in_keys, each, strict=True))
+
+
+def _statistics_of_pixels(trunk: PixelTrunk) -> RunningStatistics:
+    """Return the statistics of a trunk's first convolution, which begin at pixels from 0 to 255."""
+    first = next(module for module in trunk.modules() if isinstance(module, PixelConv2d))
+    if first.statistics is None:
+        statistics = RunningStatistics()
+        statistics.variance.fill_(255.0**2)
+        first.register_module("statistics", statistics)
+    return cast("RunningStatistics", first.statistics)
 
 
 class NormalizedPolicy(TensorDictSequential):
@@ -144,11 +166,11 @@ class NormalizedPolicy(TensorDictSequential):
         spec: of the environment.
 
     Raises:
-        ConfigurationError: if no observation is of floats.
+        ConfigurationError: if there is nothing to normalise.
     """
 
     def __init__(self, policy: TensorDictModuleBase, spec: EnvSpec) -> None:
-        super().__init__(ObservationNormalizer(spec), policy)
+        super().__init__(ObservationNormalizer(spec, policy), policy)
 
     @property
     def normalizer(self) -> ObservationNormalizer:

@@ -59,8 +59,9 @@ class HTSDataModule(LightningDataModule):
         policy_device: where actors compute; None is where the learner does.
         cudagraph_policy: replay each pass of an actor as one CUDA graph, where actors compute on a
             GPU; the bits are those of a pass without.
-        normalize_observation: show the policy observations of floats with mean 0 and variance 1,
-            by running statistics of all finished rounds that are frozen in evaluation.
+        normalize_observation: show the policy observations of floats, and pictures to this
+            package's networks, with mean 0 and variance 1, by running statistics of all finished
+            rounds that are frozen in evaluation.
         normalize_reward: divide what is learned from by the running deviation of discounted
             returns; scores stay what they are.
         resume_envs: keep the running games in checkpoints, and go on with those of a checkpoint, so
