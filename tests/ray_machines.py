@@ -90,12 +90,12 @@ def _soon(condition) -> bool:
 def machines() -> Iterator[Machines]:
     """Yield a cluster in a folder of its own, and see to it that nothing is left."""
     # Sockets lie in it, whose paths are limited to about 100 characters.
-    folder = tempfile.mkdtemp(prefix="hts", dir="/tmp")  # noqa: S108
-    mark, shm = uuid.uuid4().hex, set(os.listdir("/dev/shm"))
+    folder = tempfile.mkdtemp(prefix="hts", dir="/tmp")
+    mark, stores = uuid.uuid4().hex, set(Path("/dev/shm").glob("plasma*"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_TMPDIR", folder)
         patch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # else it warns
-        patch.setenv("RAY_enable_infeasible_task_early_exit", "0")
+        patch.setenv("RAY_AUTH_MODE", "disabled")  # else it writes a token to the home folder
         patch.setenv(_MARK, mark)
         patch.delenv("RAY_ADDRESS", raising=False)
         cluster = Machines(mark)
@@ -103,6 +103,7 @@ def machines() -> Iterator[Machines]:
             yield cluster
         finally:
             cluster.shutdown()
-            shutil.rmtree(folder, ignore_errors=True)
     assert _soon(lambda: not marked(mark)), f"left behind: {marked(mark)}"
-    assert set(os.listdir("/dev/shm")) <= shm
+    shutil.rmtree(folder, ignore_errors=True)
+    assert set(Path("/dev/shm").glob("plasma*")) <= stores
+    assert not Path(folder).exists()

@@ -246,7 +246,7 @@ class PoolConfig:
         require(options is None or isinstance(options, dict), kind, "a dict")
         for name in (options or {}).keys() - set(known):
             raise ConfigurationError(
-                f"backend_options[{name!r}] is not known to backend='ray'; {' and '.join(known)} are"
+                f"backend_options[{name!r}]: backend='ray' knows {' and '.join(known)} only"
             )
         if self.num_envs % (self.num_nodes * self.envs_per_executor):
             raise ConfigurationError(

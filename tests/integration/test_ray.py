@@ -77,9 +77,7 @@ def test_a_node_that_is_killed_in_the_middle_of_a_round_changes_no_bit(
     """Without actors the environment, which kills its process, lives in that of the node."""
     envs = DeadlyEnvs(str(tmp_path), (("step", 2 * STEPS + 3),))
     with caplog.at_level(logging.WARNING, "hts_torchrl"):
-        batches = play(
-            collect(envs, num_actors=num_actors, **on_nodes(2)), perturbed(policy())
-        )
+        batches = play(collect(envs, num_actors=num_actors, **on_nodes(2)), perturbed(policy()))
     assert len(list(tmp_path.iterdir())) == 1
     assert digest(batches) == undisturbed()
     (record,) = caplog.records
@@ -171,7 +169,7 @@ def test_a_node_without_a_place_is_an_error_that_tells_what_is_free(on_nodes):
     settings = on_nodes(1)
     settings["backend_options"]["remote_configs"] = {"num_cpus": 64}
     collector = collect(DeadlyEnvs(""), num_actors=0, timeout_s=1.0, **settings)
-    with pytest.raises(WorkerError, match="found no place within 1 s; free in the cluster: .* CPU"):
+    with pytest.raises(WorkerError, match=r"found no place within 1 s; free in the cluster: .* CPU"):
         play(collector)
 
 

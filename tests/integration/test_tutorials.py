@@ -3,6 +3,7 @@
 import re
 import shlex
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -122,7 +123,14 @@ def run_bash(text):
         for path in TUTORIALS
     ],
 )
-def test_a_tutorial_runs_from_top_to_bottom(page, reader):
+@pytest.mark.filterwarnings("ignore:Tip. In future versions of Ray:FutureWarning")
+def test_a_tutorial_runs_from_top_to_bottom(page, reader, monkeypatch):
+    if page.stem == "ray":
+        pytest.importorskip("ray")
+        folder = tempfile.TemporaryDirectory(prefix="hts", dir="/tmp")  # sockets need a short path
+        monkeypatch.setenv("RAY_TMPDIR", folder.name)
+        monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+        monkeypatch.delenv("RAY_ADDRESS", raising=False)
     names = {"__name__": "tutorial"}
     try:
         for language, text in blocks(page):

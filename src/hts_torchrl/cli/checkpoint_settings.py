@@ -122,7 +122,7 @@ class CheckpointSettings:
 
 
 _NOT_OF_A_FILE = ("env", "accept_changes", "backend", "num_collectors", "backend_options")
-"""Of the data module: what is looked at by itself, agreed to, or would join a stranger's cluster."""
+"""Of the data module: what is looked at by itself, agreed to, or joins a cluster."""
 _NO_CHECKPOINT = "this is no checkpoint, or half of one"
 
 

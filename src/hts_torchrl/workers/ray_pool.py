@@ -174,9 +174,7 @@ class RayPool:
         """Take over from whoever ends at the same time: one loss may be that of several nodes."""
         playing = self._playing()
         if playing:
-            ready, _ = self._ray.wait(
-                list(playing), num_returns=len(playing), timeout=_TOGETHER_S
-            )
+            ready, _ = self._ray.wait(list(playing), num_returns=len(playing), timeout=_TOGETHER_S)
             for reply in ready:
                 self._take_over(playing[reply])
 

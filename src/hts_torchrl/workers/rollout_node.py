@@ -88,7 +88,9 @@ class NodeRound:
 
 
 class RolloutNode:
-    """Plays rounds of its slice; whoever has it calls, in this order::
+    """Plays rounds of its slice.
+
+    Whoever has it calls, in this order::
 
         node.kind()
         node.start(task)
