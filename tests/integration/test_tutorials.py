@@ -72,6 +72,17 @@ def reader(tmp_path, monkeypatch):
             del sys.modules[name]
 
 
+@pytest.fixture
+def ray_of_its_own(monkeypatch):
+    """Let Ray start its own cluster in a folder of its own, with a short path for its sockets."""
+    pytest.importorskip("ray")
+    with tempfile.TemporaryDirectory(prefix="hts", dir="/tmp") as folder:
+        monkeypatch.setenv("RAY_TMPDIR", folder)
+        monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+        monkeypatch.delenv("RAY_ADDRESS", raising=False)
+        yield
+
+
 def run_python(text, names):
     """Run a block, or keep it as a file if its first line names one."""
     named = re.match(r"# (\w+\.py)\n", text)
@@ -124,13 +135,9 @@ def run_bash(text):
     ],
 )
 @pytest.mark.filterwarnings("ignore:Tip. In future versions of Ray:FutureWarning")
-def test_a_tutorial_runs_from_top_to_bottom(page, reader, monkeypatch):
+def test_a_tutorial_runs_from_top_to_bottom(page, reader, request):
     if page.stem == "ray":
-        pytest.importorskip("ray")
-        folder = tempfile.TemporaryDirectory(prefix="hts", dir="/tmp")  # sockets need a short path
-        monkeypatch.setenv("RAY_TMPDIR", folder.name)
-        monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
-        monkeypatch.delenv("RAY_ADDRESS", raising=False)
+        request.getfixturevalue("ray_of_its_own")
     names = {"__name__": "tutorial"}
     try:
         for language, text in blocks(page):

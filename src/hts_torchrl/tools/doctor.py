@@ -47,7 +47,8 @@ class Finding:
 def examine() -> Iterator[Finding]:
     """Yield one finding after another."""
     games = (_atari, _football, _gfootball)
-    for check in (_cores, _processor, _memory, _descriptors, _threads, _bfloat16, *games, _ray, _gpu):
+    machine = (_cores, _processor, _memory, _descriptors, _threads, _bfloat16)
+    for check in (*machine, *games, _ray, _gpu):
         yield check()
     for network in ("nips", "nature", "impala"):
         yield _rows(network)

@@ -11,7 +11,12 @@ from hts_torchrl.compat.torchrl import use_ray
 from hts_torchrl.errors import ConfigurationError, require
 from hts_torchrl.workers.rollout_node import RolloutNode
 
-_INIT = {"include_dashboard": False, "log_to_driver": False, "logging_level": "warning"}
+_INIT = {
+    "configure_logging": False,  # else it formats everybody's log
+    "include_dashboard": False,
+    "log_to_driver": False,
+    "logging_level": "warning",
+}
 _REMOTE = {"num_cpus": 1, "scheduling_strategy": "SPREAD"}
 _OURS = {
     "max_restarts": "recover='replay' replaces a node that has died",

@@ -97,7 +97,6 @@ class RayPool:
         changes = {
             "num_envs": config.envs_per_node,
             "first_env": config.first_env + rows.start,
-            "inference_batch_size": config.batch_size,
             "backend": None,
             "num_collectors": None,
             "backend_options": None,
