@@ -2,10 +2,10 @@
 
 Run: python benchmarks/scale.py [--nodes 2 4 8] [--rounds 12] [--step-ms 20]
 
-Each node has one environment, which sleeps for the time of a step: many machines, simulated on few
-cores. ``ideal`` is what the sleep alone allows. ``nodes`` are ours, on a Ray cluster that is started
-here, without actor processes: each steps its environment and runs its passes. ``pool`` is the local
-worker pool with as many environments. ``torchrl`` is TorchRL's ``Collector(backend="ray",
+Each node has one environment, which sleeps for the time of a step: many machines, simulated on
+few cores. ``ideal`` is what the sleep alone allows. ``nodes`` are ours, on a Ray cluster that is
+started here, without actor processes: each steps its environment and runs its passes. ``pool`` is
+the local worker pool with as many environments. ``torchrl`` is TorchRL's ``Collector(backend="ray",
 sync=True)`` with as many collectors, which waits for the update; so does ``nodes, delay 0``. The
 learner publishes its weights after each batch, and does nothing else. The overhead is the time of
 a round beyond the ideal one, divided by the steps of one environment in it.
@@ -105,8 +105,9 @@ def on_nodes(env: str, nodes: int, arguments: argparse.Namespace, **settings: An
 
 
 def ray_of(nodes: int) -> dict[str, Any]:
-    """A cluster on this machine that has places for the nodes."""
-    return {"num_cpus": nodes, "include_dashboard": False, "object_store_memory": 3 * 10**8}
+    """Return the arguments of a cluster on this machine that has places for the nodes."""
+    quiet = {"include_dashboard": False, "log_to_driver": False, "logging_level": "warning"}
+    return {"num_cpus": nodes, "object_store_memory": 3 * 10**8, **quiet}
 
 
 def torchrl(env: str, nodes: int, arguments: argparse.Namespace) -> float:

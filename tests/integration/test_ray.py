@@ -190,7 +190,7 @@ def test_a_node_with_another_processor_is_named_in_a_warning(on_nodes, caplog):
 @pytest.mark.parametrize(
     ("options", "refusal"),
     [
-        ({"ray_init_config": {"adress": "auto"}}, "ray_init_config.*ray.init refuses.*adress"),
+        ({"ray_init_config": {"url": "auto"}}, "ray_init_config.*ray.init refuses.*url"),
         ({"remote_configs": {"num_cpu": 1}}, "remote_configs.*Ray refuses.*num_cpu"),
     ],
 )
