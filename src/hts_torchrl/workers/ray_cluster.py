@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
-from collections.abc import Mapping
+import signal
+import threading
+from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from typing import Any
 
@@ -52,7 +55,8 @@ class RayCluster:
         self.ray: Any = importlib.import_module("ray")
         given = _init_config(options)
         try:
-            self._release = use_ray({**_INIT, **given})
+            with _same_answer_to_sigterm():
+                self._release = use_ray({**_INIT, **given})
         except (ConnectionError, OSError, RuntimeError, TypeError, ValueError) as error:
             raise ConfigurationError(
                 f"backend_options['ray_init_config']={given}: ray.init refuses ({_line(error)})"
@@ -92,6 +96,17 @@ class RayCluster:
     def leave(self) -> None:
         """Leave the cluster; one that was started for this process ends."""
         self._release()
+
+
+@contextlib.contextmanager
+def _same_answer_to_sigterm() -> Iterator[None]:
+    """Put back what ``ray.init`` replaces: a run that is stopped so saves a checkpoint."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)
 
 
 def _line(error: Exception) -> str:

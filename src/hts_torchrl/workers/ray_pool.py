@@ -266,9 +266,9 @@ class RayPool:
                 assert self._cluster is not None
                 raise WorkerError(
                     self._place_of(node),
-                    f"found no place within {self._shared.config.timeout_s:g} s; free in the "
+                    f"did not start within {self._shared.config.timeout_s:g} s; free in the "
                     f"cluster: {self._cluster.resources()}; lower num_collectors or "
-                    "remote_configs, or add machines",
+                    "remote_configs, add machines, or raise timeout_s",
                 )
 
     def mend(self, action_log: ActionLog) -> bool:
