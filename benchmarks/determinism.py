@@ -1,6 +1,6 @@
 """The same bits from every pool: trains each task with many pools and compares SHA-256 digests.
 
-Run: python benchmarks/determinism.py [--quick] [--updates 20]
+Run: python benchmarks/determinism.py [--quick] [--ray] [--updates 20]
 
 Tasks: CartPole and Pendulum (MLP), Pong and football's 3 against 1 (Nature CNN), each with A2C, PPO
 in both delayed forms, and PQN where an action is one choice. Pendulum again with squashed actions,
@@ -9,7 +9,8 @@ rewards and values, a Dict with a picture, nested actions, masks, and two agents
 and TD3, off-policy, in a TorchRL loop. Where gfootball is installed: the same football on its
 engine, and with three players.
 pools: the serial twin; 1, 2, 4 actors; 1, 2, 4 environments an executor; random delays in executors
-and actors; forkserver and spawn; an executor that is killed in the middle of the run and replaced.
+and actors; forkserver and spawn; an executor that is killed in the middle of the run and replaced;
+with --ray, 2 and 4 rollout nodes, and one that is killed with its node and replaced.
 One more run is resumed from a checkpoint at half its length, with other states of the process's
 generators. A digest covers every collected batch, the weights and the optimiser's state. The exit
 status is 1 if a pool or the resumed run differs, or another seed does not. benchmarks/ranks.py
@@ -125,12 +126,24 @@ class WorkerPool:
     start_method: str = "forkserver"
     jitter: bool = False
     killed: bool = False
+    nodes: int = 0
+    """Rollout nodes on a Ray cluster of this machine; 0 is none."""
 
     def __str__(self) -> str:
+        if self.nodes:
+            return f"Ray, {self.nodes} nodes{', killed' if self.killed else ''}"
         if self.num_actors == 0:
             return "serial twin"
         disturbed = ", random delays" if self.jitter else ", killed" if self.killed else ""
         return f"{self.num_actors} x {self.envs_per_executor}, {self.start_method}{disturbed}"
+
+    def place(self) -> dict[str, Any]:
+        """Return settings of where workers live."""
+        if not self.nodes:
+            return {}
+        init = {"num_cpus": self.nodes, "object_store_memory": 10**8}
+        options = {"ray_init_config": init}
+        return {"backend": "ray", "num_collectors": self.nodes, "backend_options": options}
 
     @contextmanager
     def disturb(self, envs: EnvFactory, steps: int) -> Iterator[EnvFactory]:
@@ -153,6 +166,7 @@ POOLS = (
     WorkerPool(2, jitter=True), WorkerPool(4, 2, jitter=True), WorkerPool(start_method="spawn"),
     WorkerPool(2, killed=True),
 )  # fmt: skip
+RAY_POOLS = (WorkerPool(0, nodes=2), WorkerPool(0, nodes=4), WorkerPool(0, nodes=2, killed=True))
 QUICK_POOLS = (WorkerPool(0), WorkerPool(), WorkerPool(2, 2, jitter=True), WorkerPool(killed=True))
 
 
@@ -320,6 +334,7 @@ def fit(
             envs_per_executor=max(pool.envs_per_executor, task.agents),
             start_method=pool.start_method,
             recover="replay",
+            **pool.place(),
             frames_per_batch=NUM_ENVS * steps,
             total_frames=NUM_ENVS * steps * updates,
             seed=seed,
@@ -362,12 +377,14 @@ def train_off_policy(
             envs_per_executor=pool.envs_per_executor,
             start_method=pool.start_method,
             recover="replay",
+            **pool.place(),
         )
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="four worker pools instead of ten")
+    parser.add_argument("--ray", action="store_true", help="rollout nodes on Ray, too")
     parser.add_argument("--updates", type=int, default=20)
     tasks = [*TASKS, *off_policy.AGENTS]
     parser.add_argument("--tasks", nargs="+", choices=tasks, default=tasks)
@@ -378,6 +395,9 @@ def main() -> int:
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     failures = 0
     pools = QUICK_POOLS if arguments.quick else POOLS
+    if arguments.ray:
+        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        pools += RAY_POOLS
     for env in arguments.tasks:
         for algorithm in TASKS[env].algorithms() if env in TASKS else [OFF_POLICY]:
             if algorithm not in arguments.algorithms:

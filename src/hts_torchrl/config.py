@@ -22,6 +22,7 @@ Precision: TypeAlias = Literal["32-true", "bf16-mixed", "bf16-true", "64-true"]
 StartMethod: TypeAlias = Literal["forkserver", "spawn"]
 Collection: TypeAlias = Literal["rounds", "actors", "server"]
 Recover: TypeAlias = Literal["fail", "replay"]
+Backend: TypeAlias = Literal["direct", "ray"]
 
 
 @dataclass(frozen=True)
@@ -196,6 +197,15 @@ class PoolConfig:
     step; 0 before a trajectory. Rewards are scaled by its deviation. None stores none."""
     first_env: int = 0
     """global index of environment 0; ranks of a distributed run differ in it."""
+    backend: Backend | None = None
+    """where environments and actors live: None and ``direct`` on this machine, ``ray`` on rollout
+    nodes of a Ray cluster, with the same bits."""
+    num_collectors: int | None = None
+    """rollout nodes with ``backend=ray``, each with its slice of the environments and
+    ``num_actors`` actors; None is 1."""
+    backend_options: dict[str, Any] | None = None
+    """with ``backend=ray``: ``ray_init_config``, arguments of ``ray.init``; ``remote_configs``,
+    arguments of ``ray.remote`` for all nodes, or a list of them."""
     debug: bool = False
     """poison each storage before it is filled (every byte 0xFF: NaN in floats), and check that
     every cell of a finished round was written once; no bit changes by it."""
@@ -212,6 +222,46 @@ class PoolConfig:
         require(sound, f"reward_discount={discount}", "None, or 0 to 1,")
         # NaN is not positive either.
         require(self.timeout_s > 0, f"timeout_s={self.timeout_s}", "a positive time")
+        self._refuse_backend()
+
+    def _refuse_backend(self) -> None:
+        """Refuse what no backend does, in the words of TorchRL's arguments."""
+        backend, nodes, options = self.backend, self.num_collectors, self.backend_options
+        if backend not in (None, "direct", "ray"):
+            raise ConfigurationError(
+                f"backend={backend!r} is not supported, only None, 'direct' or 'ray': workers are "
+                "processes of this machine, or of the rollout nodes of a Ray cluster"
+            )
+        counted = nodes is None or (type(nodes) is int and nodes >= 1)
+        require(counted, f"num_collectors={nodes!r}", "a number of rollout nodes, 1 or more,")
+        if backend != "ray":
+            if nodes not in (None, 1) or options:
+                given = f"backend_options={options}" if options else f"num_collectors={nodes}"
+                raise ConfigurationError(
+                    f"{given}: this is for rollout nodes; give backend='ray', or leave it out"
+                )
+            return
+        known = ("ray_init_config", "remote_configs")
+        kind = f"backend_options of type {type(options).__name__}"
+        require(options is None or isinstance(options, dict), kind, "a dict")
+        for name in (options or {}).keys() - set(known):
+            raise ConfigurationError(
+                f"backend_options[{name!r}]: backend='ray' knows {' and '.join(known)} only"
+            )
+        if self.num_envs % (self.num_nodes * self.envs_per_executor):
+            raise ConfigurationError(
+                f"num_envs={self.num_envs} is no multiple of num_collectors={self.num_nodes} times "
+                f"envs_per_executor={self.envs_per_executor}: each rollout node has as many"
+            )
+        if self.num_actors > self.envs_per_node:
+            raise ConfigurationError(
+                f"num_actors={self.num_actors} is more than the {self.envs_per_node} environments "
+                f"of each of num_collectors={self.num_nodes} rollout nodes"
+            )
+        if self.step_barrier:
+            raise ConfigurationError(
+                "step_barrier with backend='ray': rollout nodes meet at the end of a round only"
+            )
 
     def _refuse_counts(self) -> None:
         for name in ("num_envs", "inference_batch_size"):
@@ -247,6 +297,16 @@ class PoolConfig:
     def num_executors(self) -> int:
         """Executor processes."""
         return self.num_envs // self.envs_per_executor
+
+    @property
+    def num_nodes(self) -> int:
+        """Rollout nodes that are not this process; 0 where workers are those of this machine."""
+        return (self.num_collectors or 1) if self.backend == "ray" else 0
+
+    @property
+    def envs_per_node(self) -> int:
+        """Environments of each rollout node."""
+        return self.num_envs // max(1, self.num_nodes)
 
     @property
     def batch_size(self) -> int:

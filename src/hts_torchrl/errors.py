@@ -55,19 +55,20 @@ class ReplayError(HTSError, RuntimeError):
 class WorkerPlace:
     """Where a worker was when it failed.
 
-    ``envs`` holds environment indices (empty for an actor); ``step`` counts from 0 in its round.
+    ``envs`` holds environment indices (empty for an actor); ``step`` counts from 0 in its round,
+    and is None where nobody can tell it.
     """
 
     role: str
     index: int
     envs: tuple[int, ...]
     round_index: int
-    step: int
+    step: int | None
 
     def __str__(self) -> str:
         """Name the worker, its environments, its round and its step."""
         envs = f" (environments {list(self.envs)})" if self.envs else ""
-        step = f", step {self.step}" if self.envs else ""
+        step = f", step {self.step}" if self.envs and self.step is not None else ""
         return f"{self.role} {self.index}{envs}, round {self.round_index}{step}"
 
 

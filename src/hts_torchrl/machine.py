@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import resource
 from pathlib import Path
 
@@ -45,3 +46,12 @@ def require_descriptors(count: int, what: str, remedy: str) -> None:
             f"{what} {needed} open files, and the limit is {most}: raise it (ulimit -n), or "
             f"{remedy}"
         )
+
+
+def cpu_model() -> str:
+    """Return the name of the processor's model, or the architecture where the kernel tells none."""
+    for line in Path("/proc/cpuinfo").read_text(errors="replace").splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() == "model name":
+            return value.strip()
+    return platform.machine()

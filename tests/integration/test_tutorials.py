@@ -7,6 +7,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,17 @@ def reader(tmp_path, monkeypatch):
     for name in set(sys.modules) - before:
         if (tmp_path / f"{name}.py").exists():
             del sys.modules[name]
+
+
+@pytest.fixture
+def ray_of_its_own(monkeypatch):
+    """Let Ray start its own cluster in a folder of its own, with a short path for its sockets."""
+    pytest.importorskip("ray")
+    with tempfile.TemporaryDirectory(prefix="hts", dir="/tmp") as folder:
+        monkeypatch.setenv("RAY_TMPDIR", folder)
+        monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+        monkeypatch.delenv("RAY_ADDRESS", raising=False)
+        yield
 
 
 def run_python(text, names):
@@ -159,7 +171,10 @@ def run_bash(text):
         for path in TUTORIALS
     ],
 )
-def test_a_tutorial_runs_from_top_to_bottom(page, reader):
+@pytest.mark.filterwarnings("ignore:Tip. In future versions of Ray:FutureWarning")
+def test_a_tutorial_runs_from_top_to_bottom(page, reader, request):
+    if page.stem == "ray":
+        request.getfixturevalue("ray_of_its_own")
     names = {"__name__": "tutorial"}
     try:
         for language, text in blocks(page):

@@ -50,6 +50,8 @@ EXAMPLES = {
     "pre_collect_hook": print,
     "post_collect_hook": print,
     "compact_obs": True,
+    "num_collectors": 2,
+    "backend_options": {"remote_configs": {"num_cpus": 2}},
 }
 WITHOUT_EFFECT = (
     "auto_register_policy_transforms",
@@ -59,6 +61,8 @@ WITHOUT_EFFECT = (
     "use_buffers",
 )
 NEEDED = {
+    "num_collectors": {"backend": "ray"},
+    "backend_options": {"backend": "ray"},
     "trajs_per_batch": {"traj_format": "padded"},
     "trajs_per_write": {"trajs_per_batch": 1, "replay_buffer": EXAMPLES["replay_buffer"]},
     "traj_format": {"trajs_per_batch": 1},
@@ -117,7 +121,7 @@ def test_defaults_of_torchrl_change_nothing():
         for each in torchrl_arguments()
         if each.default is not inspect.Parameter.empty and each.name not in ("policy", *ours)
     }
-    assert defaults.keys() >= {"reset_at_each_iter", "backend", "extend_buffer"}
+    assert defaults.keys() >= {"reset_at_each_iter", "sync", "extend_buffer"}
     collect(**defaults).shutdown()
     shown = inspect.signature(HTSCollector).parameters
     for each in torchrl_arguments():
@@ -128,7 +132,7 @@ def test_defaults_of_torchrl_change_nothing():
 @pytest.mark.parametrize(
     ("name", "value"),
     [("reset_at_each_iter", 0), ("extend_buffer", 1), ("sync", False), ("env_device", "cuda:0"),
-     ("backend", "ray"),
+     ("backend", "process"),
      ("use_buffers", 1)],
 )  # fmt: skip
 def test_values_that_are_nearly_accepted_are_refused(name, value):

@@ -6,6 +6,7 @@ from hts_torchrl.errors import ConfigurationError
 
 FLOATS = np.dtype(np.float32)
 VECTOR = ArraySpec((3,), FLOATS)
+RAY = {"backend": "ray", "num_envs": 8}
 
 
 def continuous(low: float) -> ActionSpec:
@@ -28,11 +29,29 @@ def continuous(low: float) -> ActionSpec:
         ({"num_envs": 65_537}, "num_envs=65537; at most 65536"),
         ({"inference_batch_size": 10**23}, "inference_batch_size=1000"),
         ({"num_envs": 4, "num_actors": 5}, "num_actors=5 is more than num_envs=4"),
+        ({"backend": "rpc"}, "backend='rpc' is not supported, only None, 'direct' or 'ray'"),
+        ({"num_collectors": 2}, "num_collectors=2: this is for rollout nodes"),
+        ({"backend_options": {"a": 1}}, "this is for rollout nodes; give backend='ray'"),
+        ({**RAY, "num_collectors": 0}, "num_collectors=0; a number of rollout nodes"),
+        ({**RAY, "num_collectors": True}, "num_collectors=True; a number of rollout nodes"),
+        ({**RAY, "num_collectors": 3}, "num_envs=8 is no multiple of num_collectors=3"),
+        ({**RAY, "num_collectors": 4, "envs_per_executor": 4}, "no multiple of num_collectors=4"),
+        ({**RAY, "num_collectors": 4, "num_actors": 3}, "num_actors=3 is more than the 2 env"),
+        ({**RAY, "step_barrier": True}, "step_barrier with backend='ray'"),
+        ({**RAY, "backend_options": {"address": 1}}, r"\['address'\]: backend='ray' knows"),
+        ({**RAY, "backend_options": [1]}, "backend_options of type list; a dict"),
     ],
 )
 def test_counts_that_cannot_work_are_refused_by_name(settings, named):
     with pytest.raises(ConfigurationError, match=named):
         PoolConfig(**settings)
+
+
+def test_nodes_share_out_all_environments():
+    config = PoolConfig(**RAY, num_collectors=4, envs_per_executor=2)
+    assert (config.num_nodes, config.envs_per_node) == (4, 2)
+    assert (PoolConfig(**RAY).num_nodes, PoolConfig(**RAY).envs_per_node) == (1, 8)
+    assert (PoolConfig().num_nodes, PoolConfig().envs_per_node) == (0, 16)
 
 
 def test_executors_share_out_all_environments_without_overlap():

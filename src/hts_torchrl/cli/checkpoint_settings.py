@@ -94,7 +94,7 @@ class CheckpointSettings:
         self.config["trainer"] = _known(_trainer, trainer, "trainer")
         data = dict(_mapping(settings["data"]))
         env = data.pop("env", None)
-        data = _known(HTSDataModule, data, "data", besides=("env", "accept_changes"))
+        data = _known(HTSDataModule, data, "data", besides=_NOT_OF_A_FILE)
         if "seed" in data:
             self.config["seed_everything"] = data.pop("seed")
         self.config["data"] = data
@@ -121,6 +121,8 @@ class CheckpointSettings:
         )
 
 
+_NOT_OF_A_FILE = ("env", "accept_changes", "backend", "num_collectors", "backend_options")
+"""Of the data module: what is looked at by itself, agreed to, or joins a cluster."""
 _NO_CHECKPOINT = "this is no checkpoint, or half of one"
 
 

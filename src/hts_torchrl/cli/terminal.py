@@ -95,9 +95,12 @@ def _first_lines(trainer: Trainer, learner: Any, folder: str | None) -> _Lines: 
     pool, schedule, ranks = data.pool, data.schedule, trainer.world_size
     network = learner.network if learner.policy is None else class_name(learner.policy)
     yield "training", f"{class_name(learner)} on {_env_name(data.env)}, network {network}"
-    workers = "in this process"
+    workers = "in the nodes' processes" if pool.num_nodes else "in this process"
     if pool.num_actors:
         workers = f"executor processes: {pool.num_executors}, actors: {pool.num_actors}"
+        workers += " each" if pool.num_nodes else ""
+    if pool.num_nodes:
+        workers = f"rollout nodes on Ray: {pool.num_nodes}; {workers}"
     each = f", {pool.num_envs // ranks} on each of {ranks} ranks" if ranks > 1 else ""
     yield "environments", f"{pool.num_envs}{each} ({workers})"
     rounds, frames = schedule.num_rounds, schedule.frames_per_round

@@ -121,6 +121,8 @@ class HTSCollector(ContractCollector):
         self.schedule = self.config.schedule
         if (policy is None) == (policy_factory is None):
             raise ConfigurationError("give a policy or a policy_factory, one of the two")
+        for name in ("backend", "num_collectors", "backend_options"):
+            setattr(self, name, getattr(self.config, name))
         self.total_frames, self.seed = self.config.total_frames, self.config.seed
         self.frames_per_batch = self.requested_frames_per_batch = self.config.frames_per_batch
         self._policy_factory = policy_factory
@@ -130,6 +132,7 @@ class HTSCollector(ContractCollector):
         self.env_spec = with_parts(self.policy, with_memory(self.policy, self.env_spec))
         self.policy_device = self._torchrl.policy_device(policy_device)
         self.compile_policy = self.config.compile_policy
+        self._require_nodes_can()
         asked = ActorSettings(
             batch_size=self.config.batch_size,
             device=self.policy_device,
@@ -145,6 +148,20 @@ class HTSCollector(ContractCollector):
         self._set_form(self.schedule, clone=clone)
         self._progress = Progress.blank(self.config, self.env_spec, self._steps_per_seed)
         self._times = RunTimes(self.config)
+
+    def _require_nodes_can(self) -> None:
+        """Refuse what was tried on the workers of this machine only."""
+        if not self.config.num_nodes:
+            return
+        if torch.device(self.policy_device).type != "cpu":
+            raise ConfigurationError(
+                f"policy_device={self.policy_device!r} with backend='ray': actors compute on the "
+                "CPUs of rollout nodes; give policy_device='cpu'"
+            )
+        if self.config.compile_arguments is not None:
+            raise ConfigurationError(
+                "compile_policy with backend='ray': rollout nodes compile no policy; leave it out"
+            )
 
     def _try_environments(self) -> None:
         """Make those of the first executor, to ask what they observe and accept."""

@@ -156,13 +156,19 @@ class RoundRunner:
             except WorkerKilled as error:
                 if self._settings.recover == "fail" or recovery > _MOST_RECOVERIES:
                     raise
-                _log.warning(
-                    "%s: round %d is repeated by a new worker pool (recovery %d of at most %d)",
-                    *(str(error), round_index, recovery, _MOST_RECOVERIES),
-                )
-                self.renew_pool()
+                self._recover(round_index, str(error), recovery)
             else:
                 return
+
+    def _recover(self, round_index: int, died: str, recovery: int) -> None:
+        """Replace who died, or the whole pool where it cannot tell who else is harmed."""
+        whole = not self.pool.mend(self._progress.action_logs[round_index])
+        _log.warning(
+            "%s: round %d is repeated by a new %s (recovery %d of at most %d)",
+            *(died, round_index, "worker pool" if whole else "node", recovery, _MOST_RECOVERIES),
+        )
+        if whole:
+            self.renew_pool()
 
     def renew_pool(self) -> None:
         """Begin the next batch's round again, with other workers, where its action log says.

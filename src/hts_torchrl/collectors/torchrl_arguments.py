@@ -20,9 +20,6 @@ class Fixed:
 _PUBLISH = "weights are published with update_policy_weights_()"
 
 FIXED: Mapping[str, Fixed] = {
-    "backend": Fixed((None, "direct"), "workers are set by num_actors and envs_per_executor"),
-    "backend_options": Fixed((None, {}), "there is one backend"),
-    "num_collectors": Fixed((None,), "num_envs and num_actors say how many there are"),
     "sync": Fixed((None, True), "every round is synchronous"),
     "env_device": Fixed((None, "cpu"), "environments run on the CPU"),
     "reset_at_each_iter": Fixed((False,), "games go on in the next round, which runs already"),

@@ -151,7 +151,7 @@ class ContractCollector(OnePolicyCollector):
         Raises:
             ConfigurationError: where workers collect, whom the profiler would not see.
         """
-        if self.config.num_actors > 0:
+        if self.config.num_actors > 0 or self.config.num_nodes:
             raise ConfigurationError(
                 "enable_profile sees this process, not the workers: give num_actors=0, or ask "
                 "trace_round(n) who works when"
@@ -163,7 +163,13 @@ class ContractCollector(OnePolicyCollector):
 
         Raises:
             ProtocolError: if that round has started.
+            ConfigurationError: where workers are on rollout nodes, each with a clock of its own.
         """
+        if self.config.num_nodes:
+            raise ConfigurationError(
+                "trace_round sees the workers of this machine, not those of rollout nodes: leave "
+                "backend='ray' out"
+            )
         if round_index <= self._progress.started:
             raise ProtocolError(f"round {round_index} cannot be traced: it has started")
         self._times.traced_round = round_index

@@ -1,7 +1,11 @@
-"""What TorchRL keeps private: how long a worker of an asynchronous collector waits for a place."""
+"""What TorchRL keeps private: a worker's patience with a queue, and who has started Ray."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
+from torchrl._comm import ray_runtime
 from torchrl.collectors import _runner
 
 
@@ -11,3 +15,16 @@ def set_queue_patience(seconds: float) -> None:
     A worker that finds none in time (TorchRL: 1 s) throws its trajectory away and plays another.
     """
     _runner._TIMEOUT = seconds
+
+
+def use_ray(init_config: dict[str, Any]) -> Callable[[], None]:
+    """Connect this process to Ray, unless it is, and return what ends that.
+
+    TorchRL counts who uses Ray in a process, so that its collectors and ours share one connection.
+    Ray is shut down by the last of them, if the first of them has started it.
+
+    Args:
+        init_config: arguments of ``ray.init``, where it has to be called.
+    """
+    release: Callable[[], None] = ray_runtime._RayRuntimeLease.acquire(init_config).release
+    return release

@@ -40,12 +40,14 @@ class SharedBuffers:
         self.schedule = schedule
         num_envs = config.num_envs
         # Two ends of a bell for each executor, two descriptors of multiprocessing for each process.
-        workers = config.num_executors + config.num_actors if config.num_actors else 0
-        require_descriptors(
-            2 * config.num_executors + 2 * workers + _OTHER_DESCRIPTORS,
-            f"{config.num_executors} executors and {config.num_actors} actors need",
-            "envs_per_executor",
-        )
+        # Where they are on rollout nodes, each of these has buffers of its own for its slice.
+        if not config.num_nodes:
+            workers = config.num_executors + config.num_actors if config.num_actors else 0
+            require_descriptors(
+                2 * config.num_executors + 2 * workers + _OTHER_DESCRIPTORS,
+                f"{config.num_executors} executors and {config.num_actors} actors need",
+                "envs_per_executor",
+            )
         self.arrays = SharedArrays(
             StateBuffer.layout(spec, num_envs)
             | ActionBuffer.layout(outputs, num_envs)
@@ -64,7 +66,8 @@ class SharedBuffers:
     def _make_pipes(self) -> None:
         self.ready = ReadyQueue()
         self.finished = ReadyQueue()
-        self.doorbells = {index: Doorbell() for index in range(self.config.num_executors)}
+        executors = 0 if self.config.num_nodes else self.config.num_executors
+        self.doorbells = {index: Doorbell() for index in range(executors)}
 
     def _attach(self) -> None:
         self.state = StateBuffer(self.arrays, self.spec)

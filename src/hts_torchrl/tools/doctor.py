@@ -6,6 +6,7 @@ import os
 import resource
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.models import make_actor_critic
 from hts_torchrl.policy.examination import depends_on_row_alone
 from hts_torchrl.policy.inference import PolicyInference
+from hts_torchrl.workers.rollout_node import NodeKind
 
 _PIXELS = EnvSpec(
     {"observation": ArraySpec((4, 84, 84), np.dtype(np.uint8))},
@@ -45,7 +47,8 @@ class Finding:
 def examine() -> Iterator[Finding]:
     """Yield one finding after another."""
     games = (_atari, _football, _gfootball)
-    for check in (_cores, _memory, _descriptors, _threads, _bfloat16, *games, _gpu):
+    machine = (_cores, _processor, _memory, _descriptors, _threads, _bfloat16)
+    for check in (*machine, *games, _ray, _gpu):
         yield check()
     for network in ("nips", "nature", "impala"):
         yield _rows(network)
@@ -61,6 +64,11 @@ def _cores() -> Finding:
             "raise the container's limit, or start with taskset on as many cores as it may use",
         )
     return Finding("cores", f"{cores}")
+
+
+def _processor() -> Finding:
+    """Say what decides the last bits of a pass: rollout nodes should have the same."""
+    return Finding("processor", NodeKind.of_this_process().cpu)
 
 
 def _memory() -> Finding:
@@ -125,6 +133,13 @@ def _extra(what: str, remedy: str, envs: FootballEnvs) -> Finding:
         return _engine(what, remedy, lambda: envs.group([0]).reset([0]))
     except ConfigurationError as error:
         return Finding(what, f"not installed: {str(error).rpartition(': ')[2]}")
+
+
+def _ray() -> Finding:
+    try:
+        return Finding("Ray", version("ray"))
+    except PackageNotFoundError:
+        return Finding("Ray", "not installed: pip install 'hts-torchrl[ray]'")
 
 
 def _engine(what: str, remedy: str, reset: Callable[[], object]) -> Finding:

@@ -138,8 +138,11 @@ class HTSDataModule(LightningDataModule):
             *("normalize_observation", "normalize_reward", "evaluation_episodes"),
             *("evaluation_frames", "evaluation_greedy"),
         )
+        # Where workers were: a file that is read later must not name a cluster to be joined.
+        places = ("backend", "num_collectors", "backend_options")
+        settings = {name: each for name, each in self._settings.items() if name not in places}
         return {
-            **self._settings,
+            **settings,
             "env": described(self.env),
             "inference_batch_size": self.pool.batch_size,
             "compile_policy": _plain_choice(self.pool.compile_arguments),
@@ -214,6 +217,7 @@ class HTSDataModule(LightningDataModule):
         require_supported(self._trainer)
         require_sound(self._trainer)
         self._refuse_collection()
+        self._refuse_backend()
         require_divided_rounds(self._trainer, self._parts_per_round)
         self._share = share_of(self.pool, self._trainer.global_rank, self._trainer.world_size)
         self._set_publisher()
@@ -299,6 +303,18 @@ class HTSDataModule(LightningDataModule):
             )
         ranks = self._trainer.world_size
         require(ranks == 1, f"{setting} on {ranks} ranks", "1")
+
+    def _refuse_backend(self) -> None:
+        """Refuse rollout nodes where they were never tried."""
+        if not self.pool.num_nodes:
+            return
+        if self.collection != "rounds":
+            raise ConfigurationError(
+                f"backend=ray with collection={self.collection}: rollout nodes play rounds; leave "
+                "one of the two out"
+            )
+        ranks = self._trainer.world_size
+        require(ranks == 1, f"backend=ray on {ranks} ranks", "1")
 
     def train_dataloader(self) -> RoundLoader:
         """Build the collector around the learner's policy and start its processes."""

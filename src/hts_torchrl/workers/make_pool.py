@@ -45,6 +45,13 @@ def make_pool(
         settings: of the actors.
         seed: of the run.
     """
+    if shared.config.num_nodes:
+        from hts_torchrl.workers.ray_pool import RayPool  # noqa: PLC0415 - its nodes call this
+
+        parts = {"create_env_fn": create_env_fn, "make_policy": make_policy}
+        return RayPool(
+            shared, action_log, cloudpickle.dumps({**parts, "settings": settings, "seed": seed})
+        )
     pickled: bytes = cloudpickle.dumps(create_env_fn)
     if shared.config.num_actors == 0:
         actor = Actor(shared, copy.deepcopy(make_policy()), settings)

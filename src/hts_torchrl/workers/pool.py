@@ -26,6 +26,7 @@ from hts_torchrl.errors import (
     WorkerKilled,
     WorkerPlace,
 )
+from hts_torchrl.shared.action_log import ActionLog
 from hts_torchrl.shared.arrays import Array
 from hts_torchrl.shared.buffers import SharedBuffers
 from hts_torchrl.shared.pipes import sleep_until_readable
@@ -64,6 +65,14 @@ class WorkerPool(Protocol):
 
     def wait_round(self, round_index: int) -> None:
         """Return when every executor has finished the round."""
+        ...
+
+    def mend(self, action_log: ActionLog) -> bool:
+        """Replace the workers that died in the running round, whose action log this is.
+
+        Returns:
+            Whether the round goes on so; False asks for another pool.
+        """
         ...
 
     def shutdown(self) -> None:
@@ -170,6 +179,10 @@ class ProcessPool:
                 silence = silence or Silence(self._shared.status)
                 self._require_signs_of_life(round_index, missing, silence.lasts_s())
         self._waited = round_index
+
+    def mend(self, action_log: ActionLog) -> bool:  # noqa: ARG002 - of nobody
+        """Return False: a worker may have died while it wrote to a pipe that all share."""
+        return False
 
     def _require_signs_of_life(self, round_index: int, missing: set[int], silence_s: Array) -> None:
         if self._waited < 0:  # they start one after another: a sign of any of them will do

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from hts_torchrl.compat.processes import Finalize
+from hts_torchrl.shared.action_log import ActionLog
 from hts_torchrl.shared.buffers import SharedBuffers
 from hts_torchrl.workers.actor import Actor
 from hts_torchrl.workers.executor import Executor
@@ -40,6 +41,10 @@ class SerialPool:
 
     def wait_round(self, round_index: int) -> None:
         """Do nothing: the round was finished when it was started."""
+
+    def mend(self, action_log: ActionLog) -> bool:  # noqa: ARG002 - of nobody
+        """Return False: nobody can die alone."""
+        return False
 
     def shutdown(self) -> None:
         """Close the environments; an exception is logged, as in processes."""

@@ -21,8 +21,8 @@ def findings():
 @pytest.mark.thorough
 def test_every_part_of_the_machine_is_looked_at(findings):
     assert list(findings) == [
-        "cores", "memory", "file descriptors", "torch", "bfloat16", "Atari", "football",
-        "gfootball", "GPU", "network nips", "network nature", "network impala",
+        "cores", "processor", "memory", "file descriptors", "torch", "bfloat16", "Atari",
+        "football", "gfootball", "Ray", "GPU", "network nips", "network nature", "network impala",
     ]  # fmt: skip
     assert findings["cores"].found.split(",")[0] == str(len(os.sched_getaffinity(0)))
     assert findings["Atari"] == Finding("Atari", "plays")

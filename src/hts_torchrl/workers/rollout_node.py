@@ -1,0 +1,186 @@
+"""A rollout node: a slice of the environments, with a worker pool of its own on some machine."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import torch
+
+from hts_torchrl.allocator import keep_freed_memory
+from hts_torchrl.config import Array, ArraySpec, EnvSpec, Key, PoolConfig
+from hts_torchrl.errors import ProtocolError
+from hts_torchrl.machine import cpu_model
+from hts_torchrl.schedule import Schedule
+from hts_torchrl.shared.action_log import ActionLog
+from hts_torchrl.shared.arrays import Layout
+from hts_torchrl.shared.buffers import SharedBuffers
+from hts_torchrl.shared.rollout import DebugStorage
+from hts_torchrl.workers.make_pool import make_pool
+from hts_torchrl.workers.pool import WorkerPool
+
+_OF_A_ROUND = ("rollout/", "writes/")
+
+
+@dataclass(frozen=True)
+class NodeKind:
+    """What a process computes with: where it differs, the last bits may."""
+
+    cpu: str
+    """Model and the instructions that torch uses."""
+    torch: str
+    hts_torchrl: str
+
+    @classmethod
+    def of_this_process(cls) -> NodeKind:
+        """Return that of the process that calls this."""
+        instructions = torch.backends.cpu.get_cpu_capability()
+        return cls(f"{cpu_model()} ({instructions})", torch.__version__, version("hts_torchrl"))
+
+
+@dataclass(frozen=True)
+class NodeTask:
+    """What a rollout node is started with: its slice, and where the games of it are."""
+
+    config: PoolConfig
+    """Of the slice alone: its environments, and their first global index."""
+    schedule: Schedule
+    """Of the slice alone."""
+    spec: EnvSpec
+    outputs: dict[Key, ArraySpec]
+    weights_layout: Layout
+    games: dict[str, Array]
+    """Of :meth:`ActionLog.arrays`."""
+    steps_per_seed: int | None
+    round_index: int
+    """With which it begins."""
+    parts: bytes
+    """Pickled arguments by keyword of :func:`make_pool`."""
+
+    @property
+    def action_log(self) -> ActionLog:
+        """The games of the slice."""
+        return ActionLog.from_arrays(
+            self.games,
+            slice(None),
+            self.spec.memory,
+            steps_per_seed=self.steps_per_seed,
+            round_index=self.round_index,
+        )
+
+
+@dataclass(frozen=True)
+class NodeRound:
+    """What comes of a round: n environments of the slice, W workers of the node."""
+
+    arrays: dict[str, Array]
+    """The storage's, ``[n, T, ...]`` by their names in the shared arrays."""
+    finished_s: Array
+    """Seconds from the node's begin of the round to each executor's end, float64 ``[W]``."""
+    busy_s: Array
+    """Seconds of each worker at work in this round, float64 ``[W]``."""
+    waiting_s: Array
+    """Seconds of each worker waiting in this round, float64 ``[W]``."""
+
+
+class RolloutNode:
+    """Plays rounds of its slice.
+
+    Whoever has it calls, in this order::
+
+        node.kind()
+        node.start(task)
+        for round_index in ...:
+            node.play(round_index, version, weights)
+        node.shutdown()
+
+    It knows nothing of Ray, of other nodes, or of the learner.
+    """
+
+    def __init__(self) -> None:
+        self._shared: SharedBuffers | None = None
+        self._pool: WorkerPool | None = None
+
+    def kind(self) -> NodeKind:
+        """Return what the node computes with."""
+        return NodeKind.of_this_process()
+
+    def start(self, task: NodeTask) -> None:
+        """Start the workers, whose environments are where the action log says.
+
+        Raises:
+            ConfigurationError: if environments or policy cannot be made here.
+            ReplayError: if an environment does not do again what it did, without processes.
+        """
+        parts: dict[str, Any] = cloudpickle.loads(task.parts)
+        keep_freed_memory()
+        parts["settings"].apply()  # the passes are in this process, if there are no actors
+        self._shared = shared = SharedBuffers(
+            task.spec, task.outputs, task.config, task.schedule, task.weights_layout
+        )
+        self._booked_s = self._seconds(shared)
+        try:
+            self._pool = make_pool(shared, task.action_log, **parts)
+        except BaseException:
+            shared.close()
+            raise
+
+    def play(self, round_index: int, version: int, weights: Array) -> NodeRound:
+        """Play one round with the weights of a version, and return what came of it.
+
+        Args:
+            round_index: the next one.
+            version: updates in the weights.
+            weights: uint8, as they lie in a slot of :class:`PolicyWeights`.
+
+        Raises:
+            ConfigurationError: from the pool, like those below.
+            WorkerError: if a worker of this node raised, or hangs.
+            WorkerKilled: if a worker of this node was ended by a signal.
+        """
+        if self._pool is None or self._shared is None:
+            raise ProtocolError("the node was not started")
+        shared, begin_s = self._shared, time.perf_counter()
+        self._take(version, weights)
+        shared.state.round[0] = round_index
+        half = shared.schedule.storage_of(round_index)
+        storage = shared.storages[half]
+        if isinstance(storage, DebugStorage):
+            storage.poison()
+        self._pool.start_round(round_index)
+        self._pool.wait_round(round_index)
+        before, self._booked_s = self._booked_s, self._seconds(shared)
+        busy_s, waiting_s = self._booked_s - before
+        names = [name for name in shared.arrays.layout if name.startswith(_OF_A_ROUND)]
+        return NodeRound(
+            {name: shared.arrays[name][half] for name in names},
+            shared.status.finished_s - begin_s,
+            busy_s,
+            waiting_s,
+        )
+
+    def _take(self, version: int, weights: Array) -> None:
+        """Write weights beside those that act, and let them act: no environment waits now."""
+        assert self._shared is not None
+        arrays = self._shared.arrays
+        slot = 1 - int(arrays["weights_acting"][1])
+        arrays["weights"][slot] = weights
+        arrays["weights_acting"][:] = version, slot
+
+    @staticmethod
+    def _seconds(shared: SharedBuffers) -> Array:
+        """Return what all workers have booked since the start, float64 ``[2, W]``."""
+        return np.stack((shared.status.busy_s, shared.status.waiting_s))
+
+    def shutdown(self) -> None:
+        """Stop the workers and free the shared memory; may be called twice."""
+        if self._pool is not None:
+            self._pool.shutdown()
+            self._pool = None
+        if self._shared is not None:
+            self._shared.close()
+            self._shared = None
