@@ -77,7 +77,7 @@ class Learning:
     """What learns, on which environments."""
 
     make: Callable[..., Learner]
-    env: GymEnvs = CARTPOLE
+    env: GymEnvs | AtariEnvs = CARTPOLE
     trainer: dict[str, Any] = field(default_factory=dict)
     data: dict[str, Any] = field(default_factory=dict)
     make_layer: Callable[[], nn.Module] | None = None
@@ -120,6 +120,11 @@ SPECIAL_LEARNINGS = {
         partial(DECAYING_A2C, normalize_value=True), PENDULUM, CHUNKS, STATISTICS
     ),
     "PPO statistics": Learning(partial(SHORT_PPO, normalize_value=True), PENDULUM, {}, STATISTICS),
+    "PPO pixels displacement": Learning(
+        partial(DISPLACING_PPO, network="nips"),
+        AtariEnvs("breakout", max_frames=120),
+        data={"normalize_observation": True},
+    ),
     "PPO statistics displacement": Learning(DISPLACING_PPO, PENDULUM, {}, STATISTICS),
     "A2C lstm": Learning(partial(DECAYING_A2C, network="lstm"), trainer=CHUNKS),
     "PPO gru": Learning(partial(SHORT_PPO, network="gru")),
