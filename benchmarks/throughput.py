@@ -81,7 +81,10 @@ PEERS = {
     "stable_baselines3": ["stable-baselines3>=2.7", "ale-py", "opencv-python-headless"],
     "envpool": ["envpool>=1.2.5"],
     "sample_factory": ["sample-factory>=2.1,<2.2", "gymnasium<1", "numpy<2", "ale-py<0.11"],
+    "sheeprl": ["sheeprl>=0.8.4,<0.9", "ale-py>=0.12"],
+    "rllib": ["ray[rllib]>=2.60,<2.61", "ale-py>=0.12", "opencv-python-headless"],
 }
+"""What each environment holds beside torch; the last two are of ``reproducibility.py``."""
 FOLDER = Path(__file__).parent
 FINALISTS, FINAL_TURNS = 4, 5
 
