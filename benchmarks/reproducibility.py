@@ -11,8 +11,9 @@ prints a SHA-256 digest of all its weights. Runs come one after another, each in
 - *load*: a run beside a busy process, compared with one without it.
 - *resume*: a run that was stopped after half its updates and went on from its own checkpoint in
   new processes, compared with one that was not stopped.
-- *libraries*, of this project alone: other threads, and other kernels of the numeric libraries.
-  Environment variables hide instruction sets from one library each, which emulates other CPUs.
+- *libraries*, of this project alone, with its serial twin: other threads, and other kernels of the
+  numeric libraries, whose environment variables hide instruction sets from one library each. With
+  ``--emulator qemu-x86_64`` it also trains on CPUs that QEMU emulates.
 
 Another seed must differ from the first update on, and each update must change the weights: else the
 digests would tell nothing, and the exit status is 1. It is also 1 if a run fails.
@@ -111,16 +112,24 @@ FIXED_VARIANTS = (
     f"{FIXED} NPY_DISABLE_CPU_FEATURES={NUMPY_AVX512}",
 )
 """Compared with the first of them: does anything still change?"""
+CPUS = ("Nehalem", "Haswell", "EPYC-Rome", "Skylake-Client")
+"""Of QEMU: Intel without AVX, Intel with AVX2, AMD with AVX2, Intel again."""
 LIMIT_S = 600
 
 
-def wanted_runs(
-    systems: Sequence[str], tasks: Sequence[str], questions: Sequence[str], updates: int
-) -> Iterator[Run]:
+def variants(base: Sequence[str], is_emulated: bool) -> list[str]:
+    """Return the settings of libraries, and with an emulator the first one on its CPUs."""
+    prefix = f"{base[0]} " if base[0] != BASE else ""
+    return [*base, *(f"{prefix}cpu={cpu}" for cpu in CPUS if is_emulated)]
+
+
+def wanted_runs(args: argparse.Namespace) -> Iterator[Run]:
     """Yield all runs of the tables, first one task, then the other."""
+    systems, questions, updates = args.systems, args.questions, args.updates
+    is_emulated = bool(args.emulator)
     conditions = {IDLE: True, LOADED: "load" in questions, RESUMED: "resume" in questions}
     asked = [name for name, is_asked in conditions.items() if is_asked]
-    for task in tasks:
+    for task in args.tasks:
         for system in systems if set(questions) - {"libraries"} else ():
             for condition in asked:
                 for workers in WORKERS:
@@ -128,7 +137,8 @@ def wanted_runs(
                         yield Run(system, task, workers, 1, condition, "", repeat, updates)
             yield Run(system, task, WORKERS[0], 2, IDLE, "", 1, updates)
         if "libraries" in questions and "hts" in systems:
-            for variant in (*VARIANTS, *FIXED_VARIANTS):
+            both = variants(VARIANTS, is_emulated) + variants(FIXED_VARIANTS, is_emulated)
+            for variant in both:
                 yield Run("hts", task, 0, 1, IDLE, variant, 1, updates)
 
 
@@ -146,7 +156,7 @@ def beside_load(is_loaded: bool) -> Iterator[None]:
         busy.wait()
 
 
-def train(run: Run) -> list[Update]:
+def train(run: Run, emulator: str = "") -> list[Update]:
     """Train once, in one process or, to be resumed, in two; returns what it told.
 
     Raises:
@@ -157,7 +167,7 @@ def train(run: Run) -> list[Update]:
     told: dict[int, Update] = {}
     with tempfile.TemporaryDirectory() as folder, beside_load(run.condition == LOADED):
         for begins, ends in parts:
-            text = part(run, begins, ends, Path(folder))
+            text = part(run, begins, ends, Path(folder), emulator)
             told |= {update.update: update for update in updates_in(text)}
     updates = [told[number] for number in sorted(told) if number <= run.updates]
     if fault := fault_of(updates, run.updates):
@@ -165,17 +175,20 @@ def train(run: Run) -> list[Update]:
     return updates
 
 
-def part(run: Run, begins: int, ends: int, folder: Path) -> str:
+def part(run: Run, begins: int, ends: int, folder: Path, emulator: str) -> str:
     """Run a contestant from one update to another; returns its output."""
     system = SYSTEMS[run.system]
     pairs = dict(pair.split("=", 1) for pair in run.variant.split())
+    cpu = pairs.pop("cpu", "")
     variables = {name: value for name, value in pairs.items() if name.isupper()}
     settings = {name: json.loads(pairs[name].lower()) for name in pairs.keys() - variables.keys()}
     asked = {
         "system": run.system, "task": run.task, "workers": run.workers, "seed": run.seed,
         "begins": begins, "ends": ends, "updates": run.updates, "folder": str(folder),
     } | settings  # fmt: skip
-    command = [throughput.interpreter(system.peer), CONTESTANTS / system.program, json.dumps(asked)]
+    prefix = [emulator, "-cpu", cpu] if cpu else []
+    python = throughput.interpreter(system.peer)
+    command = [*prefix, python, CONTESTANTS / system.program, json.dumps(asked)]
     variables |= {
         "PYTHONPATH": os.pathsep.join(
             filter(None, [str(CONTESTANTS.parent), os.environ.get("PYTHONPATH", "")])
@@ -210,8 +223,9 @@ def report(results: FinishedRuns[Run, Update], updates: int) -> str:
     """Return the tables of all runs of so many updates that are there."""
     runs = {run: points for run, points in results.runs.items() if run.updates == updates}
     labels = {name: system.label for name, system in SYSTEMS.items()}
-    done = [v for v in VARIANTS if any(run.variant == v for run in runs)]
-    fixed = [v for v in FIXED_VARIANTS if any(run.variant == v for run in runs)]
+    there = {run.variant for run in runs}
+    done = [variant for variant in variants(VARIANTS, True) if variant in there]
+    fixed = [variant for variant in variants(FIXED_VARIANTS, True) if variant in there]
     return "\n".join(
         [
             machine(),
@@ -241,6 +255,7 @@ def main() -> None:
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
     parser.add_argument("--questions", nargs="+", choices=QUESTIONS, default=list(QUESTIONS))
     parser.add_argument("--updates", type=int, default=10, help="of a run; at least 2")
+    parser.add_argument("--emulator", default="", help="QEMU's program of user mode, for libraries")
     args: argparse.Namespace = parser.parse_args()
     if args.quick:
         args.systems, args.tasks, args.updates = ["hts"], ["cartpole"], 4
@@ -251,11 +266,11 @@ def main() -> None:
     args.output.mkdir(parents=True, exist_ok=True)
     results = FinishedRuns(args.output / "reproducibility.csv", Run, Update)
     failures = 0
-    for run in wanted_runs(args.systems, args.tasks, args.questions, args.updates):
+    for run in wanted_runs(args):
         if run in results.runs:
             continue
         try:
-            results.add(run, train(run))
+            results.add(run, train(run, args.emulator))
             print(f"{run}: {results.runs[run][-1].digest}", flush=True)
         except RuntimeError as error:
             failures += 1

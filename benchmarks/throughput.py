@@ -117,6 +117,8 @@ class Run:
     """Of the learner, and of whoever acts unless ``policy_device`` says so."""
     policy_device: str = ""
     cudagraph: bool = False
+    variables: str = ""
+    """Of its environment, as ``NAME=VALUE,NAME=VALUE``: settings of the numeric libraries."""
     here: bool = False
     """In this environment, though a peer has its own: for a machine without a network."""
 
@@ -209,6 +211,7 @@ def command(run: Run, **further: object) -> list[str | Path]:
     prefix = list(PASSIVE if row.overlaps and run.delay else ("env",))
     if run.source:
         prefix.append(f"PYTHONPATH={run.source}")
+    prefix += filter(None, run.variables.split(","))
     program = FOLDER / row.program
     python = sys.executable if run.here else interpreter(row.peer)
     return [*prefix, python, program, "--child", json.dumps(asdict(run) | further)]
