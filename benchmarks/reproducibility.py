@@ -7,7 +7,8 @@ A contestant (``reproducible/``) trains with 4 environments in rounds of 32 step
 torch, and the settings that its documents recommend for reproducibility. After each update it
 prints a SHA-256 digest of all its weights. Runs come one after another, each in fresh processes.
 
-- *again*: three runs with one seed, with 1 worker and with 4; and 4 workers beside 1.
+- *again*: two runs with one seed, or three where processes run side by side; with 1 worker and with
+  4; and 4 workers beside 1.
 - *load*: a run beside a busy process, compared with one without it.
 - *resume*: a run that was stopped after half its updates and went on from its own checkpoint in
   new processes, compared with one that was not stopped.
@@ -60,31 +61,32 @@ class System(NamedTuple):
     program: str
     peer: str = ""
     """Its environment, of ``throughput.PEERS``; empty: this one."""
+    is_timed: bool = False
+    """Whether processes run side by side whose order nothing fixes: "same" could be luck."""
 
 
 SYSTEMS = {
-    "hts": System("hts_torchrl", "train_hts.py"),
+    "hts": System("hts_torchrl", "train_hts.py", is_timed=True),
     "torchrl_collector": System("TorchRL `Collector`", "train_torchrl.py"),
     "torchrl_sync": System("TorchRL `MultiCollector(sync)`", "train_torchrl.py"),
-    "torchrl_async": System("TorchRL `MultiCollector(async)`", "train_torchrl.py"),
+    "torchrl_async": System("TorchRL `MultiCollector(async)`", "train_torchrl.py", is_timed=True),
     "stable_baselines3": System("Stable-Baselines3", "train_sb3.py", "stable_baselines3"),
     "envpool": System("CleanRL-style on EnvPool", "train_envpool.py", "envpool"),
     "sheeprl": System("SheepRL", "train_sheeprl.py", "sheeprl"),
-    "rllib": System("RLlib", "train_rllib.py", "rllib"),
+    "rllib": System("RLlib", "train_rllib.py", "rllib", is_timed=True),
     "sample_factory_serial": System(
         "Sample Factory, `serial_mode`", "train_sample_factory.py", "sample_factory"
     ),
     "sample_factory_sync": System(
-        "Sample Factory, synchronous", "train_sample_factory.py", "sample_factory"
+        "Sample Factory, synchronous", "train_sample_factory.py", "sample_factory", is_timed=True
     ),
     "sample_factory_async": System(
-        "Sample Factory, asynchronous", "train_sample_factory.py", "sample_factory"
+        "Sample Factory, asynchronous", "train_sample_factory.py", "sample_factory", is_timed=True
     ),
 }
 TASKS = ("cartpole", "breakout")
 QUESTIONS = ("again", "load", "resume", "libraries")
 WORKERS = (1, 4)
-REPEATS = {IDLE: 3, LOADED: 1, RESUMED: 1}
 NO_AVX2 = "glibc.cpu.hwcaps=-AVX2,-FMA,-AVX512F,-AVX512VL,-AVX512BW,-AVX512DQ"
 NUMPY_AVX512 = "AVX512F,AVX512CD,AVX512_SKX,AVX512_CLX,AVX512_CNL,AVX512_ICL,AVX512_SPR"
 BASE = "threads=1"
@@ -114,13 +116,22 @@ FIXED_VARIANTS = (
 """Compared with the first of them: does anything still change?"""
 CPUS = ("Nehalem", "Haswell", "EPYC-Rome", "Skylake-Client")
 """Of QEMU: Intel without AVX, Intel with AVX2, AMD with AVX2, Intel again."""
-LIMIT_S = 600
+LIBRARY_UPDATES = 6
+"""At most, of a run of *libraries*: on an emulated CPU each takes long."""
+LIMIT_S = 1800
 
 
 def variants(base: Sequence[str], is_emulated: bool) -> list[str]:
     """Return the settings of libraries, and with an emulator the first one on its CPUs."""
     prefix = f"{base[0]} " if base[0] != BASE else ""
     return [*base, *(f"{prefix}cpu={cpu}" for cpu in CPUS if is_emulated)]
+
+
+def repeats(system: str, condition: str) -> int:
+    """Return how often a system is trained with the same settings."""
+    if condition != IDLE:
+        return 1
+    return 3 if SYSTEMS[system].is_timed else 2
 
 
 def wanted_runs(args: argparse.Namespace) -> Iterator[Run]:
@@ -133,13 +144,13 @@ def wanted_runs(args: argparse.Namespace) -> Iterator[Run]:
         for system in systems if set(questions) - {"libraries"} else ():
             for condition in asked:
                 for workers in WORKERS:
-                    for repeat in range(1, REPEATS[condition] + 1):
+                    for repeat in range(1, repeats(system, condition) + 1):
                         yield Run(system, task, workers, 1, condition, "", repeat, updates)
             yield Run(system, task, WORKERS[0], 2, IDLE, "", 1, updates)
         if "libraries" in questions and "hts" in systems:
             both = variants(VARIANTS, is_emulated) + variants(FIXED_VARIANTS, is_emulated)
             for variant in both:
-                yield Run("hts", task, 0, 1, IDLE, variant, 1, updates)
+                yield Run("hts", task, 0, 1, IDLE, variant, 1, min(updates, LIBRARY_UPDATES))
 
 
 @contextmanager
@@ -221,7 +232,12 @@ def updates_in(text: str) -> list[Update]:
 
 def report(results: FinishedRuns[Run, Update], updates: int) -> str:
     """Return the tables of all runs of so many updates that are there."""
-    runs = {run: points for run, points in results.runs.items() if run.updates == updates}
+    lengths = (updates, min(updates, LIBRARY_UPDATES))
+    runs = {
+        run: points
+        for run, points in results.runs.items()
+        if run.updates == lengths[bool(run.variant)]
+    }
     labels = {name: system.label for name, system in SYSTEMS.items()}
     there = {run.variant for run in runs}
     done = [variant for variant in variants(VARIANTS, True) if variant in there]
@@ -229,7 +245,7 @@ def report(results: FinishedRuns[Run, Update], updates: int) -> str:
     return "\n".join(
         [
             machine(),
-            f"{updates} updates a run; w: workers.\n",
+            f"{lengths[0]} updates a run, of libraries {lengths[1]}; w: workers.\n",
             table(runs, labels, TASKS, WORKERS),
             f"### hts_torchrl, libraries\n\nEach compared with `{BASE}`.\n",
             variants_table(runs, done, TASKS, BASE),
