@@ -114,8 +114,8 @@ FIXED_VARIANTS = (
     f"{FIXED} NPY_DISABLE_CPU_FEATURES={NUMPY_AVX512}",
 )
 """Compared with the first of them: does anything still change?"""
-CPUS = ("Nehalem", "Haswell", "EPYC-Rome", "Skylake-Client")
-"""Of QEMU: Intel without AVX, Intel with AVX2, AMD with AVX2, Intel again."""
+CPUS = ("Nehalem", "Haswell", "EPYC-Rome")
+"""Of QEMU: Intel without AVX, Intel with AVX2, AMD with AVX2."""
 LIBRARY_UPDATES = 6
 """At most, of a run of *libraries*: on an emulated CPU each takes long."""
 LIMIT_S = 1800
