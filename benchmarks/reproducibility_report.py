@@ -143,7 +143,7 @@ def table(
 def variants_table(runs: Runs, variants: Sequence[str], tasks: Sequence[str], base: str) -> str:
     """Return a table of settings of libraries, each compared with ``base``."""
     rows = []
-    for variant in variants:
+    for variant in (name for name in variants if name != base):
         cells = {"setting": f"`{variant}`"}
         for task in tasks:
             one, other = (

@@ -45,7 +45,7 @@ def arguments(training: Training) -> list[str]:
         "env": "CartPole-v1" if training.task == "cartpole" else f"atari_{training.task}",
         "lr_schedule": "constant", "summaries_use_frameskip": False,
         "train_for_env_steps": FRAMES * training.ends, "save_every_sec": 10**6,
-        "save_best_every_sec": 10**6,
+        "save_best_every_sec": 10**6, "decorrelate_envs_on_one_worker": False,
     }  # fmt: skip
     return [f"--{name}={value}" for name, value in values.items()]
 
