@@ -52,7 +52,7 @@ def cpu_us(run: Callable[[], object], seconds: float) -> float:
     """Return the microseconds of CPU that a call takes, after a tenth of the time."""
     for span_s in (0.1 * seconds, seconds):
         count, began_s = 0, time.process_time()
-        while time.process_time() - began_s < span_s:
+        while not count or time.process_time() - began_s < span_s:
             run()
             count += 1
     return 1e6 * (time.process_time() - began_s) / count
