@@ -210,8 +210,9 @@ def part(run: Run, begins: int, ends: int, folder: Path, emulator: str) -> str:
     output, errors = folder / "output", folder / "errors"
     with output.open("w") as out, errors.open("w") as err:
         process = subprocess.Popen(
-            command, env=os.environ | variables, stdout=out, stderr=err, start_new_session=True
-        )
+            command, cwd=folder, env=os.environ | variables, stdout=out, stderr=err,
+            start_new_session=True,
+        )  # fmt: skip
     try:
         process.wait(timeout=LIMIT_S)
     except subprocess.TimeoutExpired as error:
