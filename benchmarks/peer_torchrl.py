@@ -50,7 +50,7 @@ def native_group(game: str, num_envs: int, num_threads: int) -> EnvGroup:
 
 
 class NativeEnv(EnvBase):
-    """The environments of all rows as one of TorchRL's; seeds are drawn, as only speed counts.
+    """The environments of all rows as one of TorchRL's; seeds are drawn until some are set.
 
     Leaner than the package's ``GroupEnv``: nothing is copied, and no scores are told.
     """
@@ -82,7 +82,11 @@ class NativeEnv(EnvBase):
         ends = {"terminated": step.terminated, "done": step.terminated | step.truncated}
         return self._tensordict(**after, reward=step.reward, **ends)
 
-    def _set_seed(self, seed: int | None) -> None: ...
+    def _set_seed(self, seed: int | None) -> None:
+        """Begin new games; TorchRL draws seeds of 32 bits, and emulators take 31."""
+        if seed is not None:
+            seeds = (seed + np.arange(max(1, self.numel()))) % 2**31
+            self._following = self._group.reset(seeds)["observation"]
 
 
 class Trunk(NatureCNN):

@@ -81,7 +81,10 @@ PEERS = {
     "stable_baselines3": ["stable-baselines3>=2.7", "ale-py", "opencv-python-headless"],
     "envpool": ["envpool>=1.2.5"],
     "sample_factory": ["sample-factory>=2.1,<2.2", "gymnasium<1", "numpy<2", "ale-py<0.11"],
+    "sheeprl": ["sheeprl>=0.8.4,<0.9", "ale-py>=0.12"],
+    "rllib": ["ray[rllib]>=2.60,<2.61", "ale-py>=0.12", "opencv-python-headless"],
 }
+"""What each environment holds beside torch; the last two are of ``reproducibility.py``."""
 FOLDER = Path(__file__).parent
 FINALISTS, FINAL_TURNS = 4, 5
 
@@ -114,6 +117,8 @@ class Run:
     """Of the learner, and of whoever acts unless ``policy_device`` says so."""
     policy_device: str = ""
     cudagraph: bool = False
+    variables: str = ""
+    """Of its environment, as ``NAME=VALUE,NAME=VALUE``: settings of the numeric libraries."""
     here: bool = False
     """In this environment, though a peer has its own: for a machine without a network."""
 
@@ -206,6 +211,7 @@ def command(run: Run, **further: object) -> list[str | Path]:
     prefix = list(PASSIVE if row.overlaps and run.delay else ("env",))
     if run.source:
         prefix.append(f"PYTHONPATH={run.source}")
+    prefix += filter(None, run.variables.split(","))
     program = FOLDER / row.program
     python = sys.executable if run.here else interpreter(row.peer)
     return [*prefix, python, program, "--child", json.dumps(asdict(run) | further)]

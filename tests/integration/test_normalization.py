@@ -161,7 +161,7 @@ def test_statistics_of_pixels_are_of_the_last_step_of_each_round(tmp_path):
     save_policy(learner.policy, file, spec=data.env_spec, network="nips", normalized=True)
     again = load_policy(file)
     assert all(torch.equal(tensor, tensors[name]) for name, tensor in again.state_dict().items())
-    trunk = [module for module in again.modules() if isinstance(module, NipsCNN)][0]
+    trunk = next(module for module in again.modules() if isinstance(module, NipsCNN))
     shown = torch.as_tensor(pixels[:5])
     normalised = (shown.double() - mean) / variance.sqrt()
     first = trunk[0][0]
@@ -170,7 +170,7 @@ def test_statistics_of_pixels_are_of_the_last_step_of_each_round(tmp_path):
 
 
 def test_pictures_of_a_network_of_the_users_own_cannot_be_normalised():
-    with pytest.raises(ConfigurationError, match="nothing to normalise.*84"):
+    with pytest.raises(ConfigurationError, match=r"nothing to normalise .*84"):
         watched_fit(A2C(network=f"{__name__}.Corner"), cartpole(1, **PONG))
 
 
