@@ -1,10 +1,11 @@
 import os
 import resource
+from pathlib import Path
 
 import pytest
 
 from hts_torchrl.errors import ConfigurationError
-from hts_torchrl.machine import require_descriptors, require_memory
+from hts_torchrl.machine import cpu_model, require_descriptors, require_memory
 
 
 def test_memory_that_no_machine_has_is_refused_with_both_sizes():
@@ -30,3 +31,10 @@ def test_more_descriptors_than_the_limit_are_refused_with_the_limit(limit):
     require_descriptors(8, "two things need", "one thing")
     with pytest.raises(ConfigurationError, match=f"the limit is {limit}: raise it"):
         require_descriptors(12, "two things need", "one thing")
+
+
+def test_the_processor_has_the_name_that_the_kernel_tells():
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    told = {line.partition(":")[2].strip() for line in lines if line.startswith("model name")}
+    assert cpu_model() in told or not told
+    assert cpu_model()

@@ -9,4 +9,6 @@
 
 Everybody's sleep ends as well when the parent closes the lifeline or dies; the collector's also
 when a worker dies, or an executor shows no sign of life for ``timeout_s``.
+
+With rollout nodes all of this is so inside of each node; the collector waits for the nodes.
 """

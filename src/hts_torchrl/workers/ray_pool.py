@@ -305,4 +305,5 @@ class RayPool:
 
 def _first_line(error: Exception) -> str:
     """Return the beginning of what Ray tells of a loss; further lines are about its logs."""
-    return next(iter(str(error).splitlines()), "") or type(error).__name__
+    line = next(iter(str(error).splitlines()), "").rstrip(". ")
+    return line or type(error).__name__

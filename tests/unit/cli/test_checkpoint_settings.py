@@ -209,6 +209,7 @@ def test_a_learner_that_is_no_mapping_is_refused(trained, tmp_path):
     [
         {"learner": {"init_args": {"callbacks": "this.s", "policy": "this.s"}}},
         {"data": {"accept_changes": True}},
+        {"data": {"backend": "ray", "backend_options": {"ray_init_config": {"address": "this"}}}},
         {"trainer": {"callbacks": ["this.s"], "logger": "this.s", "plugins": "this.s"}},
     ],
 )
@@ -218,6 +219,7 @@ def test_a_field_that_no_checkpoint_may_give_is_left_out_with_a_warning(forgery,
         line = made("validate", path, *QUIET)
     assert line.model.policy is None
     assert not line.datamodule.accept_changes
+    assert line.datamodule.pool.backend is None
     assert not {"this"} & {type(each).__module__ for each in line.trainer.callbacks}
 
 
