@@ -23,6 +23,7 @@ SHARED = {
     "entropy_coef",
     "normalize_value",
     "num_threads",
+    "gradient_chunks",
 }
 OWN = {
     A2C: {"gae_lambda", "unroll", "delayed_step"},
