@@ -10,8 +10,9 @@ import pytest
 FOLDER = Path(__file__).parents[3] / "benchmarks"
 PROGRAMS = [
     "delay.py", "determinism.py", "faults", "faults/soak.py", "football_engines.py", "gpu.py",
-    "house.py", "kernels.py", "mutants.py", "overhead.py", "recurrent.py", "rendezvous.py",
-    "reproducibility.py", "throughput.py", "time_to_score.py", "zoo.py",
+    "house.py", "kernels.py", "mutants.py", "overhead.py", "ranks.py", "recurrent.py",
+    "rendezvous.py", "reproducibility.py", "scale.py", "throughput.py", "time_to_score.py",
+    "zoo.py",
 ]  # fmt: skip
 
 

@@ -3,6 +3,7 @@ import pytest
 import torch
 from gymnasium.wrappers.utils import RunningMeanStd
 from tensordict import TensorDict
+from torch import nn
 
 from hts_torchrl import ConfigurationError, make_actor_critic
 from hts_torchrl.config import ActionSpec, ArraySpec, EnvSpec
@@ -111,9 +112,9 @@ class TestPolicy:
             {"picture": ArraySpec((4, 84, 84), BYTES), ("own", "place"): ArraySpec((2,), FLOATS)},
             ACTION,
         )
-        assert ObservationNormalizer(spec).in_keys == [("own", "place")]
+        assert ObservationNormalizer(spec, nn.Identity()).in_keys == [("own", "place")]
 
     def test_where_nothing_can_be_normalised_that_is_refused(self):
         spec = EnvSpec({"picture": ArraySpec((4, 84, 84), BYTES)}, ACTION)
-        with pytest.raises(ConfigurationError, match=r"is of floats \('picture' uint8"):
-            ObservationNormalizer(spec)
+        with pytest.raises(ConfigurationError, match=r"nothing to normalise \('picture' uint8"):
+            ObservationNormalizer(spec, nn.Identity())
