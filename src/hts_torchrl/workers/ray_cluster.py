@@ -48,12 +48,12 @@ class RayCluster:
 
     def __init__(self, options: Mapping[str, Any], num_nodes: int) -> None:
         self._configs = _remote_configs(options, num_nodes)
+        given = _init_config(options)
         if find_spec("ray") is None:
             raise ConfigurationError(
                 "backend='ray' needs Ray, which is not installed: pip install 'hts-torchrl[ray]'"
             )
         self.ray: Any = importlib.import_module("ray")
-        given = _init_config(options)
         try:
             with _same_answer_to_sigterm():
                 self._release = use_ray({**_INIT, **given})
