@@ -108,12 +108,7 @@ class A2C(Learner):
             "value": value_loss(value, samples["returns"]),
             "entropy": mean_entropy(policy),
         }
-        self.log_losses(losses)
-        return (
-            losses["policy"]
-            + self.value_coef * losses["value"]
-            - self.entropy_coef * losses["entropy"]
-        )
+        return self.weighted_sum(losses)
 
     def on_after_backward(self) -> None:
         """Put the newest weights back, from which the optimiser steps; the gradient stays."""

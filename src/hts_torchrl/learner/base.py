@@ -336,6 +336,19 @@ class Learner(ChunkedRounds):
         stored = (batch[key] for key in self._head.log_prob_keys)
         return torch.stack([each.reshape(*batch.shape, -1).sum(-1) for each in stored]).sum(0)
 
+    def weighted_sum(self, losses: dict[str, Tensor]) -> Tensor:
+        """Log the parts of an actor-critic's loss, and return their sum by the coefficients.
+
+        Args:
+            losses: ``policy``, ``value``, ``entropy``, scalars; others are logged alone.
+        """
+        self.log_losses(losses)
+        return (
+            losses["policy"]
+            + self.value_coef * losses["value"]
+            - self.entropy_coef * losses["entropy"]
+        )
+
     def num_samples(self, batch: TensorDictBase) -> int:
         """Return the length of what :meth:`samples_of` returns of a round ``[N, T]``."""
         return len(batch) if self.remembers else int(batch.numel())

@@ -87,12 +87,7 @@ class Impala(Learner):
             "value": value_loss(value, targets.returns.view_as(value)),
             "entropy": mean_entropy(policy),
         }
-        self.log_losses(losses)
-        return (
-            losses["policy"]
-            + self.value_coef * losses["value"]
-            - self.entropy_coef * losses["entropy"]
-        )
+        return self.weighted_sum(losses)
 
     def vtrace(
         self, batch: TensorDictBase, *, log_prob: Tensor, value: Tensor, next_value: Tensor

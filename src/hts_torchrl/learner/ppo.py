@@ -110,12 +110,7 @@ class PPO(MinibatchLearner):
             "clip_fraction": ratio.clip_fraction,
             "approx_kl": ratio.approx_kl,
         }
-        self.log_losses(losses)
-        return (
-            losses["policy"]
-            + self.value_coef * losses["value"]
-            - self.entropy_coef * losses["entropy"]
-        )
+        return self.weighted_sum(losses)
 
     @property
     def displaces(self) -> bool:
