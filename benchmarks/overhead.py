@@ -28,6 +28,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from itertools import product
 from typing import Any
 
@@ -47,6 +48,7 @@ from harness import (
     spread,
 )
 from lightning.pytorch import Trainer
+from throughput import Run
 from trainer import Watch, environments, train
 
 from hts_torchrl import AtariEnvs, HTSCollector, env_spec_of, make_actor_critic
@@ -83,12 +85,11 @@ def work(steps: int, workers: int, bf16: bool, seconds: float) -> dict[str, floa
     """Return the microseconds of CPU that each role takes for a step."""
     keep_freed_memory()
     account = Account(Stopwatch(NUM_ENVS * steps, seconds))
-    run = {
-        "game": "breakout", "algorithm": "a2c", "num_envs": NUM_ENVS, "steps": steps, "actors": 1,
-        "workers": workers, "inference_batch": 8, "main_threads": 1, "delay": 1,
-        "step_barrier": False, "bf16": bf16,
-    }  # fmt: skip
-    train(run, account)
+    run = Run(
+        "trainer", "breakout", NUM_ENVS, steps, seconds, workers=workers, bf16=bf16,
+        inference_batch=max(8, NUM_ENVS // workers),
+    )  # fmt: skip
+    train(asdict(run), account)
     bound, speed = 1e6 * CORES / sum(account.microseconds.values()), account.watch.steps_per_s
     return {
         "steps/s": speed,
@@ -260,8 +261,8 @@ def rows_of(kind: str, seconds: float) -> dict[str, list[Any]]:
     both = {"float32": False, "bfloat16": True}.items()
     if kind == "work":
         return {
-            f"{name}, {steps} steps a round, {workers} executors": [steps, workers, bf16, seconds]
-            for steps, workers, (name, bf16) in product((5, 20), (16, 4, 2), both)
+            f"{name}, {steps} steps a round, executors: {workers}": [steps, workers, bf16, seconds]
+            for steps, workers, (name, bf16) in product((5, 20), (16, 2, 1), both)
         }
     if kind == "parts":
         return {
@@ -282,8 +283,10 @@ def rows_of(kind: str, seconds: float) -> dict[str, list[Any]]:
     if kind == "optimizer":
         return {name: [name, seconds] for name in ("adam", "rmsprop")}
     if kind == "executor":
-        shapes = [(8, 1), (16, 1), (32, 1), (64, 1), (8, 2), (8, 4)]
-        return {f"{n} executors, {per} environments each": [n, per, seconds] for n, per in shapes}
+        shapes = [(8, 1), (16, 1), (32, 1), (64, 1), (8, 2), (8, 4), (1, 16)]
+        return {
+            f"executors: {n}, environments of each: {per}": [n, per, seconds] for n, per in shapes
+        }
     both = [("cartpole", False), ("cartpole", True), ("breakout", False)]
     return {f"{game}{', compiled' * compiles}": [game, compiles] for game, compiles in both}
 
