@@ -1,0 +1,180 @@
+"""A long training on a Ray cluster whose nodes and machines are killed at random: the same bits.
+
+Run: python benchmarks/faults/ray_soak.py [--minutes 60] [--every 30]
+
+Four machines, all of them this one, hold four rollout nodes of one process and four environments
+each: CartPole whose steps take 5 ms, so that most of the time is sleep. A2C trains for some minutes
+from the first update. Every 30 s (exponentially distributed) a node is killed, or one time in four
+a whole machine, in whose place an empty one is added. Then the serial twin trains as many updates,
+without Ray and without sleep. The exit status is 1 if a batch, a weight or the optimiser's state
+differs, or if a process or a file is left. It needs the extras ``ray`` and ``test``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import logging
+import os
+import random
+import signal
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+from lightning.pytorch import Callback, Trainer, seed_everything
+
+# Also where this is a script, and the folder above is not where modules are looked for.
+sys.path.append(str(Path(__file__).parents[2]))
+
+from benchmarks.timed_envs import TimedEnv, step_times
+
+from hts_torchrl import A2C, HTSDataModule, env_spec_of, make_actor_critic
+
+Digest = importlib.import_module("benchmarks.determinism").Digest
+ray_machines = importlib.import_module("tests.ray_machines")
+
+NODES, ENVS, STEPS = 4, 16, 32
+MOST_ROUNDS = 1_000_000
+STEP_S = 5e-3
+MACHINES_LOST = 0.25
+ANEW_S = 5.0
+"""From the loss of a machine to the one that is added."""
+
+
+def make(step_s: float) -> gymnasium.Env:
+    """Make a CartPole, whose steps take some time if any is given."""
+    env = gymnasium.make("CartPole-v1")
+    return TimedEnv(env, step_times("constant", step_s)) if step_s else env
+
+
+class Until(Callback):
+    """Stops the training after an update for which a condition holds.
+
+    Args:
+        over: the condition, asked after each update with the number of updates.
+    """
+
+    def __init__(self, over: Callable[[int], bool]) -> None:
+        self.over = over
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        trainer.should_stop |= batch.is_last and self.over(pl_module.updates)
+
+
+class Killer(threading.Thread):
+    """Kills rollout nodes and machines, until it is told to end.
+
+    Args:
+        cluster: with the machines.
+        machines: those that hold nodes.
+        every_s: mean time from a kill to the next.
+        dice: decides when, and whom.
+    """
+
+    def __init__(self, cluster: Any, machines: list, every_s: float, dice: random.Random) -> None:
+        super().__init__(daemon=True)
+        self.cluster, self.machines, self.every_s, self.dice = cluster, machines, every_s, dice
+        self.killed = {"nodes": 0, "machines": 0}
+        self.over = threading.Event()
+
+    def run(self) -> None:
+        while not self.over.wait(self.dice.expovariate(1 / self.every_s)):
+            if self.dice.random() < MACHINES_LOST:
+                self.cluster.lose(self.machines.pop(self.dice.randrange(len(self.machines))))
+                self.killed["machines"] += 1
+                self.over.wait(ANEW_S)
+                self.machines.append(self.cluster.add(num_cpus=2))
+            elif nodes := sorted(self.cluster.rollout_processes()):
+                try:
+                    os.kill(self.dice.choice(nodes), signal.SIGKILL)
+                except ProcessLookupError:  # its machine was lost, or it has ended by itself
+                    continue
+                self.killed["nodes"] += 1
+
+    def end(self) -> None:
+        """Let it finish what it does."""
+        self.over.set()
+        if self.is_alive():
+            self.join()
+
+
+class Recoveries(logging.Handler):
+    """Counts the rounds that were repeated."""
+
+    count = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.count += "is repeated by a new" in record.getMessage()
+
+
+def train(over: Callable[[int], bool], step_s: float, **place: Any) -> tuple[str, int]:
+    """Return the digest of a training, and its number of updates."""
+    seed_everything(1, verbose=False)
+    envs = partial(make, step_s)
+    digest = Digest()
+    data = HTSDataModule(
+        envs, num_envs=ENVS, frames_per_batch=ENVS * STEPS, total_frames=ENVS * STEPS * MOST_ROUNDS,
+        recover="replay", seed=1, **place,
+    )  # fmt: skip
+    Trainer(
+        accelerator="cpu", max_epochs=1, gradient_clip_val=0.5, callbacks=[digest, Until(over)],
+        logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        enable_model_summary=False, limit_val_batches=0,
+    ).fit(A2C(make_actor_critic("mlp", env_spec_of(envs))), data)  # fmt: skip
+    return digest.sha.hexdigest(), digest.updates
+
+
+def soak(minutes: float, every_s: float, seed: int) -> bool:
+    """Train on a cluster that is disturbed, and again in this process; whether both agree."""
+    recoveries = Recoveries()
+    log = logging.getLogger("hts_torchrl")
+    log.addHandler(recoveries)
+    log.propagate = False
+    until_s: list[float] = []
+    with ray_machines.machines() as cluster:
+        machines = [cluster.add(num_cpus=2) for _ in range(NODES)]
+        killer = Killer(cluster, machines, every_s, random.Random(seed))
+
+        def over(updates: int) -> bool:
+            if updates == 1:
+                until_s.append(time.monotonic() + 60 * minutes)
+                killer.start()
+            return time.monotonic() > until_s[0]
+
+        options = {"ray_init_config": {"address": cluster.address, "log_to_driver": False}}
+        try:
+            on_nodes, updates = train(
+                over, STEP_S, backend="ray", num_collectors=NODES, num_actors=0,
+                envs_per_executor=ENVS // NODES, backend_options=options,
+            )  # fmt: skip
+        finally:
+            killer.end()
+    killed = " and ".join(f"{count} {what}" for what, count in killer.killed.items())
+    print(f"{updates} updates; killed: {killed}; {recoveries.count} recoveries", flush=True)
+    alone, _ = train(lambda done: done == updates, 0.0, num_actors=0)
+    verdict = "the same bits" if on_nodes == alone else "OTHER BITS"
+    print(f"on nodes {on_nodes[:16]}, the serial twin {alone[:16]}: {verdict}", flush=True)
+    return on_nodes == alone
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--minutes", type=float, default=60.0)
+    parser.add_argument("--every", type=float, default=30.0, help="seconds from kill to kill")
+    parser.add_argument("--seed", type=int, default=0, help="of the kills")
+    arguments = parser.parse_args()
+    warnings.filterwarnings("ignore")
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    return 0 if soak(arguments.minutes, arguments.every, arguments.seed) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
