@@ -5,9 +5,10 @@ Run: python benchmarks/faults/ray_soak.py [--minutes 60] [--every 30]
 Four machines, all of them this one, hold four rollout nodes of one process and four environments
 each: CartPole whose steps take 5 ms, so that most of the time is sleep. A2C trains for some minutes
 from the first update. Every 30 s (exponentially distributed) a node is killed, or one time in four
-a whole machine, in whose place an empty one is added. Then the serial twin trains as many updates,
-without Ray and without sleep. The exit status is 1 if a batch, a weight or the optimiser's state
-differs, or if a process or a file is left. It needs the extras ``ray`` and ``test``.
+a whole machine, in whose place an empty one is added after the update. Then the serial twin trains
+as many updates, without Ray and without sleep. The exit status is 1 if a batch, a weight or the
+optimiser's state differs, or if a process or a file is left. It needs the extras ``ray`` and
+``test``.
 """
 
 from __future__ import annotations
@@ -44,8 +45,6 @@ NODES, ENVS, STEPS = 4, 16, 32
 MOST_ROUNDS = 1_000_000
 STEP_S = 5e-3
 MACHINES_LOST = 0.25
-ANEW_S = 5.0
-"""From the loss of a machine to the one that is added."""
 
 
 def make(step_s: float) -> gymnasium.Env:
@@ -86,17 +85,20 @@ class Killer(threading.Thread):
 
     def run(self) -> None:
         while not self.over.wait(self.dice.expovariate(1 / self.every_s)):
-            if self.dice.random() < MACHINES_LOST:
-                self.cluster.lose(self.machines.pop(self.dice.randrange(len(self.machines))))
+            if len(self.machines) == NODES and self.dice.random() < MACHINES_LOST:
+                self.cluster.lose(self.machines.pop(self.dice.randrange(NODES)))
                 self.killed["machines"] += 1
-                self.over.wait(ANEW_S)
-                self.machines.append(self.cluster.add(num_cpus=2))
             elif nodes := sorted(self.cluster.rollout_processes()):
                 try:
                     os.kill(self.dice.choice(nodes), signal.SIGKILL)
                 except ProcessLookupError:  # its machine was lost, or it has ended by itself
                     continue
                 self.killed["nodes"] += 1
+
+    def replace(self) -> None:
+        """Add a machine for one that was lost: Ray starts machines in the main thread alone."""
+        if len(self.machines) < NODES:
+            self.machines.append(self.cluster.add(num_cpus=2))
 
     def end(self) -> None:
         """Let it finish what it does."""
@@ -146,6 +148,7 @@ def soak(minutes: float, every_s: float, seed: int) -> bool:
             if updates == 1:
                 until_s.append(time.monotonic() + 60 * minutes)
                 killer.start()
+            killer.replace()
             return time.monotonic() > until_s[0]
 
         options = {"ray_init_config": {"address": cluster.address, "log_to_driver": False}}
