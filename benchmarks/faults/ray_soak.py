@@ -1,10 +1,10 @@
 """A long training on a Ray cluster whose nodes and machines are killed at random: the same bits.
 
-Run: python benchmarks/faults/ray_soak.py [--minutes 60] [--every 30]
+Run: python benchmarks/faults/ray_soak.py [--minutes 60] [--every 60]
 
 Four machines, all of them this one, hold four rollout nodes of one process and four environments
 each: CartPole whose steps take 5 ms, so that most of the time is sleep. A2C trains for some minutes
-from the first update. Every 30 s (exponentially distributed) a node is killed, or one time in four
+from the first update. Every 60 s (exponentially distributed) a node is killed, or one time in four
 a whole machine, in whose place an empty one is added after the update. Then the serial twin trains
 as many updates, without Ray and without sleep. The exit status is 1 if a batch, a weight or the
 optimiser's state differs, or if a process or a file is left. It needs the extras ``ray`` and
@@ -14,7 +14,6 @@ optimiser's state differs, or if a process or a file is left. It needs the extra
 from __future__ import annotations
 
 import argparse
-import importlib
 import logging
 import os
 import random
@@ -34,12 +33,11 @@ from lightning.pytorch import Callback, Trainer, seed_everything
 # Also where this is a script, and the folder above is not where modules are looked for.
 sys.path.append(str(Path(__file__).parents[2]))
 
+from benchmarks.determinism import Digest
 from benchmarks.timed_envs import TimedEnv, step_times
+from tests import ray_machines
 
 from hts_torchrl import A2C, HTSDataModule, env_spec_of, make_actor_critic
-
-Digest = importlib.import_module("benchmarks.determinism").Digest
-ray_machines = importlib.import_module("tests.ray_machines")
 
 NODES, ENVS, STEPS = 4, 16, 32
 MOST_ROUNDS = 1_000_000
@@ -170,7 +168,7 @@ def soak(minutes: float, every_s: float, seed: int) -> bool:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, default=60.0)
-    parser.add_argument("--every", type=float, default=30.0, help="seconds from kill to kill")
+    parser.add_argument("--every", type=float, default=60.0, help="mean seconds from kill to kill")
     parser.add_argument("--seed", type=int, default=0, help="of the kills")
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore")
