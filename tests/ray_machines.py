@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import tempfile
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -61,6 +63,22 @@ class Machines:
         """Kill all processes of a machine."""
         self._cluster.remove_node(machine, allow_graceful=False)
 
+    @contextmanager
+    def cut_off(self, machine: Any) -> Iterator[None]:
+        """Stop all processes of a machine, which then answers nobody, and let them go on."""
+        stopped = [
+            each.process.pid for of_kind in machine.all_processes.values() for each in of_kind
+        ]
+        for pid in stopped:
+            os.kill(pid, signal.SIGSTOP)
+            stopped += _children(pid)
+        try:
+            yield
+        finally:
+            for pid in stopped:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGCONT)
+
     def rollout_processes(self) -> dict[int, str]:
         """Return the rollout nodes, and the processes that they have started."""
         words = ("ray::RolloutNode", "multiprocessing", "forkserver")
@@ -68,7 +86,11 @@ class Machines:
         return {pid: each for pid, each in found.items() if any(word in each for word in words)}
 
     def nothing_left(self) -> bool:
-        """Whether all rollout nodes end, with all that they have started."""
+        """Whether all rollout nodes end, with all that they have started.
+
+        Ray also has to know which machines are lost: it may place the next node on one of them.
+        """
+        self._cluster.wait_for_nodes(timeout=120)
         return _soon(lambda: not self.rollout_processes())
 
     def shutdown(self) -> None:
@@ -77,6 +99,11 @@ class Machines:
 
         ray.shutdown()
         self._cluster.shutdown()
+
+
+def _children(pid: int) -> list[int]:
+    tasks = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(child) for task in tasks for child in task.read_text().split()]
 
 
 def _soon(condition) -> bool:

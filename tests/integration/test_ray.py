@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import signal
 
@@ -91,6 +92,34 @@ def test_without_recovery_the_lost_node_is_named_with_its_environments(on_nodes,
     collector = collect(envs, num_actors=0, recover="fail", **on_nodes(2))
     with pytest.raises(WorkerKilled, match=r"^node 0 \(environments \[0, 1\]\), round 1: was lost"):
         play(collector)
+
+
+def test_a_node_whose_process_is_stopped_is_replaced(on_nodes, tmp_path, caplog):
+    envs = DeadlyEnvs(str(tmp_path), (("step", 2 * STEPS + 3),), signal.SIGSTOP)
+    collector = collect(envs, num_actors=0, timeout_s=20.0, **on_nodes(2))
+    with caplog.at_level(logging.WARNING, "hts_torchrl"):
+        assert digest(play(collector, perturbed(policy()))) == undisturbed()
+    (record,) = caplog.records
+    assert record.message.startswith(
+        "node 0 (environments [0, 1]), round 2: shows no sign of life for 20 s"
+    )
+
+
+@pytest.mark.thorough
+def test_a_machine_that_is_cut_off_changes_no_bit(cluster, on_nodes):
+    """Its processes stand still, as those of a machine without network seem to."""
+    weights_of, batches = perturbed(policy()), []
+    third = cluster.add(num_cpus=2)
+    collector = collect(DeadlyEnvs(""), num_actors=0, **on_nodes(4))
+    with contextlib.ExitStack() as cut:
+        for batch in collector:
+            batches.append(batch.clone())
+            if len(batches) == 2:
+                cut.enter_context(cluster.cut_off(third))
+            collector.update_policy_weights_(weights_of(len(batches)))
+    cluster.lose(third)
+    assert len(batches) == ROUNDS
+    assert digest(batches) == undisturbed()
 
 
 @pytest.mark.thorough

@@ -80,7 +80,7 @@ def reader(tmp_path, monkeypatch):
 @pytest.fixture
 def ray_of_its_own(monkeypatch):
     """Let Ray start its own cluster in a folder of its own, with a short path for its sockets."""
-    pytest.importorskip("ray")
+    pytest.importorskip("ray.train.torch")
     with tempfile.TemporaryDirectory(prefix="hts", dir="/tmp") as folder:
         monkeypatch.setenv("RAY_TMPDIR", folder)
         monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
@@ -105,6 +105,7 @@ def write_yaml(text):
 
 
 SHIMS = {
+    "python": sys.executable,
     "hts-torchrl": f"{sys.executable} -m hts_torchrl.cli",
     "torchrun": f"{sys.executable} -m torch.distributed.run",
 }

@@ -30,6 +30,8 @@ _OURS = {
     "name": "several nodes cannot have one name",
     "get_if_exists": "each collector has nodes of its own",
 }
+_WATCH = "watch"
+"""Threads of a node that answer while it plays, in another one."""
 _STOP_S = 8.0
 """More than a pool takes to end workers that do not answer."""
 
@@ -70,12 +72,17 @@ class RayCluster:
         """
         config = {**_REMOTE, **self._configs[node], "max_restarts": 0, "max_task_retries": 0}
         try:
-            return self.ray.remote(RolloutNode).options(**config).remote()
+            kind = self.ray.remote(concurrency_groups={_WATCH: 1})(RolloutNode)
+            return kind.options(**config).remote()
         except (TypeError, ValueError) as error:
             raise ConfigurationError(
                 f"backend_options['remote_configs']={self._configs[node]}: Ray refuses "
                 f"({_line(error)})"
             ) from error
+
+    def ask(self, handle: Any) -> Any:  # noqa: ANN401
+        """Return the reply to what a node computes with, which it gives while it plays, too."""
+        return handle.kind.options(concurrency_group=_WATCH).remote()
 
     def resources(self) -> str:
         """Return what is free, and what there is in all, in one line."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import time
@@ -34,11 +35,13 @@ class _Placed:
     handle: Any
     asked_s: float
     kind: Any
-    """Reply that it runs, and with what it computes; None when that was read."""
+    """Reply to the newest question with what it computes, which is a sign of life."""
     started: Any
     """Reply that its pool has started; None when that was read."""
     playing: Any = field(default=None)
     """Reply with the running round; None when that was taken over."""
+    known: bool = False
+    """Whether its first reply was read: it runs, with the learner's versions."""
 
 
 class RayPool:
@@ -85,7 +88,7 @@ class RayPool:
             handle = self._cluster.place(node)
             task = self._task(node, action_log, games)
             self._nodes[node] = _Placed(
-                handle, time.monotonic(), handle.kind.remote(), handle.start.remote(task)
+                handle, time.monotonic(), self._cluster.ask(handle), handle.start.remote(task)
             )
 
     def _rows(self, node: int) -> slice:
@@ -145,7 +148,8 @@ class RayPool:
 
         Raises:
             ConfigurationError: if a node refused what the user gave, or has other versions.
-            WorkerKilled: if a node has died, or a worker of it was ended by a signal.
+            WorkerKilled: if a node has died or shows no sign of life for ``timeout_s``, or a worker
+                of it was ended by a signal.
             WorkerError: if a worker of a node failed otherwise, or a node found no place.
         """
         if round_index != self._round_index:
@@ -154,12 +158,12 @@ class RayPool:
             ready, _ = self._ray.wait(list(playing), num_returns=1, timeout=_LOOK_S)
             for reply in ready:
                 self._take_over(playing[reply])
+            if not ready:
+                self._look_for_signs_of_life()
             if self._lost:
                 self._take_over_together()
                 node, cause = next(iter(self._lost.items()))
                 raise WorkerKilled(self._place_of(node), cause)
-            if not ready:
-                self._require_places()
 
     def _playing(self) -> dict[Any, int]:
         """Return the nodes of the running round by their replies."""
@@ -182,9 +186,7 @@ class RayPool:
         placed = self._nodes[node]
         errors = self._ray.exceptions
         try:
-            if placed.kind is not None:
-                self._require_alike(node, self._ray.get(placed.kind))
-                placed.kind = None
+            self._meet(node)
             if placed.started is not None:
                 self._ray.get(placed.started)
                 placed.started = None
@@ -257,19 +259,39 @@ class RayPool:
                 *(node, kind.cpu, learner.cpu),
             )
 
-    def _require_places(self) -> None:
-        """Give up on nodes for which the cluster has found no place in time."""
-        waiting = {node: each for node, each in self._nodes.items() if each.kind is not None}
-        late_s = time.monotonic() - self._shared.config.timeout_s
-        for node, placed in waiting.items():
-            if placed.asked_s < late_s and not self._ray.wait([placed.kind], timeout=0)[0]:
+    def _meet(self, node: int) -> None:
+        """Read a node's first reply."""
+        placed = self._nodes[node]
+        if not placed.known:
+            self._require_alike(node, self._ray.get(placed.kind))
+            placed.known = True
+
+    def _look_for_signs_of_life(self) -> None:
+        """Lose the nodes that no longer answer in time; give up on those that never did.
+
+        A node answers while it plays. What its workers do is watched by its own pool.
+        """
+        timeout_s, now_s = self._shared.config.timeout_s, time.monotonic()
+        for node in self._playing().values():
+            placed = self._nodes[node]
+            if self._ray.wait([placed.kind], timeout=0)[0]:
+                with contextlib.suppress(self._ray.exceptions.RayError):  # its round tells of it
+                    self._meet(node)
                 assert self._cluster is not None
-                raise WorkerError(
-                    self._place_of(node),
-                    f"did not start within {self._shared.config.timeout_s:g} s; free in the "
-                    f"cluster: {self._cluster.resources()}; lower num_collectors or "
-                    "remote_configs, add machines, or raise timeout_s",
-                )
+                placed.kind, placed.asked_s = self._cluster.ask(placed.handle), now_s
+            elif now_s - placed.asked_s > timeout_s:
+                if not placed.known:
+                    self._raise_without_a_place(node)
+                self._lost[node] = f"shows no sign of life for {timeout_s:g} s"
+
+    def _raise_without_a_place(self, node: int) -> None:
+        assert self._cluster is not None
+        raise WorkerError(
+            self._place_of(node),
+            f"did not start within {self._shared.config.timeout_s:g} s; free in the cluster: "
+            f"{self._cluster.resources()}; lower num_collectors or remote_configs, add machines, "
+            "or raise timeout_s",
+        )
 
     def mend(self, action_log: ActionLog) -> bool:
         """Replace the nodes that were lost, and let the new ones play the running round.
