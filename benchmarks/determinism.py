@@ -1,6 +1,6 @@
 """The same bits from every pool: trains each task with many pools and compares SHA-256 digests.
 
-Run: python benchmarks/determinism.py [--quick] [--ray] [--updates 20]
+Run: python benchmarks/determinism.py [--quick] [--ray] [--ranks] [--updates 20]
 
 Tasks: CartPole and Pendulum (MLP), Pong and football's 3 against 1 (Nature CNN), each with A2C, PPO
 in both delayed forms, and PQN where an action is one choice. Pendulum again with squashed actions,
@@ -12,9 +12,10 @@ pools: the serial twin; 1, 2, 4 actors; 1, 2, 4 environments an executor; random
 and actors; forkserver and spawn; an executor that is killed in the middle of the run and replaced;
 with --ray, 2 and 4 rollout nodes, and one that is killed with its node and replaced.
 One more run is resumed from a checkpoint at half its length, with other states of the process's
-generators. A digest covers every collected batch, the weights and the optimiser's state. The exit
-status is 1 if a pool or the resumed run differs, or another seed does not. benchmarks/ranks.py
---digests has the rows for 1, 2 and 4 ranks.
+generators. A digest covers every collected batch, the weights and the optimiser's state. With
+--ranks, 1, 2 and 4 ranks of 4 gradient chunks have one digest of weights and optimiser's state; a
+run without chunks may have another. The exit status is 1 if a pool, a rank or the resumed run
+differs, or another seed does not.
 """
 
 from __future__ import annotations
@@ -66,8 +67,10 @@ from hts_torchrl.models.mlp import MLP
 sys.path.append(str(Path(__file__).parents[1]))
 off_policy = importlib.import_module("benchmarks.off_policy")
 own_envs = importlib.import_module("benchmarks.own_envs")
+run_ranks = importlib.import_module("tests.ranks").run_ranks
 
 NUM_ENVS = 8
+CHUNKS = 4
 
 
 class JitterEnvs(EnvFactory):
@@ -128,8 +131,12 @@ class WorkerPool:
     killed: bool = False
     nodes: int = 0
     """Rollout nodes on a Ray cluster of this machine; 0 is none."""
+    ranks: int = 0
+    """Ranks that share four gradient chunks; 0 is one rank without chunks."""
 
     def __str__(self) -> str:
+        if self.ranks:
+            return f"{self.ranks} ranks, {CHUNKS} chunks"
         if self.nodes:
             return f"Ray, {self.nodes} nodes{', killed' if self.killed else ''}"
         if self.num_actors == 0:
@@ -167,6 +174,7 @@ POOLS = (
     WorkerPool(2, killed=True),
 )  # fmt: skip
 RAY_POOLS = (WorkerPool(0, nodes=2), WorkerPool(0, nodes=4), WorkerPool(0, nodes=2, killed=True))
+RANKS = (WorkerPool(0, ranks=1), WorkerPool(0, ranks=2), WorkerPool(0, ranks=4))
 QUICK_POOLS = (WorkerPool(0), WorkerPool(), WorkerPool(2, 2, jitter=True), WorkerPool(killed=True))
 
 
@@ -246,14 +254,16 @@ class Digest(Callback):
 
     Args:
         sha: of the rounds before the first.
+        rounds: whether rounds count; those of a rank have its environments alone.
     """
 
-    def __init__(self, sha: Any = None) -> None:
+    def __init__(self, sha: Any = None, *, rounds: bool = True) -> None:
         self.sha = sha or hashlib.sha256()
+        self.rounds = rounds
         self.updates = 0
 
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
-        if batch.is_first:
+        if self.rounds and batch.is_first:
             leaves = dict(batch.round.items(include_nested=True, leaves_only=True))
             for key in sorted(leaves, key=str):
                 self.add(str(key), leaves[key])
@@ -304,6 +314,22 @@ def train_and_resume(env: str, algorithm: str, *, updates: int, seed: int = 1) -
     return after.sha.hexdigest()
 
 
+def train_on_ranks(env: str, algorithm: str, pool: WorkerPool, *, updates: int) -> str:
+    """Do the same in so many processes; the digest is of weights and optimiser's state alone."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder, "digest")
+        run_ranks(pool.ranks, _train_on_rank, env, algorithm, pool, updates, path, limit_s=3600)
+        return path.read_text()
+
+
+def _train_on_rank(env: str, algorithm: str, pool: WorkerPool, updates: int, path: Path) -> None:
+    quiet()
+    digest = Digest(rounds=False)
+    fit(TASKS[env], algorithm, pool, [digest], updates=updates, seed=1)
+    if os.environ["RANK"] == "0":
+        path.write_text(digest.sha.hexdigest())
+
+
 def fit(
     task: Task,
     algorithm: str,
@@ -321,10 +347,15 @@ def fit(
     policy = task.policy(learner_class)
     if pool.jitter:
         policy.module[0].module.register_forward_pre_hook(late)
+    model, of_trainer = dict(task.model), {"accelerator": "cpu"} | task.trainer
+    if pool.ranks:
+        model["gradient_chunks"] = CHUNKS
+    if pool.ranks > 1:
+        of_trainer |= {"devices": pool.ranks, "strategy": "ddp"}
     trainer = Trainer(
         max_epochs=1, gradient_clip_val=0.5, callbacks=callbacks, logger=False,
         enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
-        limit_val_batches=0, precision=task.precision, **({"accelerator": "cpu"} | task.trainer),
+        limit_val_batches=0, precision=task.precision, **of_trainer,
     )  # fmt: skip
     with pool.disturb(task.envs, steps * updates) as envs:
         data = HTSDataModule(
@@ -340,7 +371,7 @@ def fit(
             seed=seed,
             **task.data,
         )
-        trainer.fit(learner_class(policy, **settings, **task.model), data, ckpt_path=path)
+        trainer.fit(learner_class(policy, **settings, **model), data, ckpt_path=path)
 
 
 def compare(env: str, algorithm: str, pools: Sequence[WorkerPool], updates: int) -> int:
@@ -353,6 +384,17 @@ def compare(env: str, algorithm: str, pools: Sequence[WorkerPool], updates: int)
     rows = [(str(pool), run(pool, updates=updates), True) for pool in pools]
     rows.append(("resumed", resume(updates=updates), True))
     rows.append(("another seed", run(WorkerPool(0), updates=updates, seed=2), False))
+    return report(env, algorithm, rows)
+
+
+def compare_ranks(env: str, algorithm: str, updates: int) -> int:
+    """Print a row for each number of ranks; returns how many fail."""
+    run = partial(train_on_ranks, env, algorithm, updates=updates)
+    return report(env, algorithm, [(str(pool), run(pool), True) for pool in RANKS])
+
+
+def report(env: str, algorithm: str, rows: Sequence[tuple[str, str, bool]]) -> int:
+    """Print rows of names, digests, and whether they should be the first; return the failures."""
     failures = 0
     for name, digest, wanted in rows:
         good = (digest == rows[0][1]) is wanted
@@ -381,18 +423,23 @@ def train_off_policy(
         )
 
 
+def quiet() -> None:
+    warnings.filterwarnings("ignore")
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="four worker pools instead of ten")
     parser.add_argument("--ray", action="store_true", help="rollout nodes on Ray, too")
+    parser.add_argument("--ranks", action="store_true", help="1, 2 and 4 ranks, too")
     parser.add_argument("--updates", type=int, default=20)
     tasks = [*TASKS, *off_policy.AGENTS]
     parser.add_argument("--tasks", nargs="+", choices=tasks, default=tasks)
     known = [*ALGORITHMS, OFF_POLICY]
     parser.add_argument("--algorithms", nargs="+", choices=known, default=known)
     arguments = parser.parse_args()
-    warnings.filterwarnings("ignore")
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    quiet()
     failures = 0
     pools = QUICK_POOLS if arguments.quick else POOLS
     if arguments.ray:
@@ -403,6 +450,8 @@ def main() -> int:
             if algorithm not in arguments.algorithms:
                 continue
             failures += compare(env, algorithm, pools, arguments.updates)
+            if arguments.ranks and env in TASKS:
+                failures += compare_ranks(env, algorithm, arguments.updates)
     print("all the same" if not failures else f"{failures} failures")
     return 1 if failures else 0
 

@@ -1,21 +1,17 @@
-"""What gradient chunks cost, and that the number of ranks changes no bit with them.
+"""What gradient chunks cost on one and two ranks; determinism.py --ranks compares their bits.
 
-Run: python benchmarks/ranks.py [--turns 5] [--digests]
+Run: python benchmarks/ranks.py [--turns 5]
 
 Prints training steps a second of one and two ranks, plain and with gradient chunks, on CartPole
 (A2C, MLP) and Pong (PPO, Nature CNN), and the processor time of the first rank's learner in an
 update: medians of the turns, the lowest and the highest. The settings are taken in turns. The ranks
 are processes of this machine (DDP, gloo, CPU). Other work on it changes the steps a second much,
 and the processor time little.
-
---digests prints SHA-256 of weights and optimiser state after a training on 1, 2 and 4 ranks with 4
-chunks, and of a plain one; the exit status is 1 if chunks do not give one digest.
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import importlib
 import logging
 import statistics
@@ -34,7 +30,7 @@ from lightning.pytorch import Callback, Trainer
 # Also where this is a script, and the folder above is not where modules are looked for.
 sys.path.append(str(Path(__file__).parents[1]))
 
-from hts_torchrl import A2C, PPO, PQN, AtariEnvs, GymEnvs, HTSDataModule, Learner
+from hts_torchrl import A2C, PPO, AtariEnvs, GymEnvs, HTSDataModule, Learner
 from hts_torchrl.envs.group import EnvFactory
 
 run_ranks = importlib.import_module("tests.ranks").run_ranks
@@ -51,20 +47,14 @@ class Task:
     model: dict[str, Any] = field(default_factory=dict)
 
 
-PARTS = {"epochs": 2, "minibatches": 2}
 TASKS = {
     "CartPole, A2C": Task(GymEnvs("CartPole-v1"), A2C, 16, 16, 100),
-    "Pong, PPO": Task(AtariEnvs("pong"), PPO, 16, 16, 4, {"network": "nature", **PARTS}),
+    "Pong, PPO": Task(
+        AtariEnvs("pong"), PPO, 16, 16, 4, {"network": "nature", "epochs": 2, "minibatches": 2}
+    ),
 }
 SETTINGS = {1: (1, 2, 4), 2: (1, 2, 4)}
 """Chunks by number of ranks."""
-COMPARED = {
-    "A2C": (A2C, {}),
-    "A2C ratio": (A2C, {"delayed_step": "ratio"}),
-    "PPO displacement": (PPO, PARTS),
-    "PPO ratio": (PPO, {**PARTS, "delayed_step": "ratio"}),
-    "PQN": (PQN, {**PARTS, "exploration_fraction": 1.0}),
-}
 
 
 class Clock(Callback):
@@ -84,14 +74,14 @@ class Clock(Callback):
         self.cpu_ms = 1e3 * (time.process_time() - self.started_cpu_s) / updates
 
 
-def fit(task: Task, ranks: int, chunks: int, *callbacks: Callback, actors: int = 1) -> Learner:
-    """Train on this rank."""
-    rounds = task.updates + max(1, task.updates // 5)
+def fit(task: Task, ranks: int, chunks: int, clock: Clock) -> None:
+    """Train on this rank, of which the clock leaves out the first updates."""
+    rounds = clock.before + task.updates
     frames = task.num_envs * task.steps
     data = HTSDataModule(
         task.env,
         num_envs=task.num_envs,
-        num_actors=actors,
+        num_actors=1,
         envs_per_executor=task.num_envs // 4,
         frames_per_batch=frames,
         total_frames=frames * rounds,
@@ -101,10 +91,9 @@ def fit(task: Task, ranks: int, chunks: int, *callbacks: Callback, actors: int =
     learner = task.learner(gradient_chunks=chunks, **task.model)
     Trainer(
         accelerator="cpu", devices=ranks, strategy="ddp" if ranks > 1 else "auto", max_epochs=1,
-        callbacks=list(callbacks), logger=False, enable_checkpointing=False, limit_val_batches=0,
+        callbacks=[clock], logger=False, enable_checkpointing=False, limit_val_batches=0,
         enable_progress_bar=False, enable_model_summary=False, gradient_clip_val=0.5,
     ).fit(learner, data)  # fmt: skip
-    return learner
 
 
 def measure(ranks: int, path: Path) -> None:
@@ -120,31 +109,6 @@ def measure(ranks: int, path: Path) -> None:
         torch.save(rates, path)
 
 
-def digests(ranks: int, chunks: int, path: Path) -> None:
-    """Write the digest of each algorithm after a training on so many ranks."""
-    quiet()
-    found = {}
-    for name, (learner_class, settings) in COMPARED.items():
-        state = State()
-        task = Task(GymEnvs("CartPole-v1"), learner_class, 8, 16, 10, settings)
-        fit(task, ranks, chunks, state, actors=0)
-        found[name] = state.digest
-    if first_rank():
-        torch.save(found, path)
-
-
-class State(Callback):
-    """SHA-256 of weights and optimiser state at the end."""
-
-    def on_train_end(self, trainer, pl_module):
-        sha = hashlib.sha256()
-        states = trainer.optimizers[0].state_dict()["state"].values()
-        for each in (pl_module.state_dict(), *states):
-            for name, value in each.items():
-                sha.update(name.encode() + torch.as_tensor(value).contiguous().numpy().tobytes())
-        self.digest = sha.hexdigest()
-
-
 def quiet() -> None:
     warnings.filterwarnings("ignore")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
@@ -152,26 +116,6 @@ def quiet() -> None:
 
 def first_rank() -> bool:
     return not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
-
-
-def compare_digests() -> int:
-    """Print a row for each algorithm and number of ranks; returns how many fail."""
-    failures = 0
-    with TemporaryDirectory() as folder:
-        path = Path(folder, "digests")
-        found = {}
-        for ranks, chunks in ((1, 4), (2, 4), (4, 4), (1, 1), (2, 1)):
-            run_ranks(ranks, digests, ranks, chunks, path, limit_s=3600)
-            found[ranks, chunks] = torch.load(path)
-    for name in COMPARED:
-        for (ranks, chunks), of_names in found.items():
-            good = of_names[name] == found[1, 4][name] or chunks == 1
-            verdict = "" if chunks == 1 else "PASS" if good else "FAIL"
-            failures += not good
-            row = f"{name:17} ranks {ranks}  chunks {chunks}  {of_names[name][:16]} {verdict}"
-            print(row.rstrip(), flush=True)
-    print("all the same" if not failures else f"{failures} failures")
-    return failures
 
 
 def compare_rates(turns: int) -> None:
@@ -202,10 +146,7 @@ def spread(figures: Sequence[float], digits: int = 0) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--turns", type=int, default=5)
-    parser.add_argument("--digests", action="store_true", help="compare digests, not speeds")
     arguments = parser.parse_args()
-    if arguments.digests:
-        return 1 if compare_digests() else 0
     compare_rates(arguments.turns)
     return 0
 
