@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import os
 import time
 from collections.abc import Iterator
@@ -64,7 +65,8 @@ class Advisor:
             passes = ", ".join(f"{1e3 * s:.3f} ({rows} rows)" for rows, s in costs.pass_s.items())
             yield (
                 f"in {precision:15}ms: {1e3 * update_s[precision]:.3f} a step for the update, an "
-                f"actor's pass {passes}, an executor's own time a step {1e3 * costs.visit_s:.3f}"
+                f"actor's pass {passes}, an executor's own time a step {1e3 * costs.visit_s:.3f}, "
+                f"between two rounds {1e3 * costs.handover_s:.3f}"
             )
         settings = self._settings()
         costs = costs_in[own]
@@ -106,14 +108,19 @@ class Advisor:
     def _costs(self, step_s: Array, update_s: float, precision: Precision, seconds: float) -> Costs:
         own = self._settings()
         several = sorted({own.inference_batch_size, own.num_envs})
-        visits_s, pass_s = [], {}
-        for rows in several:
-            visit_s, pass_s[rows] = self._pool_s(rows, precision, seconds / len(several))
-            visits_s.append(visit_s)
-        return Costs(step_s, float(np.mean(visits_s)), pass_s, update_s)
+        found = [self._pool_s(rows, precision, seconds / len(several)) for rows in several]
+        visits_s, passes_s, handovers_s = zip(*found, strict=True)
+        pass_s = dict(zip(several, passes_s, strict=True))
+        return Costs(
+            step_s, float(np.mean(visits_s)), pass_s, update_s, float(np.mean(handovers_s))
+        )
 
-    def _pool_s(self, rows: int, precision: Precision, seconds: float) -> tuple[float, float]:
-        """Return the seconds of an executor's step, without its environment's, and of a pass."""
+    def _pool_s(self, rows: int, precision: Precision, seconds: float) -> tuple[float, ...]:
+        """Measure a pool of one executor, whose environments do nothing.
+
+        Returns:
+            Seconds of an executor's step, of a pass, and of what a round adds to both.
+        """
         learner = copy.deepcopy(self._learner)
         spec = self._group.spec
         if learner.policy is None:
@@ -122,6 +129,7 @@ class Advisor:
             IdleEnvs(spec),
             learner.actor_critic,
             num_envs=self._data.pool.num_envs,
+            envs_per_executor=self._data.pool.num_envs,
             frames_per_batch=self._data.schedule.frames_per_round,
             inference_batch_size=rows,
             precision=precision,
@@ -132,10 +140,15 @@ class Advisor:
             all_outputs=False,
         )
         spans: dict[str, list[float]] = {"executor": [], "actor": [], "learner": []}
+        rounds_s = []
+        ended_s = time.perf_counter()
         try:
             for index, _ in enumerate(collector):
+                before_s, ended_s = ended_s, time.perf_counter()
                 if index == 0:
-                    until_s = time.perf_counter() + seconds
+                    until_s = ended_s + seconds
+                if index % 3 == 1:  # neither this round nor the one before is traced
+                    rounds_s.append(ended_s - before_s)
                 if index % 3 == 0:
                     collector.trace_round(index + 2)  # the next one has started
                 elif index % 3 == 2:
@@ -145,7 +158,10 @@ class Advisor:
                         break
         finally:
             collector.shutdown()
-        return float(np.mean(spans["executor"])), float(np.mean(spans["actor"]))
+        visit_s, pass_s = float(np.mean(spans["executor"])), float(np.mean(spans["actor"]))
+        passes = math.ceil(self._data.pool.num_envs / rows)
+        steps_s = self._data.schedule.steps_per_round * (visit_s + passes * pass_s)
+        return visit_s, pass_s, max(0.0, float(np.median(rounds_s)) - steps_s)
 
     def _measured(self, settings: Settings, precision: Precision, seconds: float) -> float:
         data = self._data.for_short_fit(

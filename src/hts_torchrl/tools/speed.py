@@ -27,6 +27,8 @@ class Costs:
     """An actor's pass, by its rows B."""
     update_s: float
     """The learner's time for each environment step of a round."""
+    handover_s: float = 0.0
+    """Between the last step of a round and the first of the next, where no environment steps."""
 
 
 @dataclass(frozen=True)
@@ -61,12 +63,13 @@ def limits(costs: Costs, settings: Settings) -> dict[str, float]:
     variance = group * float(costs.step_s.var())
     shape = mean_s**2 / variance if variance else 1e6
     round_s = expected_round_s(settings.num_envs // group, steps, mean_s, shape=shape)
+    round_s += costs.handover_s
     frames = settings.num_envs * steps
     if settings.delay == 0:
         round_s += frames * costs.update_s
     return {
         "cores": _limit_of_cores(costs, settings),
-        "learner": 1 / costs.update_s,
+        "learner": 1 / _learner_s(costs, settings),
         "actors": max(settings.num_actors, 1) / _row_s(costs, settings),
         "rendezvous": frames / round_s,
     }
@@ -79,7 +82,7 @@ def _limit_of_cores(costs: Costs, settings: Settings) -> float:
     has not is always at work, and takes a core whole, until its passes are full.
     """
     group, rows = settings.envs_per_executor, settings.inference_batch_size
-    others_s = _executor_s(costs, settings) + costs.update_s
+    others_s = _executor_s(costs, settings) + _learner_s(costs, settings)
     full = settings.cores / (others_s + _row_s(costs, settings))
     if settings.num_actors == 0:  # all environments are answered together
         return full
@@ -103,6 +106,11 @@ def collect_s(costs: Costs, settings: Settings) -> float:
 def _executor_s(costs: Costs, settings: Settings) -> float:
     """Return the seconds of CPU in which an executor makes a step."""
     return float(costs.step_s.mean()) + costs.visit_s / settings.envs_per_executor
+
+
+def _learner_s(costs: Costs, settings: Settings) -> float:
+    """Return the learner's seconds for a step of a round, which it also hands over."""
+    return costs.update_s + costs.handover_s / (settings.num_envs * settings.steps_per_round)
 
 
 def _row_s(costs: Costs, settings: Settings) -> float:

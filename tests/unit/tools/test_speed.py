@@ -49,6 +49,12 @@ class TestLimits:
         bounds = limits(COSTS, replace(SETTINGS, delay=0))
         assert bounds["rendezvous"] == pytest.approx(80 / (5 * 0.0065 + 80 * 0.001), rel=0.01)
 
+    def test_a_round_is_handed_over_by_the_learner_while_no_environment_steps(self):
+        bounds = limits(replace(COSTS, handover_s=0.004), SETTINGS)
+        assert bounds["learner"] == pytest.approx(80 / (80 * 0.001 + 0.004))
+        assert bounds["rendezvous"] == pytest.approx(80 / (5 * 0.0065 + 0.004), rel=0.01)
+        assert bounds["cores"] == pytest.approx((4 - 1) / (0.0045 + 0.001 + 0.004 / 80))
+
     def test_variance_costs_at_the_rendezvous(self):
         random = np.random.default_rng(0)
         steps_s = random.exponential(0.004, 10_000)
