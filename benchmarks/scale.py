@@ -113,6 +113,9 @@ def ray_of(nodes: int) -> dict[str, Any]:
 def torchrl(env: str, nodes: int, arguments: argparse.Namespace) -> float:
     create = partial(make_torchrl, env, arguments.step_ms / 1000)
     policy = make_actor_critic(MAKERS[env][1], env_spec_of(partial(make, env, 0.0)))
+    # Its transport refuses the first convolution's channels-last weights.
+    for parameter in policy.parameters():
+        parameter.data = parameter.data.contiguous()
     frames, rounds = nodes * arguments.steps, UNCOUNTED_ROUNDS + arguments.rounds
     collector = Collector(
         create, policy, backend="ray", num_collectors=nodes, sync=True,
