@@ -115,7 +115,9 @@ class Advisor:
             step_s, float(np.mean(visits_s)), pass_s, update_s, float(np.mean(handovers_s))
         )
 
-    def _pool_s(self, rows: int, precision: Precision, seconds: float) -> tuple[float, ...]:
+    def _pool_s(
+        self, rows: int, precision: Precision, seconds: float
+    ) -> tuple[float, float, float]:
         """Measure a pool of one executor, whose environments do nothing.
 
         Returns:
