@@ -31,7 +31,7 @@ _OURS = {
     "get_if_exists": "each collector has nodes of its own",
 }
 _WATCH = "watch"
-"""Threads of a node that answer while it plays, in another one."""
+"""Ray's concurrency group whose thread answers while that of the default group plays."""
 _STOP_S = 8.0
 """More than a pool takes to end workers that do not answer."""
 
