@@ -2,8 +2,8 @@
 
 Run: python benchmarks/delay.py --tasks CartPole Acrobot --seeds 10 --jobs 2
 
-A task is a pair of configs of this repository (``_a2c``, ``_ppo``), a score, and a number of
-games: a run ends after the round in which the mean return of the last so many games in training
+A task is configs of this repository (``_a2c``, ``_ppo``, and ``_pqn`` where there is one), a
+score, and a number of games: a run ends after the round in which the mean return of the last so many games in training
 first reached the score. It ends without it at the task's limit of frames, which counts as never.
 Nothing is evaluated. ``delay0`` of a task is the rule of the config without the delay; all other
 methods have it.
@@ -42,7 +42,7 @@ from harness import machine, options
 from lightning.pytorch import Callback, Trainer, seed_everything
 from steps_to_score import overview, table, whole
 
-from hts_torchrl import A2C, PPO, GymEnvs, HTSDataModule
+from hts_torchrl import A2C, PPO, PQN, GymEnvs, HTSDataModule
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 
@@ -62,7 +62,7 @@ class Task:
 class Method:
     delay: int = 1
     model: Mapping[str, Any] = field(default_factory=dict)
-    learner: type[A2C] | type[PPO] | None = None
+    learner: type[A2C] | type[PPO] | type[PQN] | None = None
     """None is the config's."""
     halves: bool = False
     """Rounds of half the frames, in half the minibatches: the delay is half as many frames."""
@@ -77,6 +77,8 @@ TASKS = {
 RATIO = {"delayed_step": "ratio"}
 DISPLACEMENT = {"delayed_step": "displacement"}
 MUON = {"optimizer": "muon"}
+EXPLORES = {"exploration_fraction": 0.02}
+"""Epsilon falls early, so that its fall does not decide when the score is reached."""
 METHODS = {
     "a2c": {
         "delay0": Method(0),
@@ -105,8 +107,9 @@ METHODS = {
         "delay0, half rounds": Method(0, halves=True),
         "displacement, half rounds": Method(1, DISPLACEMENT, halves=True),
     },
+    "pqn": {"delay0": Method(0, EXPLORES), "delay1": Method(1, EXPLORES)},
 }
-MAIN = ("delay0", "gradient", "ratio", "displacement")
+MAIN = ("delay0", "gradient", "ratio", "displacement", "delay1")
 
 
 @dataclass(frozen=True)
@@ -155,10 +158,13 @@ class ReachesScore(Callback):
         trainer.should_stop = reached or self.frames >= self.run.frames
 
 
+def config_of(task: str, algorithm: str) -> Path:
+    return CONFIGS / f"{TASKS[task].config}_{algorithm}.yaml"
+
+
 def train(run: Run) -> Outcome:
     """Train in this process until the score or the limit."""
-    path = CONFIGS / f"{TASKS[run.task].config}_{run.algorithm}.yaml"
-    config = yaml.safe_load(path.read_text())
+    config = yaml.safe_load(config_of(run.task, run.algorithm).read_text())
     method = METHODS[run.algorithm][run.method]
     data, model = config["data"], config["model"]["init_args"] | method.model
     if method.halves:
@@ -169,7 +175,7 @@ def train(run: Run) -> Outcome:
     if isinstance(data.get("inference_batch_size"), str):  # "${data.num_envs}"
         data["inference_batch_size"] = data["num_envs"]
     envs = GymEnvs(**data.pop("env")["init_args"])
-    learner = method.learner or {"A2C": A2C, "PPO": PPO}[config["model"]["class_path"]]
+    learner = method.learner or {"A2C": A2C, "PPO": PPO, "PQN": PQN}[config["model"]["class_path"]]
     ends = ReachesScore(run)
     trainer = Trainer(
         accelerator="cpu", devices=1, max_epochs=1, limit_val_batches=0, logger=False,
@@ -230,6 +236,7 @@ def main() -> None:
         Run(task, algorithm, method, seed, each.score, each.games,
             2000 if args.quick else each.frames)
         for task, seed, algorithm in product(args.tasks, range(1, args.seeds + 1), args.algorithms)
+        if config_of(task, algorithm).exists()
         for method in METHODS[algorithm] if method in args.methods
         for each in [TASKS[task]]
     ]  # fmt: skip
