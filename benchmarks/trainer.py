@@ -30,10 +30,13 @@ class Watch(Callback):
             trainer.should_stop = self.watch.round_ended()
 
 
-def environments(game: str) -> Any:
+def environments(game: str, threads: int = 1) -> Any:
     if game.startswith("football/"):
         return FootballEnvs(game.removeprefix("football/"))
-    return GymEnvs("CartPole-v1") if game == "cartpole" else AtariEnvs(game)
+    if game == "cartpole":
+        return GymEnvs("CartPole-v1")
+    several = {"num_threads": threads} if threads > 1 else {}  # an older checkout has no such field
+    return AtariEnvs(game, **several)
 
 
 def learner(run: dict[str, Any]) -> A2C | PPO:
@@ -55,7 +58,8 @@ def train(run: dict[str, Any], *callbacks: Callback) -> None:
     acting |= {"cudagraph_policy": True} if run["cudagraph"] else {}
     acting |= {"compile_policy": True} if run["compiled"] else {}
     data = HTSDataModule(
-        environments(run["game"]), frames_per_batch=frames, total_frames=frames * 10**9,
+        environments(run["game"], run["emulator_threads"]),
+        frames_per_batch=frames, total_frames=frames * 10**9,
         num_envs=run["num_envs"], num_actors=run["actors"], **waiting,
         envs_per_executor=run["num_envs"] // run["workers"],
         inference_batch_size=run["inference_batch"], **acting,

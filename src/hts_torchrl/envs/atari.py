@@ -47,12 +47,14 @@ class AtariEnvs(EnvFactory):
     """Frames in one observation."""
     max_frames: int = 108_000
     """Emulator frames after which an episode is truncated (30 minutes of play)."""
+    num_threads: int = 1
+    """Threads of an executor that step its environments (ale-py's name); no bit depends on it."""
 
     def __post_init__(self) -> None:
         """Refuse numbers that no emulator has."""
         sticky = self.sticky_actions
         require(0 <= sticky <= 1, f"sticky_actions={sticky}", "0 to 1")
-        for name in ("frame_skip", "frame_stack", "max_frames"):
+        for name in ("frame_skip", "frame_stack", "max_frames", "num_threads"):
             count = getattr(self, name)
             require(count >= 1, f"{name}={count}", "1 or more")
 
@@ -79,7 +81,7 @@ class AtariEnvs(EnvFactory):
         return AtariVectorEnv(
             rom,
             num_envs,
-            num_threads=1,
+            num_threads=self.num_threads,
             autoreset_mode=AutoresetMode.SAME_STEP,
             max_num_frames_per_episode=self.max_frames,
             repeat_action_probability=self.sticky_actions,

@@ -278,3 +278,11 @@ class TestSeeds:
             transition = group.step(np.zeros(2, np.int64))
         expected = envs.group([0]).reset([7])["observation"][0]
         assert np.array_equal(transition.next_observation["observation"][asked[0]], expected)
+
+
+def test_threads_step_the_same_games():
+    plan = actions(60, envs=4)
+    one, two = (play(AtariEnvs("breakout", num_threads=n), (3, 4, 5, 6), plan) for n in (1, 2))
+    for before, after in zip(one, two, strict=True):
+        assert before.keys() == after.keys()
+        assert all(np.array_equal(before[name], after[name]) for name in before)
