@@ -35,6 +35,7 @@ AVX2 = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_CBWR":
 SETTINGS: dict[str, dict[str, str]] = {
     "as installed": {},
     "all AVX2": AVX2,
+    "AVX2, oldest MKL": AVX2 | {"MKL_CBWR": "COMPATIBLE"},
     "all oldest": OLDEST,
     "oldest ATen": {"ATEN_CPU_CAPABILITY": "default"},
     "oldest oneDNN": {"ONEDNN_MAX_CPU_ISA": "SSE41"},
@@ -129,7 +130,7 @@ def bits(emulator: str) -> list[dict[str, object]]:
             for cpu, prefix in prefixes.items()
         }
         for name in NETWORKS
-        for setting in ("all oldest", "as installed")
+        for setting in ("AVX2, oldest MKL", "all oldest", "as installed")
     ]
 
 

@@ -14,7 +14,8 @@ prints a SHA-256 digest of all its weights. Runs come one after another, each in
   new processes, compared with one that was not stopped.
 - *libraries*, of this project alone, with its serial twin: other threads, and other kernels of the
   numeric libraries, whose environment variables hide instruction sets from one library each. With
-  ``--emulator qemu-x86_64`` it also trains on CPUs that QEMU emulates.
+  ``--emulator qemu-x86_64`` it also trains on CPUs that QEMU emulates. ``--other FILE`` compares
+  these runs with a ``reproducibility.csv`` of another machine.
 
 Another seed must differ from the first update on, and each update must change the weights: else the
 digests would tell nothing, and the exit status is 1. It is also 1 if a run fails.
@@ -32,8 +33,9 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -47,11 +49,14 @@ from reproducibility_report import (
     Run,
     Update,
     fault_of,
+    machines_table,
     row,
     seeds_differ,
     table,
     variants_table,
 )
+
+from hts_torchrl.portable import VARIABLES
 
 CONTESTANTS = Path(__file__).parent / "reproducible"
 
@@ -106,14 +111,21 @@ VARIANTS = (
     f"GLIBC_TUNABLES={NO_AVX2}",
     f"NPY_DISABLE_CPU_FEATURES={NUMPY_AVX512}",
 )
-FIXED_VARIANTS = (
-    FIXED,
-    f"{FIXED} threads=2",
-    f"{FIXED} MKL_ENABLE_INSTRUCTIONS=AVX2",
-    f"{FIXED} GLIBC_TUNABLES={NO_AVX2}",
-    f"{FIXED} NPY_DISABLE_CPU_FEATURES={NUMPY_AVX512}",
-)
-"""Compared with the first of them: does anything still change?"""
+PORTABLE = " ".join(f"{name}={value}" for name, value in VARIABLES.items())
+"""What ``--portable`` sets."""
+
+
+def further(base: str) -> tuple[str, ...]:
+    """Return a base and settings beyond it, compared with it: does anything still change?"""
+    settings = (
+        *("threads=2", "MKL_ENABLE_INSTRUCTIONS=AVX2", f"GLIBC_TUNABLES={NO_AVX2}"),
+        f"NPY_DISABLE_CPU_FEATURES={NUMPY_AVX512}",
+    )
+    return (base, *(f"{base} {setting}" for setting in settings))
+
+
+LIBRARIES = {BASE: VARIANTS, FIXED: further(FIXED), PORTABLE: further(PORTABLE)}
+"""What is trained, by what it is compared with."""
 CPUS = ("Haswell", "EPYC-Rome")
 """Of QEMU: Intel and AMD with AVX2. On one without AVX (Nehalem) torch 2.13 does not start."""
 LIBRARY_UPDATES = 6
@@ -121,10 +133,10 @@ LIBRARY_UPDATES = 6
 LIMIT_S = 1800
 
 
-def variants(base: Sequence[str], is_emulated: bool) -> list[str]:
-    """Return the settings of libraries, and with an emulator the first one on its CPUs."""
-    prefix = f"{base[0]} " if base[0] != BASE else ""
-    return [*base, *(f"{prefix}cpu={cpu}" for cpu in CPUS if is_emulated)]
+def variants(base: str, is_emulated: bool) -> list[str]:
+    """Return the settings compared with ``base``, with an emulator also ``base`` on its CPUs."""
+    prefix = f"{base} " if base != BASE else ""
+    return [*LIBRARIES[base], *(f"{prefix}cpu={cpu}" for cpu in CPUS if is_emulated)]
 
 
 def repeats(system: str, condition: str) -> int:
@@ -148,8 +160,7 @@ def wanted_runs(args: argparse.Namespace) -> Iterator[Run]:
                         yield Run(system, task, workers, 1, condition, "", repeat, updates)
             yield Run(system, task, WORKERS[0], 2, IDLE, "", 1, updates)
         if "libraries" in questions and "hts" in systems:
-            both = variants(VARIANTS, is_emulated) + variants(FIXED_VARIANTS, is_emulated)
-            for variant in both:
+            for variant in chain(*(variants(base, is_emulated) for base in LIBRARIES)):
                 yield Run("hts", task, 0, 1, IDLE, variant, 1, min(updates, LIBRARY_UPDATES))
 
 
@@ -232,8 +243,10 @@ def updates_in(text: str) -> list[Update]:
     return [Update(int(line[1]), int(line[2]), line[3][:16]) for line in lines]
 
 
-def report(results: FinishedRuns[Run, Update], updates: int) -> str:
-    """Return the tables of all runs of so many updates that are there."""
+def report(
+    results: FinishedRuns[Run, Update], updates: int, others: FinishedRuns[Run, Update] | None
+) -> str:
+    """Return the tables of all runs of so many updates, and how another machine's compare."""
     lengths = (updates, min(updates, LIBRARY_UPDATES))
     runs = {
         run: points
@@ -242,19 +255,19 @@ def report(results: FinishedRuns[Run, Update], updates: int) -> str:
     }
     labels = {name: system.label for name, system in SYSTEMS.items()}
     there = {run.variant for run in runs}
-    done = [variant for variant in variants(VARIANTS, True) if variant in there]
-    fixed = [variant for variant in variants(FIXED_VARIANTS, True) if variant in there]
-    return "\n".join(
-        [
-            machine(),
-            f"{lengths[0]} updates a run, of libraries {lengths[1]}; w: workers.\n",
-            table(runs, labels, TASKS, WORKERS),
-            f"### hts_torchrl, libraries\n\nEach compared with `{BASE}`.\n",
-            variants_table(runs, done, TASKS, BASE),
-            f"Each compared with `{FIXED}`.\n",
-            variants_table(runs, fixed, TASKS, FIXED),
-        ]
-    )
+    text = [
+        machine(),
+        f"{lengths[0]} updates a run, of libraries {lengths[1]}; w: workers.\n",
+        table(runs, labels, TASKS, WORKERS),
+        "### hts_torchrl, libraries\n",
+    ]
+    for base in LIBRARIES:
+        done = [variant for variant in variants(base, True) if variant in there]
+        text += [f"Each compared with `{base}`.\n", variants_table(runs, done, TASKS, base)]
+    if others is not None:
+        compared = machines_table(runs, others.runs, TASKS)
+        text += ["### hts_torchrl, on two machines\n", compared]
+    return "\n".join(text)
 
 
 def control(results: FinishedRuns[Run, Update]) -> list[str]:
@@ -274,7 +287,10 @@ def main() -> None:
     parser.add_argument("--questions", nargs="+", choices=QUESTIONS, default=list(QUESTIONS))
     parser.add_argument("--updates", type=int, default=10, help="of a run; at least 2")
     parser.add_argument("--emulator", default="", help="QEMU's program of user mode, for libraries")
+    parser.add_argument("--other", type=Path, help="reproducibility.csv of another machine")
     args: argparse.Namespace = parser.parse_args()
+    if args.other and not args.other.is_file():
+        parser.error(f"--other {args.other}: there is no such file")
     if args.quick:
         args.systems, args.tasks, args.updates = ["hts"], ["cartpole"], 4
         args.questions = ["again", "resume"]
@@ -293,7 +309,8 @@ def main() -> None:
         except RuntimeError as error:
             failures += 1
             print(error, file=sys.stderr, flush=True)
-    print(document := report(results, args.updates))
+    others = args.other and FinishedRuns(args.other, Run, Update)
+    print(document := report(results, args.updates, others))
     (args.output / "reproducibility.md").write_text(document)
     faults = control(results)
     print("\n".join(faults), file=sys.stderr)

@@ -152,3 +152,17 @@ def variants_table(runs: Runs, variants: Sequence[str], tasks: Sequence[str], ba
             cells[task] = verdict([*one[:1], *other]) if one and other else NONE
         rows.append(cells)
     return markdown(rows) if rows else ""
+
+
+def machines_table(here: Runs, there: Runs, tasks: Sequence[str]) -> str:
+    """Return a table of the settings of libraries that both machines have trained with."""
+    common = [run for run in here if run.variant and run in there]
+    rows = []
+    for variant in dict.fromkeys(run.variant for run in common):
+        cells = {"setting": f"`{variant}`"}
+        for task in tasks:
+            pair = [runs[run] for run in common for runs in (here, there)
+                    if (run.variant, run.task) == (variant, task)]  # fmt: skip
+            cells[task] = verdict(pair)
+        rows.append(cells)
+    return markdown(rows) if rows else ""

@@ -92,6 +92,10 @@ class CheckpointSettings:
             raise ConfigurationError("the checkpoint's settings of data and trainer are missing")
         trainer = {n: v for n, v in _mapping(settings["trainer"]).items() if n != "world_size"}
         self.config["trainer"] = _known(_trainer, trainer, "trainer")
+        portable = settings.get("portable", False)
+        if type(portable) is not bool:
+            raise ConfigurationError("the checkpoint's portable: true or false is needed")
+        self.config["portable"] = portable
         data = dict(_mapping(settings["data"]))
         env = data.pop("env", None)
         data = _known(HTSDataModule, data, "data", besides=_NOT_OF_A_FILE)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import yaml
-from jsonargparse import SUPPRESS, Namespace
+from jsonargparse import SUPPRESS, ActionYesNo, Namespace
 from lightning.fabric.plugins import CheckpointIO
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Callback, ProgressBar
@@ -29,6 +29,7 @@ from hts_torchrl.envs.gym import GymEnvs  # noqa: F401
 from hts_torchrl.envs.pettingzoo import PettingZooEnvs  # noqa: F401
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.learner import A2C, PPO, PQN, Impala  # noqa: F401
+from hts_torchrl.portable import VARIABLES, is_portable
 from hts_torchrl.training.callbacks import (
     BestCheckpoint,
     LastCheckpoint,
@@ -104,6 +105,13 @@ class HTSCommandLine(CommandLine):
             type=int | None,
             default=None,
             help="round whose timeline is written to trace.json in that folder (for Perfetto)",
+        )
+        parser.add_argument(
+            "--portable",
+            action=ActionYesNo,
+            nargs="?",
+            default=False,
+            help="the same bits on every x86-64 processor with AVX2, in float32 on the CPU; slower",
         )
         if sys.argv[1:2] == ["fit"]:
             parser.add_argument(
@@ -197,6 +205,14 @@ class HTSCommandLine(CommandLine):
             super().seed_run()
         except ValueError as error:
             raise ConfigurationError(f"--seed_everything: {error}") from error
+
+    def before_instantiate_classes(self) -> None:
+        """Begin again as a process whose libraries take portable kernels, if this one's do not."""
+        if self.config[self.config.subcommand]["portable"] and not is_portable():
+            sys.stdout.flush()
+            sys.stderr.flush()
+            arguments = [sys.executable, *sys.orig_argv[1:]]
+            os.execve(sys.executable, arguments, os.environ | VARIABLES)
 
     def instantiate_classes(self) -> None:
         """Report a setting that a class refuses by the class's own words."""

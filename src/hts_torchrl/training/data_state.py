@@ -12,6 +12,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from hts_torchrl.collectors.round_source import RoundSource
 from hts_torchrl.config import CollectorSettings
 from hts_torchrl.errors import ConfigurationError
+from hts_torchrl.portable import is_portable
 from hts_torchrl.training.run_settings import Changes, changes, refuse, told
 
 _log = logging.getLogger(__name__)
@@ -94,7 +95,7 @@ class DataState:
             "gradient_clip_algorithm": str(algorithm),
             "world_size": trainer.world_size,
         }
-        return {"data": self._settings, "trainer": of_trainer}
+        return {"data": self._settings, "trainer": of_trainer, "portable": is_portable()}
 
     def changes_from(self, state: dict[str, Any], trainer: Trainer) -> Changes:
         """Return what decides bits and is not as in a state that was saved.
@@ -107,14 +108,19 @@ class DataState:
         if getattr(trainer.lightning_module, "gradient_chunks", 1) > 1:
             del own["trainer"]["world_size"]  # with chunks it decides nothing
         own["data"] = {name: own["data"][name] for name in _DECIDE_BITS}
+        own["data"]["env"] = _without_threads(own["data"]["env"])
         saved = state.get("settings") or {"data": {}, "trainer": {}}
         if saved["data"]:  # older ones have no such setting
             saved = {**saved, "data": {"compile_policy": False, **saved["data"]}}
-        return {
+        differing = {
             f"{part}.{name}": each
             for part in ("data", "trainer")
             for name, each in changes(saved[part], own[part]).items()
         }
+        was, now = bool(saved.get("portable")), is_portable()
+        if saved["data"] and was != now:
+            differing["portable"] = (was, now)
+        return differing
 
     def load(self, state: dict[str, Any], trainer: Trainer | None) -> None:
         """Keep the state for the next training; refuse what ``fit`` cannot go on with."""
@@ -171,3 +177,11 @@ class DataState:
                 "data.total_frames extends it",
                 *(done, total),
             )
+
+
+def _without_threads(env: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of environments without the one of Atari's that decides no bit."""
+    if env["class_path"] != "AtariEnvs":
+        return env
+    arguments = {n: value for n, value in env["init_args"].items() if n != "num_threads"}
+    return {**env, "init_args": arguments}

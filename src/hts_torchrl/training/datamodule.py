@@ -19,6 +19,7 @@ from hts_torchrl.envs.group import EnvFactory
 from hts_torchrl.envs.make_group import env_spec_of
 from hts_torchrl.errors import ConfigurationError, require
 from hts_torchrl.policy.as_policy import as_policy
+from hts_torchrl.portable import is_portable
 from hts_torchrl.settings import takes_settings
 from hts_torchrl.training.data_state import DataState
 from hts_torchrl.training.evaluation import Evaluation
@@ -28,6 +29,7 @@ from hts_torchrl.training.round_slice import RoundSlice
 from hts_torchrl.training.run_settings import Changes, described, plain
 from hts_torchrl.training.trainer_limits import (
     require_divided_rounds,
+    require_portable,
     require_sound,
     require_supported,
 )
@@ -216,6 +218,9 @@ class HTSDataModule(LightningDataModule):
             return
         require_supported(self._trainer)
         require_sound(self._trainer)
+        if is_portable():
+            compiles = self.pool.compile_arguments is not None
+            require_portable(self._trainer, self.policy_device, compiles=compiles)
         self._refuse_collection()
         self._refuse_backend()
         require_divided_rounds(self._trainer, self._parts_per_round)

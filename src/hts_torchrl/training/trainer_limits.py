@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import (
     BaseFinetuning,
@@ -64,6 +65,31 @@ def require_supported(trainer: Trainer) -> None:
         for kind, reason in _REFUSED.items():
             if isinstance(callback, kind):
                 raise ConfigurationError(f"callback {type(callback).__name__}: {reason}")
+
+
+def require_portable(trainer: Trainer, policy_device: str | None, *, compiles: bool) -> None:
+    """Refuse what has no portable kernels, and a processor on which libraries do not take them.
+
+    Args:
+        trainer: of the training.
+        policy_device: of the actors; None is the Trainer's.
+        compiles: whether they compile their passes.
+
+    Raises:
+        ConfigurationError: naming the setting, or the kernels that are taken.
+    """
+    device, precision = trainer.strategy.root_device.type, trainer.precision
+    require(device == "cpu", f"portable bits with accelerator={device}", "cpu")
+    on_cpu = policy_device is None or torch.device(policy_device).type == "cpu"
+    require(on_cpu, f"portable bits with policy_device={policy_device}", "cpu")
+    require(precision == "32-true", f"portable bits with precision={precision}", "32-true")
+    require(not compiles, "portable bits with compile_policy", "a policy that is not compiled")
+    taken = torch.backends.cpu.get_cpu_capability()
+    has_mkl: bool = torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
+    if taken != "AVX2" or not has_mkl:
+        raise ConfigurationError(
+            f"portable bits: an x86-64 processor with AVX2 is needed, and torch computes by {taken}"
+        )
 
 
 def require_sound(trainer: Trainer) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from hts_torchrl.compat.torchrl import use_ray
 from hts_torchrl.errors import ConfigurationError, require
+from hts_torchrl.portable import VARIABLES, is_portable
 from hts_torchrl.workers.rollout_node import RolloutNode
 
 _INIT = {
@@ -71,6 +72,8 @@ class RayCluster:
             ConfigurationError: if Ray refuses its options.
         """
         config = {**_REMOTE, **self._configs[node], "max_restarts": 0, "max_task_retries": 0}
+        if is_portable():
+            config["runtime_env"] = with_variables(config.get("runtime_env") or {})
         try:
             kind = self.ray.remote(concurrency_groups={_WATCH: 1})(RolloutNode)
             return kind.options(**config).remote()
@@ -118,6 +121,11 @@ def _same_answer_to_sigterm() -> Iterator[None]:
 
 def _line(error: Exception) -> str:
     return " ".join(str(error).split()) or type(error).__name__
+
+
+def with_variables(runtime_env: Mapping[str, Any]) -> dict[str, Any]:
+    """Return Ray's settings of a process with those of portable kernels."""
+    return {**runtime_env, "env_vars": {**(runtime_env.get("env_vars") or {}), **VARIABLES}}
 
 
 def _init_config(options: Mapping[str, Any]) -> dict[str, Any]:

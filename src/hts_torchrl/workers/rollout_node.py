@@ -15,6 +15,7 @@ from hts_torchrl.allocator import keep_freed_memory
 from hts_torchrl.config import Array, ArraySpec, EnvSpec, Key, PoolConfig
 from hts_torchrl.errors import ProtocolError
 from hts_torchrl.machine import cpu_model
+from hts_torchrl.portable import is_portable
 from hts_torchrl.schedule import Schedule
 from hts_torchrl.shared.action_log import ActionLog
 from hts_torchrl.shared.arrays import Layout
@@ -31,7 +32,7 @@ class NodeKind:
     """What a process computes with: where it differs, the last bits may."""
 
     cpu: str
-    """Model and the instructions that torch uses."""
+    """Model and the instructions that torch uses; neither where kernels are portable."""
     torch: str
     hts_torchrl: str
 
@@ -39,7 +40,8 @@ class NodeKind:
     def of_this_process(cls) -> NodeKind:
         """Return that of the process that calls this."""
         instructions = torch.backends.cpu.get_cpu_capability()
-        return cls(f"{cpu_model()} ({instructions})", torch.__version__, version("hts_torchrl"))
+        cpu = "portable kernels" if is_portable() else f"{cpu_model()} ({instructions})"
+        return cls(cpu, torch.__version__, version("hts_torchrl"))
 
 
 @dataclass(frozen=True)

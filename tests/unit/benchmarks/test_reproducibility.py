@@ -167,6 +167,21 @@ class TestTable:
             "| `B=1` | **same** (2 runs) |",
         ]
 
+    def test_of_two_machines_compares_the_settings_that_both_have(self, report, told):
+        def runs_of(**digests):
+            return {
+                report.Run("hts", "cartpole", 0, 1, "idle", name, 1, 2): told(letters)
+                for name, letters in digests.items()
+            }
+
+        text = report.machines_table(
+            runs_of(A="ab", B="ab", C="ab"), runs_of(B="ax", A="ab", D="ab"), ["cartpole", "go"]
+        )
+        assert text.splitlines()[2:] == [
+            "| `A` | **same** (2 runs) | - |",
+            "| `B` | update 2 of 2 | - |",
+        ]
+
     @pytest.mark.parametrize("digests", ["abcd", "axyz"])
     def test_fails_where_two_seeds_have_the_same_first_update(
         self, programs, report, runs, told, digests

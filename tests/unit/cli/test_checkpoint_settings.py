@@ -29,13 +29,14 @@ def trained(tmp_path_factory):
 def forged(trained, tmp_path):
     """Writes the checkpoint as a stranger could have, and returns the flag that names it."""
 
-    def forge(learner=None, data=None, trainer=None, env=None, **rest):
+    def forge(learner=None, data=None, trainer=None, env=None, portable=False, **rest):
         content = torch.load(trained, weights_only=True)
         content["learner"].update(learner or {})
         settings = content["HTSDataModule"]["settings"]
         settings["data"].update(data or {})
         settings["data"]["env"].update(env or {})
         settings["trainer"].update(trainer or {})
+        settings["portable"] = portable
         content.update(rest)
         torch.save(content, tmp_path / "stranger.ckpt")
         return "--ckpt_path=stranger.ckpt"
@@ -48,6 +49,12 @@ def test_an_optimiser_and_its_arguments_are_those_of_the_checkpoint(forged, made
     path = forged(learner={"init_args": {"optimizer": "AdamW", "optimizer_kwargs": arguments}})
     line = made("validate", path, *QUIET)
     assert (line.model.optimizer_name, line.model.optimizer_kwargs) == ("AdamW", arguments)
+
+
+@pytest.mark.parametrize("portable", [True, False])
+def test_kernels_are_those_of_the_checkpoint(portable, forged, tmp_path):
+    forged(portable=portable)
+    assert CheckpointSettings.read(tmp_path / "stranger.ckpt").config["portable"] is portable
 
 
 class TestPrecedence:
@@ -185,6 +192,7 @@ class TestAStrangersCheckpoint:
         ({"data": {"num_envs": True}}, "data.num_envs=True: a value of another type"),
         ({"data": {"timeout_s": "x" * 9999}}, "data.timeout_s='xxx"),
         ({"trainer": {"precision": 16}}, "trainer.precision=16: a value of another type"),
+        ({"portable": "this.s"}, "portable: true or false is needed"),
         ({"HTSDataModule": {"settings": [1]}}, "settings of data and trainer are missing"),
         ({"HTSDataModule": {"settings": {"data": [], "trainer": {}}}}, "settings are a list"),
         ({"learner": {"init_args": {"gamma": None}}, "hyper_parameters": 3}, "model.gamma=None: a"),
