@@ -155,7 +155,7 @@ def test_ctrl_c_ends_the_program_once_and_its_workers_quietly(tmp_path):
 LASTING = f"""
 import signal
 told = []
-signal.signal(signal.SIGTERM, lambda *_: told.append(number))
+signal.signal(signal.SIGNAL, lambda *_: told.append(number))
 {PROGRAM}
     if told and number == told[0] + 10:
         break
@@ -165,11 +165,13 @@ collector.shutdown()
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("method", ["forkserver", "spawn"])
-def test_a_sigterm_to_the_whole_group_is_left_to_the_program(tmp_path, method):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_to_the_whole_group_is_left_to_the_program(tmp_path, method, number):
     text = LASTING.replace("frames_per_batch=8", f"frames_per_batch=8, start_method={method!r}")
+    text = text.replace("SIGNAL", number.name)
     process = start(tmp_path, text)
     worker_pids(process)
-    os.killpg(process.pid, signal.SIGTERM)
+    os.killpg(process.pid, number)
     _, errors = process.communicate()
     assert (process.returncode, errors) == (0, "")
 

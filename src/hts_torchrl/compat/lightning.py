@@ -6,6 +6,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningCLI
@@ -28,6 +29,17 @@ def answer_sigterm(trainer: Trainer, answer: Callable[[int, FrameType | None], N
     """Replace the Trainer's own answer to SIGTERM, before it registers its handlers."""
     connector: Any = trainer._signal_connector
     connector._sigterm_notifier_fn = answer
+
+
+def requeue_signal(strategy: Strategy) -> int | None:
+    """Return the signal at which Lightning saves and requeues a SLURM job; None if there is none.
+
+    Lightning leaves it to a handler that is there before it registers its own.
+    """
+    environment = getattr(strategy, "cluster_environment", None)
+    if isinstance(environment, SLURMEnvironment) and environment.auto_requeue:
+        return environment.requeue_signal
+    return None
 
 
 def leave_gradients(strategy: Strategy) -> None:

@@ -48,7 +48,7 @@ class Silence:
 
 
 # Any signal would do: it asks for the stack, also inside C code that never returns to Python.
-_SIGNAL = signal.SIGUSR1
+STACK_SIGNAL = signal.SIGUSR1
 # A worker answers within milliseconds of being given a core.
 _PATIENCE_S = 5.0
 
@@ -71,7 +71,8 @@ class StackPipe:
 
     def answer(self) -> None:
         """Answer the signal in this process from now on; the pipe must be kept."""
-        faulthandler.register(_SIGNAL, self._writer.fileno(), all_threads=False)
+        faulthandler.register(STACK_SIGNAL, self._writer.fileno(), all_threads=False)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [STACK_SIGNAL])
 
     def ask(self, process: BaseProcess) -> str:
         """Return the stack of a worker's main thread, innermost call first.
@@ -82,7 +83,7 @@ class StackPipe:
         while self._reader.poll():  # what nobody asked for
             self._read()
         with contextlib.suppress(ProcessLookupError):
-            os.kill(process.pid, _SIGNAL)
+            os.kill(process.pid, STACK_SIGNAL)
         stack, deadline = b"", time.monotonic() + _PATIENCE_S
         while not stack.endswith(FIRST_FRAME):
             left_s = max(0.0, deadline - time.monotonic())

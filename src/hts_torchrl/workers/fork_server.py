@@ -2,15 +2,14 @@
 
 The pool starts the server with these signals held back: a SIGTERM that a service manager, a cluster
 scheduler or ``timeout`` sends to all processes of a run must not end it, or workers would look dead
-to the parent. Children inherit what is held back, and others start children from it, too.
+to the parent. Nor must the SIGUSR1 with which SLURM lets Lightning requeue a job. Children inherit
+what is held back, and others start children from it, too.
 """
 
 import os
 import signal
 from functools import partial
 
-from hts_torchrl.workers.process import LEFT_TO_THE_PARENT
+from hts_torchrl.workers.process import HELD_BACK
 
-os.register_at_fork(
-    after_in_child=partial(signal.pthread_sigmask, signal.SIG_UNBLOCK, LEFT_TO_THE_PARENT)
-)
+os.register_at_fork(after_in_child=partial(signal.pthread_sigmask, signal.SIG_UNBLOCK, HELD_BACK))

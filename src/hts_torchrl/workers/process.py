@@ -20,7 +20,7 @@ from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.shared.arrays import Array
 from hts_torchrl.shared.buffers import SharedBuffers
 from hts_torchrl.shared.pipes import PoolStopped
-from hts_torchrl.workers.diagnostics import StackPipe
+from hts_torchrl.workers.diagnostics import STACK_SIGNAL, StackPipe
 
 
 class WorkerTask(Protocol):
@@ -45,6 +45,8 @@ class WorkerTask(Protocol):
 
 # They reach the whole process group: the parent alone answers them.
 LEFT_TO_THE_PARENT = (signal.SIGINT, signal.SIGTERM)
+# SLURM can send all processes of a run the other one, too.
+HELD_BACK = (*LEFT_TO_THE_PARENT, STACK_SIGNAL)
 # As long as the parent waits before it kills whoever is left.
 _GRACE_S = 3.0
 

@@ -12,7 +12,7 @@ from multiprocessing.process import BaseProcess
 
 from hts_torchrl.compat.processes import PATH_TOO_LONG, start_resource_tracker
 from hts_torchrl.errors import ConfigurationError
-from hts_torchrl.workers.process import LEFT_TO_THE_PARENT
+from hts_torchrl.workers.process import HELD_BACK
 
 _MOST_SERVERS = 10
 _SERVER_ENDS_S = 0.1
@@ -57,9 +57,11 @@ def single_threaded_children() -> Iterator[None]:
 @contextlib.contextmanager
 def deaf_children() -> Iterator[None]:
     """Hold back signals, also from children, which reach their own answer to them seconds later."""
-    start_resource_tracker()  # multiprocessing itself does so later, and lets signals through
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, LEFT_TO_THE_PARENT)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, HELD_BACK)
     try:
+        # multiprocessing itself does so later, and lets Ctrl-C and SIGTERM through
+        start_resource_tracker()
+        signal.pthread_sigmask(signal.SIG_BLOCK, HELD_BACK)
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -8,6 +8,7 @@ import matplotlib.image
 import numpy as np
 import pytest
 import torch
+from lightning.fabric.plugins.environments import SLURMEnvironment
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities.exceptions import SIGTERMException
@@ -216,10 +217,12 @@ class TestLearningCurve:
 class Ranks:
     """Stands for the Trainer of one of several ranks; the others have noted ``others``."""
 
-    def __init__(self, others=0, rank=0, world_size=2):
+    def __init__(self, others=0, rank=0, world_size=2, auto_requeue=None):
         self.world_size, self.is_global_zero = world_size, rank == 0
         self.root_device, self.others = torch.device("cpu"), others
         self.strategy = self
+        if auto_requeue is not None:
+            self.cluster_environment = SLURMEnvironment(auto_requeue)
         self._signal_connector = SimpleNamespace()
 
     def reduce(self, tensor, reduce_op):
@@ -228,17 +231,18 @@ class Ranks:
 
 
 PARTS = [RoundSlice(None, index, 2) for index in range(2)]
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
 @pytest.fixture
 def stop(request):
     """The callback, set up for a rank, and its Trainer."""
     callback, trainer = StopTogether(ModelCheckpoint()), Ranks(**getattr(request, "param", {}))
-    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    before = [signal.getsignal(number) for number in SIGNALS]
     callback.setup(trainer, None, "fit")
     yield callback, trainer
     callback.teardown(trainer, None, "fit")
-    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+    assert [signal.getsignal(number) for number in SIGNALS] == before
 
 
 class TestStopTogether:
@@ -262,6 +266,19 @@ class TestStopTogether:
     def test_lightning_is_kept_from_broadcasting_within_a_signal(self, stop):
         callback, trainer = stop
         assert trainer._signal_connector._sigterm_notifier_fn == callback._note
+
+    @pytest.mark.parametrize("stop", [{"auto_requeue": True}], indirect=True)
+    def test_slurms_signal_to_requeue_ends_all_ranks(self, stop):
+        callback, trainer = stop
+        assert signal.getsignal(signal.SIGUSR1) == callback._note  # else it ends this process
+        signal.raise_signal(signal.SIGUSR1)
+        with pytest.raises(SIGTERMException) as stopped:
+            callback.on_train_batch_start(trainer, None, PARTS[0], 0)
+        assert stopped.value.code == 128 + signal.SIGUSR1
+
+    @pytest.mark.parametrize("stop", [{}, {"auto_requeue": False}], indirect=True)
+    def test_that_signal_is_left_alone_where_nothing_is_requeued(self, stop):
+        assert signal.getsignal(signal.SIGUSR1) != stop[0]._note
 
     @pytest.mark.parametrize(
         ("error", "saves"),

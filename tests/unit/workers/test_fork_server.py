@@ -11,23 +11,26 @@ from hts_torchrl.workers.make_pool import _preload
 # As a fork server that the worker pool has started.
 SERVER = """
 import os, signal
-signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+number = NUMBER
+signal.pthread_sigmask(signal.SIG_BLOCK, {number})
 import hts_torchrl.workers.fork_server
-os.kill(os.getpid(), signal.SIGTERM)
+os.kill(os.getpid(), number)
 child = os.fork()
 if child == 0:
-    os.kill(os.getpid(), signal.SIGTERM)
+    os.kill(os.getpid(), number)
     os._exit(0)
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
 
 
 @pytest.mark.processes
-def test_a_child_of_the_fork_server_can_be_terminated_and_the_server_cannot():
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_child_of_the_fork_server_can_be_terminated_and_the_server_cannot(number):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    server = subprocess.run([sys.executable, "-c", SERVER], env=environment, capture_output=True)
+    program = SERVER.replace("NUMBER", str(int(number)))
+    server = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True)
     assert server.returncode == 0, server.stderr
-    assert int(server.stdout) == -signal.SIGTERM
+    assert int(server.stdout) == -number
 
 
 IMPORTED = """

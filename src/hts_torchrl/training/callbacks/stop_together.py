@@ -12,7 +12,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-from hts_torchrl.compat.lightning import answer_sigterm
+from hts_torchrl.compat.lightning import answer_sigterm, requeue_signal
 from hts_torchrl.compat.processes import end_with
 from hts_torchrl.errors import NotFiniteError
 from hts_torchrl.training.round_slice import RoundSlice
@@ -25,7 +25,8 @@ class StopTogether(Callback):
     """Notes Ctrl-C and SIGTERM, and raises in all ranks at the start of the next round.
 
     A rank that left by itself would let the others wait for it for ever, and a checkpoint takes all
-    of them. Does nothing in a run of one rank.
+    of them. SLURM's signal to requeue (SIGUSR1) ends them too, and requeues nothing. Does nothing
+    in a run of one rank.
 
     Args:
         last: writes a checkpoint when all ranks end together, and only then.
@@ -39,9 +40,11 @@ class StopTogether(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Begin to note signals."""
         if trainer.world_size > 1 and stage == "fit":
-            # Lightning's handler broadcasts, wherever in its own collectives the process is.
+            # Lightning's handlers broadcast and save, wherever in a collective the process is.
             answer_sigterm(trainer, self._note)
-            self._before = {number: signal.signal(number, self._note) for number in _SIGNALS}
+            requeue = requeue_signal(trainer.strategy)
+            numbers = _SIGNALS if requeue is None else (*_SIGNALS, requeue)
+            self._before = {number: signal.signal(number, self._note) for number in numbers}
 
     def _note(self, number: int, _: FrameType | None) -> None:
         self._number = number
