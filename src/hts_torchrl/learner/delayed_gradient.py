@@ -66,13 +66,13 @@ class DelayedGradient:
     def load_behaviour(self) -> None:
         """Put theta_{j-1} into the parameters."""
         _copy(self.parameters, self.behaviour)
-        self.holds_behaviour = True
+        self._have_changed(holds_behaviour=True)
 
     @torch.no_grad()
     def restore_newest(self) -> None:
         """Put theta_j back into the parameters; gradients stay."""
         _copy(self.parameters, self.newest)
-        self.holds_behaviour = False
+        self._have_changed(holds_behaviour=False)
 
     @torch.no_grad()
     def add_displacement(self) -> None:
@@ -81,7 +81,12 @@ class DelayedGradient:
             self.parameters, self.behaviour, self.newest, strict=True
         ):
             parameter.sub_(behaviour).add_(newest)
-        self.holds_behaviour = False
+        self._have_changed(holds_behaviour=False)
+
+    def _have_changed(self, *, holds_behaviour: bool) -> None:
+        self.holds_behaviour = holds_behaviour
+        # Autocast keeps a parameter's cast to the end of its region, whatever the value is by then.
+        torch.clear_autocast_cache()
 
     def end_round(self) -> None:
         """Make theta_j the behaviour weights of the next round."""

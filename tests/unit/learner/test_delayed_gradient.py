@@ -116,3 +116,27 @@ def test_every_parameter_is_exchanged():
             parameter.add_(1.0)
     delayed.load_behaviour()
     assert all(map(torch.equal, linear.parameters(), before))
+
+
+@pytest.mark.parametrize("back", ["restore_newest", "add_displacement"])
+def test_autocast_computes_with_the_weights_that_are_in_place(back):
+    """Within one region, as Lightning's precision plugin has for a training step."""
+    layer, samples = nn.Linear(3, 2), torch.randn(4, 3)
+    delayed = DelayedGradient(layer.parameters())
+    delayed.set_behaviour([torch.ones(2, 3), torch.zeros(2)])
+    delayed.begin_round()
+
+    def answers_of(weight, bias):
+        with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+            return nn.functional.linear(samples, weight.clone(), bias.clone())
+
+    newest = answers_of(*layer.parameters())
+    with torch.autocast("cpu", torch.bfloat16):
+        before = layer(samples)
+        delayed.load_behaviour()
+        behaviour = layer(samples)
+        getattr(delayed, back)()
+        after = layer(samples)
+    assert torch.equal(behaviour, answers_of(torch.ones(2, 3), torch.zeros(2)))
+    assert torch.equal(before, newest)
+    assert torch.equal(after, newest)
