@@ -55,9 +55,11 @@ class Machines:
         self.address = self._cluster.address
         self._before: set[int] = set()
 
-    def add(self, num_cpus: int) -> object:
+    def add(self, num_cpus: int, **resources: float) -> object:
         """Add a machine with places for so many rollout nodes."""
-        return self._cluster.add_node(num_cpus=num_cpus, object_store_memory=_STORE_BYTES)
+        return self._cluster.add_node(
+            num_cpus=num_cpus, resources=resources, object_store_memory=_STORE_BYTES
+        )
 
     def lose(self, machine: object) -> None:
         """Kill all processes of a machine."""

@@ -18,17 +18,17 @@ from commands import CARTPOLE, FIT, LAST, Command
 from hts_torchrl import DurableCheckpointIO
 
 _UPDATES = 1000
-_RUN = [*FIT, *CARTPOLE, f"--data.total_frames={32 * _UPDATES}", "--model.gradient_chunks=2"]
+RUN = [*FIT, *CARTPOLE, f"--data.total_frames={32 * _UPDATES}", "--model.gradient_chunks=2"]
 # Several ranks save after evaluations.
 _RANKS = ["--trainer.devices=2", "--trainer.strategy=ddp", "--data.evaluation_frames=1600"]
-_RESUMED = Path("runs/resumed/version_0/checkpoints/last.ckpt")
+RESUMED = Path("runs/resumed/version_0/checkpoints/last.ckpt")
 
 
 def killed_and_resumed(dice: random.Random) -> bool:
     """Kill a rank once there is a checkpoint; one rank goes on from it to the end."""
     with tempfile.TemporaryDirectory() as text:
         folder = Path(text)
-        with Command([*_RUN, *_RANKS], folder) as command:
+        with Command([*RUN, *_RANKS], folder) as command:
             while not (folder / LAST).exists() and command.process.poll() is None:
                 time.sleep(0.05)
             time.sleep(dice.uniform(0, 2))
@@ -43,11 +43,11 @@ def killed_and_resumed(dice: random.Random) -> bool:
             }
             first = killed == command.process.pid
             told = f"rank {0 if first else 1} of {len(ranks)}, status {status}\n{command.errors}"
-        resume = [*_RUN, "--name=resumed", f"--ckpt_path={folder / LAST}"]
+        resume = [*RUN, "--name=resumed", f"--ckpt_path={folder / LAST}"]
         with Command(resume, folder) as command:
             outcome["resumed"] = command.status() == 0
             told += command.errors
-        outcome["bits"] = outcome["resumed"] and _same(_weights(folder / _RESUMED), _undisturbed())
+        outcome["bits"] = outcome["resumed"] and same(weights(folder / RESUMED), undisturbed())
         wrong = [what for what, right in outcome.items() if not right]
         if wrong:
             sys.stderr.write(f"wrong: {wrong}; {told[-3000:]}\n")
@@ -69,19 +69,19 @@ def _all_end(command: Command) -> bool:
 
 
 @cache
-def _undisturbed() -> dict[str, Any]:
+def undisturbed() -> dict[str, Any]:
     """The weights of a whole run of one rank."""
-    with tempfile.TemporaryDirectory() as text, Command(_RUN, Path(text)) as command:
+    with tempfile.TemporaryDirectory() as text, Command(RUN, Path(text)) as command:
         assert command.status() == 0, command.errors
-        return _weights(Path(text, LAST))
+        return weights(Path(text, LAST))
 
 
-def _weights(path: Path) -> dict[str, Any]:
+def weights(path: Path) -> dict[str, Any]:
     weights: dict[str, Any] = DurableCheckpointIO().load_checkpoint(path)["state_dict"]
     return weights
 
 
-def _same(one: dict[str, Any], other: dict[str, Any]) -> bool:
+def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
     return all(torch.equal(tensor, other[name]) for name, tensor in one.items())
 
 

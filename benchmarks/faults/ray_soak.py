@@ -121,7 +121,7 @@ def train(over: Callable[[int], bool], step_s: float, **place: Any) -> tuple[str
     digest = Digest()
     data = HTSDataModule(
         envs, num_envs=ENVS, frames_per_batch=ENVS * STEPS, total_frames=ENVS * STEPS * MOST_ROUNDS,
-        recover="replay", seed=1, **place,
+        seed=1, **{"recover": "replay", **place},
     )  # fmt: skip
     Trainer(
         accelerator="cpu", max_epochs=1, gradient_clip_val=0.5, callbacks=[digest, Until(over)],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import signal
 
@@ -119,6 +120,41 @@ def test_a_machine_that_is_cut_off_changes_no_bit(cluster, on_nodes):
             collector.update_policy_weights_(weights_of(len(batches)))
     cluster.lose(third)
     assert len(batches) == ROUNDS
+    assert digest(batches) == undisturbed()
+
+
+class OnFirstWarning(logging.Handler):
+    def __init__(self, act) -> None:
+        super().__init__(logging.WARNING)
+        self.act = act
+
+    def emit(self, record) -> None:  # noqa: ARG002 - whatever it says
+        act, self.act = self.act, lambda: None
+        act()
+
+
+@pytest.mark.thorough
+def test_a_new_node_waits_until_ray_has_given_up_the_machine_that_is_cut_off(cluster, on_nodes):
+    """Ray places it there first, for lack of other room, and then on a machine that was added."""
+    weights_of, batches = perturbed(policy()), []
+    lost = [cluster.add(num_cpus=2, room=2)]
+    settings = on_nodes(1)
+    settings["backend_options"]["remote_configs"] = {"resources": {"room": 1}}
+    collector = collect(DeadlyEnvs(""), num_actors=0, **settings)
+    log = logging.getLogger("hts_torchrl")
+    adding = OnFirstWarning(lambda: lost.append(cluster.add(num_cpus=1, room=1)))
+    with contextlib.ExitStack() as cut:
+        log.addHandler(adding)
+        cut.callback(log.removeHandler, adding)
+        for batch in collector:
+            batches.append(batch.clone())
+            if len(batches) == 2:
+                cut.enter_context(cluster.cut_off(lost[0]))
+                shared = collector._runner.shared  # the first node may take longer to start
+                shared.config = dataclasses.replace(shared.config, timeout_s=8.0)
+            collector.update_policy_weights_(weights_of(len(batches)))
+    for machine in lost:
+        cluster.lose(machine)
     assert digest(batches) == undisturbed()
 
 

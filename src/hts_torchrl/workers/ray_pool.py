@@ -26,6 +26,8 @@ _log = logging.getLogger(__name__)
 _LOOK_S = 1.0
 # Nodes of one machine are lost together, and told of one after another.
 _TOGETHER_S = 1.0
+# More than Ray takes to give up a machine. Until then it may place a new node there.
+_GIVEN_UP_S = 120.0
 
 
 @dataclass
@@ -42,6 +44,12 @@ class _Placed:
     """Reply with the running round; None when that was taken over."""
     known: bool = False
     """Whether its first reply was read: it runs, with the learner's versions."""
+    replaces: bool = False
+    """Whether it takes the place of a lost node."""
+
+    def patience_s(self, timeout_s: float) -> float:
+        """Return for how long a reply may take."""
+        return max(timeout_s, _GIVEN_UP_S) if self.replaces and not self.known else timeout_s
 
 
 class RayPool:
@@ -80,7 +88,7 @@ class RayPool:
             self.shutdown()
             raise
 
-    def _place(self, nodes: list[int], action_log: ActionLog) -> None:
+    def _place(self, nodes: list[int], action_log: ActionLog, *, replaces: bool = False) -> None:
         """Ask for nodes whose environments are where the action log says."""
         assert self._cluster is not None
         games = action_log.arrays()
@@ -88,7 +96,11 @@ class RayPool:
             handle = self._cluster.place(node)
             task = self._task(node, action_log, games)
             self._nodes[node] = _Placed(
-                handle, time.monotonic(), self._cluster.ask(handle), handle.start.remote(task)
+                handle,
+                time.monotonic(),
+                self._cluster.ask(handle),
+                handle.start.remote(task),
+                replaces=replaces,
             )
 
     def _rows(self, node: int) -> slice:
@@ -279,16 +291,16 @@ class RayPool:
                     self._meet(node)
                 assert self._cluster is not None
                 placed.kind, placed.asked_s = self._cluster.ask(placed.handle), now_s
-            elif now_s - placed.asked_s > timeout_s:
+            elif now_s - placed.asked_s > (patience_s := placed.patience_s(timeout_s)):
                 if not placed.known:
-                    self._raise_without_a_place(node)
+                    self._raise_without_a_place(node, patience_s)
                 self._lost[node] = f"shows no sign of life for {timeout_s:g} s"
 
-    def _raise_without_a_place(self, node: int) -> None:
+    def _raise_without_a_place(self, node: int, patience_s: float) -> None:
         assert self._cluster is not None
         raise WorkerError(
             self._place_of(node),
-            f"did not start within {self._shared.config.timeout_s:g} s; free in the cluster: "
+            f"did not start within {patience_s:g} s; free in the cluster: "
             f"{self._cluster.resources()}; lower num_collectors or remote_configs, add machines, "
             "or raise timeout_s",
         )
@@ -307,7 +319,7 @@ class RayPool:
         assert self._cluster is not None
         nodes, self._lost = sorted(self._lost), {}
         self._cluster.stop([self._nodes[node].handle for node in nodes])
-        self._place(nodes, action_log)
+        self._place(nodes, action_log, replaces=True)
         for node in nodes:
             self._play(node)
         return True
