@@ -160,6 +160,8 @@ def run_bash(text):
             run(subcommand, *rest)
 
 
+# Small layers of a user's own networks, on some processors; rows are answered one by one then.
+@pytest.mark.filterwarnings("ignore:the policy's answer to an observation depends on:UserWarning")
 # Of Lightning, for runs of one or two rounds and for loggers that are off.
 @pytest.mark.filterwarnings("ignore:The number of training batches")
 @pytest.mark.filterwarnings("ignore:The env passed to Collector is missing:FutureWarning")
