@@ -120,6 +120,7 @@ def test_an_actor_critic_is_an_actor_as_its_policy_operator_is(loss_class, polic
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 def test_an_estimator_takes_parameters_and_finds_the_same_advantage(estimator, policy):
+    policy = policy.double()  # float32 differs by more on some processors
     settings = {"gamma": 0.9, "value_network": policy.get_value_operator()}
     if estimator in (GAE, TDLambdaEstimator):
         settings["lmbda"] = 0.8
@@ -134,4 +135,4 @@ def test_an_estimator_takes_parameters_and_finds_the_same_advantage(estimator, p
     torch.manual_seed(0)
     with torch.no_grad():
         plain = estimator(**settings)(batch.clone())
-    torch.testing.assert_close(vectorised["advantage"], plain["advantage"], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(vectorised["advantage"], plain["advantage"], rtol=1e-5, atol=1e-6)
