@@ -42,7 +42,7 @@ class ImpalaResNet(PixelTrunk):
                 _Residual(width),
             ]
             channels = width
-        super().__init__([*stages, nn.ReLU()], shape, 256)
+        super().__init__(stages, shape, 256)
 
 
 class SeedResNet(ImpalaResNet):

@@ -2,9 +2,11 @@ import copy
 
 import pytest
 import torch
+from torch.nn import functional
 
 from hts_torchrl import ConfigurationError
 from hts_torchrl.models import ImpalaResNet, NatureCNN, NipsCNN, SeedResNet
+from hts_torchrl.models.nature import PixelConv2d
 
 TRUNKS = pytest.mark.parametrize(("trunk", "width"), [(NatureCNN, 512), (NipsCNN, 256)])
 SHAPE = (4, 84, 84)
@@ -83,7 +85,25 @@ def test_pictures_whose_channels_come_last_are_read_as_if_they_came_first(trunk,
     first = trunk((shape[2], *shape[:2]))
     first.load_state_dict(last.state_dict())
     batch = torch.randint(0, 256, (2, *shape), dtype=torch.uint8)
-    assert torch.equal(last(batch), first(batch.permute(0, 3, 1, 2).contiguous()))
+    torch.testing.assert_close(last(batch), first(batch.permute(0, 3, 1, 2).contiguous()))
+
+
+@pytest.mark.parametrize("sides", [(84, 84), (72, 96), (84, 82), (42, 40)])
+@pytest.mark.parametrize("offset", [0, 1])
+def test_a_convolution_of_bytes_is_that_of_the_same_pixels_in_double_precision(sides, offset):
+    """Whether or not it can read blocks of 4x4 pixels; so are its gradients."""
+    layer = PixelConv2d(4, 32, 8, stride=4)
+    flat = torch.randint(0, 256, (offset + 3 * 4 * sides[0] * sides[1],), dtype=torch.uint8)
+    pixels = flat[offset:].view(3, 4, *sides)
+    weight, bias = (p.detach().double().requires_grad_() for p in (layer.weight, layer.bias))
+    expected = functional.conv2d(pixels.double() / 255, weight, bias, 4)
+    factors = torch.randn_like(expected)
+    (expected * factors).sum().backward()
+    found = layer(pixels)
+    (found * factors).sum().backward()
+    torch.testing.assert_close(found.double(), expected, rtol=0, atol=1e-5)
+    torch.testing.assert_close(layer.weight.grad.double(), weight.grad, rtol=1e-4, atol=1e-2)
+    torch.testing.assert_close(layer.bias.grad.double(), bias.grad, rtol=1e-4, atol=1e-2)
 
 
 def test_pictures_whose_channels_come_last_may_have_more_dimensions_before_them():
