@@ -138,12 +138,12 @@ class PixelTrunk(nn.Sequential):
 
     def __init__(self, convolutions: Sequence[nn.Module], shape: Sequence[int], width: int) -> None:
         # Flat before ReLU: its backward pass then reads two tensors of the same strides.
-        body = nn.Sequential(*convolutions, nn.Flatten(), nn.ReLU(inplace=True))
+        body = nn.Sequential(*convolutions, nn.Flatten(), nn.ReLU())
         channels_last = _channels_come_last(shape)
         picture = torch.zeros(1, *shape)
         with torch.no_grad():
             features = body(picture.movedim(-1, 1) if channels_last else picture).shape[1]
-        super().__init__(body, orthogonal(nn.Linear(features, width)), nn.ReLU(inplace=True))
+        super().__init__(body, orthogonal(nn.Linear(features, width)), nn.ReLU())
         self.out_features = width
         self._channels_last = channels_last
         # channels_last: 1.6 times faster training on a CPU (docs/decisions.md).
@@ -164,9 +164,9 @@ class NatureCNN(PixelTrunk):
     def __init__(self, shape: Sequence[int]) -> None:
         convolutions = [
             orthogonal(PixelConv2d(channels_of(shape), 32, 8, stride=4)),
-            nn.ReLU(inplace=True),
+            nn.ReLU(),
             orthogonal(nn.Conv2d(32, 64, 4, stride=2)),
-            nn.ReLU(inplace=True),
+            nn.ReLU(),
             orthogonal(nn.Conv2d(64, 64, 3)),
         ]
         super().__init__(convolutions, shape, 512)
@@ -178,7 +178,7 @@ class NipsCNN(PixelTrunk):
     def __init__(self, shape: Sequence[int]) -> None:
         convolutions = [
             orthogonal(PixelConv2d(channels_of(shape), 16, 8, stride=4)),
-            nn.ReLU(inplace=True),
+            nn.ReLU(),
             orthogonal(nn.Conv2d(16, 32, 4, stride=2)),
         ]
         super().__init__(convolutions, shape, 256)
