@@ -13,7 +13,7 @@ CONSTRAINTS = Path(__file__).parents[2] / "constraints.txt"
 COMPUTE = ("torch", "torchrl", "tensordict", "numpy", "gymnasium", "ale-py")
 GOLDEN = {
     "MLP, A2C on CartPole": "c1a22bf1861784a2",
-    "Nature network, PPO on Breakout": "d00ab134ea348a77",
+    "Nature network, PPO on Breakout": "aa8ba7403985a8b2",
 }
 ARGUMENTS = {
     "MLP, A2C on CartPole": [
