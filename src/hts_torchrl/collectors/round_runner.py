@@ -24,6 +24,7 @@ from hts_torchrl.workers.pool import WorkerPool
 _log = logging.getLogger(__name__)
 # A worker that dies again and again, from want of memory say, would do so for ever.
 _MOST_RECOVERIES = 3
+_MANY_STEPS = 1000  # of an environment; Atari plays so many in half a second
 
 MakePool: TypeAlias = Callable[[SharedBuffers, ActionLog], WorkerPool]
 """Makes a worker pool whose environments are where the action log says."""
@@ -67,7 +68,7 @@ class RoundRunner:
             self.weights = PolicyWeights(self.shared.arrays, policy)
             self._publish_first(policy)
             self._batches = [self._tensordict(storage) for storage in range(NUM_STORAGES)]
-            self.pool = make_pool(self.shared, progress.action_logs[progress.round_index])
+            self.pool = self._new_pool()
         except BaseException:
             self.shared.close()
             raise
@@ -178,9 +179,20 @@ class RoundRunner:
         round_index = self._progress.round_index
         self.pool.shutdown()
         self.shared.renew_signals()
-        self.pool = self._make_pool(self.shared, self._progress.action_logs[round_index])
+        self.pool = self._new_pool()
         if self._progress.started >= round_index:
             self._begin_round(round_index)
+
+    def _new_pool(self) -> WorkerPool:
+        """Start workers that begin where the action log says; tell if much is played again."""
+        action_log = self._progress.action_logs[self._progress.round_index]
+        if action_log.most_steps >= _MANY_STEPS:
+            _log.warning(
+                "before round %d the environments play again what they have played since their "
+                "seeds: up to %d steps each, %d environments in an executor",
+                *(action_log.round_index, action_log.most_steps, self._settings.envs_per_executor),
+            )
+        return self._make_pool(self.shared, action_log)
 
     def _check_cells(self, round_index: int) -> None:
         storage = self.shared.storages[self._schedule.storage_of(round_index)]

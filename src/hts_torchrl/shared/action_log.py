@@ -168,6 +168,11 @@ class ActionLog:
             Memory.blank(spec.memory, num_envs),
         )  # fmt: skip
 
+    @property
+    def most_steps(self) -> int:
+        """Steps that must be played again of the environment whose seed is the oldest."""
+        return int(self._lengths.max())
+
     def after(self, spec: EnvSpec, arrays: Mapping[Key, Array]) -> Self:
         """Return the action log after its round, which ``arrays`` ``[N, T, ...]`` hold.
 

@@ -492,6 +492,25 @@ class TestRun:
         assert (second.policy_version, second.stats()["frames"]) == (1, 12)
         first.shutdown()
 
+    @pytest.mark.parametrize(("steps", "told"), [(250, True), (249, False)])
+    def test_a_long_replay_is_told(self, steps, told, caplog):
+        settings = {"frames_per_batch": 4 * steps, "total_frames": 20 * steps}
+        settings |= {"envs_per_executor": 2, "create": CoordinateEnvs((10**6,))}
+        first, second = collect(**settings), collect(**settings)
+        iterator = iter(first)
+        for _ in range(4):
+            next(iterator)
+        second.load_state_dict(first.state_dict())
+        next(iter(second))
+        first.shutdown()
+        second.shutdown()
+        lines = [record.getMessage() for record in caplog.records]
+        message = (
+            "before round 4 the environments play again what they have played since their "
+            "seeds: up to 1000 steps each, 2 environments in an executor"
+        )
+        assert lines == [message] * told
+
     def test_counters_of_a_running_collector_cannot_be_replaced(self):
         collector = collect()
         next(iter(collector))
