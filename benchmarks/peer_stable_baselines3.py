@@ -1,4 +1,4 @@
-"""Stable-Baselines3 on Atari and CartPole, for ``throughput.py`` and ``time_to_score.py``.
+"""Stable-Baselines3 on Atari, CartPole and MuJoCo, for ``throughput.py`` and ``time_to_score.py``.
 
 Those programs make its environment and call it. For a time to a score it has the settings of RL
 Zoo, its authors' own collection (``hyperparams/ppo.yml`` of DLR-RM/rl-baselines3-zoo).
@@ -18,11 +18,17 @@ from harness import Stopwatch, keep_freed_memory
 from stable_baselines3 import A2C, PPO
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_atari_env, make_vec_env
-from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecFrameStack
+from stable_baselines3.common.vec_env import (
+    DummyVecEnv,
+    SubprocVecEnv,
+    VecEnv,
+    VecFrameStack,
+    VecNormalize,
+)
+from torch import nn
 from training_scores import TrainingScores
 
 VECTORISATIONS = {"subproc": SubprocVecEnv, "dummy": DummyVecEnv}
-NUM_ENVS = 8
 
 
 def falling(start: float) -> Callable[[float], float]:
@@ -30,17 +36,34 @@ def falling(start: float) -> Callable[[float], float]:
     return lambda remaining: start * remaining
 
 
-PUBLISHED: dict[str, tuple[int, dict[str, Any]]] = {
-    "atari": (10_000_000, {
+WIDE = {
+    "log_std_init": -2, "ortho_init": False, "activation_fn": nn.ReLU,
+    "net_arch": {"pi": [256, 256], "vf": [256, 256]},
+}  # fmt: skip
+PUBLISHED: dict[str, tuple[int, int, dict[str, Any]]] = {
+    "atari": (10_000_000, 8, {
         "n_steps": 128, "n_epochs": 4, "batch_size": 256, "learning_rate": falling(2.5e-4),
         "clip_range": falling(0.1), "vf_coef": 0.5, "ent_coef": 0.01,
     }),
-    "cartpole": (100_000, {
+    "cartpole": (100_000, 8, {
         "n_steps": 32, "n_epochs": 20, "batch_size": 256, "learning_rate": falling(1e-3),
         "clip_range": falling(0.2), "gae_lambda": 0.8, "gamma": 0.98, "ent_coef": 0.0,
     }),
+    "mujoco/HalfCheetah-v5": (1_000_000, 1, {
+        "n_steps": 512, "n_epochs": 20, "batch_size": 64, "learning_rate": 2.0633e-5,
+        "clip_range": 0.1, "gae_lambda": 0.92, "gamma": 0.98, "ent_coef": 0.000401762,
+        "max_grad_norm": 0.8, "vf_coef": 0.58096, "policy_kwargs": WIDE,
+    }),
+    "mujoco/Hopper-v5": (1_000_000, 1, {
+        "n_steps": 512, "n_epochs": 5, "batch_size": 32, "learning_rate": 9.80828e-5,
+        "clip_range": 0.2, "gae_lambda": 0.99, "gamma": 0.999, "ent_coef": 0.00229519,
+        "max_grad_norm": 0.7, "vf_coef": 0.835671, "policy_kwargs": WIDE,
+    }),
 }  # fmt: skip
-"""Steps of the run, with 8 environments, and what differs from the library's defaults."""
+"""Steps of the run, environments, and what differs from the library's defaults.
+
+Those of MuJoCo are published for version 4 of its environments.
+"""
 
 
 class Watch(BaseCallback):
@@ -58,20 +81,33 @@ class Watch(BaseCallback):
         return not self.enough
 
 
-def environments(run: dict[str, Any], count: int, seed: int | None = None) -> VecEnv:
+def environments(
+    run: dict[str, Any], count: int, seed: int | None = None, gamma: float = 0.99
+) -> VecEnv:
     how: dict[str, Any] = {"vec_env_cls": VECTORISATIONS[run["envs"]], "seed": seed}
     if run["game"] == "cartpole":
         return make_vec_env("CartPole-v1", count, **how)
+    if is_mujoco(run):
+        envs = make_vec_env(run["game"].removeprefix("mujoco/"), count, **how)
+        return VecNormalize(envs, gamma=gamma)
     game = f"{run['game'].title().replace('_', '')}NoFrameskip-v4"
     return VecFrameStack(make_atari_env(game, count, **how), 4)
 
 
+def is_mujoco(run: dict[str, Any]) -> bool:
+    return bool(run["game"].startswith("mujoco/"))
+
+
+def sees_pixels(run: dict[str, Any]) -> bool:
+    return run["game"] != "cartpole" and not is_mujoco(run)
+
+
 def policy_of(run: dict[str, Any]) -> str:
-    return "MlpPolicy" if run["game"] == "cartpole" else "CnnPolicy"
+    return "CnnPolicy" if sees_pixels(run) else "MlpPolicy"
 
 
 def set_layout(model: Any, run: dict[str, Any]) -> None:
-    if run["channels_last"] and run["game"] != "cartpole":
+    if run["channels_last"] and sees_pixels(run):
         model.policy.to(memory_format=torch.channels_last)
 
 
@@ -80,8 +116,9 @@ def measure_speed(run: dict[str, Any]) -> None:
     envs = environments(run, count)
     shared = {"n_steps": run["steps"], "ent_coef": 0.01, "vf_coef": 0.5, "max_grad_norm": 0.5}
     if run["algorithm"] == "ppo":
-        batch_size = count * run["steps"] // 4
-        model: Any = PPO(policy_of(run), envs, n_epochs=4, batch_size=batch_size, **shared)
+        epochs, minibatches = (10, 32) if is_mujoco(run) else (4, 4)
+        size = count * run["steps"] // minibatches
+        model: Any = PPO(policy_of(run), envs, n_epochs=epochs, batch_size=size, **shared)
     else:
         model = A2C(policy_of(run), envs, **shared)
     set_layout(model, run)
@@ -92,8 +129,8 @@ def measure_speed(run: dict[str, Any]) -> None:
 
 
 def train(run: dict[str, Any], scores: TrainingScores) -> None:
-    total, published = PUBLISHED["cartpole" if run["game"] == "cartpole" else "atari"]
-    envs = environments(run, NUM_ENVS, run["seed"])
+    total, count, published = PUBLISHED["atari" if sees_pixels(run) else run["game"]]
+    envs = environments(run, count, run["seed"], published.get("gamma", 0.99))
     model = PPO(policy_of(run), envs, seed=run["seed"], device=run["device"], **published)
     set_layout(model, run)
 

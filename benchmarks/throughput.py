@@ -7,7 +7,8 @@ and batch for all: A2C, or PPO with 4 epochs of 4 minibatches. Every contestant 
 own; they take turns (``harness.py``), and ratios are taken within a turn.
 
 ``--games``: an Atari game; ``cartpole``, which has next to no work in environment and network, so
-that everybody's overhead remains; or ``football/SCENARIO`` with the settings of its config.
+that everybody's overhead remains; ``football/SCENARIO`` or ``mujoco/ID`` with the settings of its
+config, which are PPO's, by ``--algorithm ppo``.
 
 ``--tune`` measures settings of each row, this project's too: threads, workers, memory format, and
 for TorchRL ``torch.compile`` of the update. The best four of each row take turns, and the fastest
@@ -60,14 +61,17 @@ class Row(NamedTuple):
 TORCHRL, SAMPLE_FACTORY = "peer_torchrl.py", "peer_sample_factory.py"
 ROWS = {
     "trainer": Row(
-        "hts_torchrl, Trainer", "trainer.py", "atari cartpole football", overlaps=True
+        "hts_torchrl, Trainer", "trainer.py", "atari cartpole football mujoco", overlaps=True
     ),
     "loop": Row("hts_torchrl, TorchRL loop", TORCHRL, algorithms="a2c", overlaps=True),
     "collector": Row("TorchRL Collector", TORCHRL, algorithms="a2c"),
     "sync": Row("TorchRL MultiCollector(sync)", TORCHRL, algorithms="a2c"),
     "async": Row("TorchRL MultiCollector(async)", TORCHRL, algorithms="a2c", overlaps=True),
     "stable_baselines3": Row(
-        "Stable-Baselines3", "peer_stable_baselines3.py", peer="stable_baselines3"
+        "Stable-Baselines3",
+        "peer_stable_baselines3.py",
+        "atari cartpole mujoco",
+        peer="stable_baselines3",
     ),
     "envpool": Row("CleanRL-style on EnvPool", "peer_envpool.py", peer="envpool"),
     "sample_factory": Row(
@@ -78,7 +82,12 @@ ROWS = {
     ),
 }  # fmt: skip
 PEERS = {
-    "stable_baselines3": ["stable-baselines3>=2.7", "ale-py", "opencv-python-headless"],
+    "stable_baselines3": [
+        "stable-baselines3>=2.7",
+        "ale-py",
+        "opencv-python-headless",
+        "gymnasium[mujoco]",
+    ],
     "envpool": ["envpool>=1.2.5"],
     "sample_factory": ["sample-factory>=2.1,<2.2", "gymnasium<1", "numpy<2", "ale-py<0.11"],
     "sheeprl": ["sheeprl>=0.8.4,<0.9", "ale-py>=0.12"],
@@ -136,6 +145,12 @@ class Run:
         return " ".join(f"{name}={value}" for name, value, usual in values[6:] if value != usual)
 
 
+def kind_of(game: str) -> str:
+    """Return ``cartpole``, ``football``, ``mujoco`` or ``atari``."""
+    kind = game.partition("/")[0]
+    return kind if kind in ("cartpole", "football", "mujoco") else "atari"
+
+
 def candidates(system: str, task: Run) -> list[Run]:
     """Return what ``--tune`` measures for a row; the first is used without it."""
     threads = list(dict.fromkeys([min(2, CORES), 1, CORES]))
@@ -143,7 +158,7 @@ def candidates(system: str, task: Run) -> list[Run]:
     workers.sort(key=lambda count: abs(count - CORES))
     learner: dict[str, list] = {"main_threads": threads}
     native = learner | {"emulator_threads": threads}
-    layouts = {} if task.game == "cartpole" else {"channels_last": [True, False]}
+    layouts = {"channels_last": [True, False]} if kind_of(task.game) == "atari" else {}
     batches = list(dict.fromkeys([min(8, task.num_envs), task.num_envs]))
     executors = {"workers": workers, "actors": [1] if CORES <= 2 else [1, 2]}
     executors |= {"main_threads": [1, 2], "inference_batch": batches}
@@ -285,11 +300,10 @@ def draw(speeds: dict[Run, list[float]], path: Path) -> None:
 
 def chosen(task: Run, rows: Sequence[str], *, bf16: bool, tuned: bool) -> list[Run]:
     """Return a run of every row that can do the task, in its best setting or in its first."""
-    kind = task.game.partition("/")[0]
-    kind = kind if kind in ("cartpole", "football") else "atari"
+    kind = kind_of(task.game)
     able = [n for n in rows if kind in ROWS[n].games and task.algorithm in ROWS[n].algorithms]
     of_each = [(name, task) for name in able]
-    if bf16 and kind != "cartpole":
+    if bf16 and kind in ("atari", "football"):
         of_each += [(name, replace(task, bf16=True)) for name in able if not ROWS[name].peer]
     return [tune(*row) if tuned else candidates(*row)[0] for row in of_each]
 

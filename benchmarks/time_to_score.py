@@ -57,6 +57,8 @@ PEERS = {
 }
 """Their rows of ``throughput.py``."""
 PEER_ENVS, PEER_STEPS = 8, 128
+PEERS_MUJOCO = ("HalfCheetah-v5", "Hopper-v5")
+"""For which Stable-Baselines3 has settings."""
 
 
 def game_of(task: str) -> str:
@@ -68,13 +70,14 @@ def game_of(task: str) -> str:
         env |= given.get("init_args") or {}
     if env.get("class_path") == "AtariEnvs":
         return str(env["game"])
+    if task.startswith("mujoco/"):
+        return f"mujoco/{env['id']}" if env["id"] in PEERS_MUJOCO else ""
     return "cartpole" if env.get("id") == "CartPole-v1" else ""
 
 
 def plays(method: str, task: str) -> bool:
     game = game_of(task)
-    kind = "cartpole" if game == "cartpole" else "atari"
-    return bool(game) and kind in throughput.ROWS[PEERS[method]].games.split()
+    return bool(game) and throughput.kind_of(game) in throughput.ROWS[PEERS[method]].games.split()
 
 
 def peer_run(method: str, task: str, settings: Sequence[str] = ()) -> throughput.Run:
@@ -91,7 +94,7 @@ def peer_run(method: str, task: str, settings: Sequence[str] = ()) -> throughput
             return throughput.given(f"{PEERS[method]} {values}", system)
     first = throughput.candidates(PEERS[method], system)[0]
     first = replace(first, emulator_threads=min(CORES, PEER_ENVS))
-    if game == "cartpole":  # its steps and passes take microseconds: more threads are slower
+    if throughput.kind_of(game) in ("cartpole", "mujoco"):  # small: more threads are slower
         return replace(first, main_threads=1, envs="dummy")
     return replace(first, main_threads=CORES)
 

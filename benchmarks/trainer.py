@@ -16,7 +16,7 @@ from lightning.pytorch import Callback, Trainer
 
 from hts_torchrl import A2C, PPO, AtariEnvs, FootballEnvs, GymEnvs, HTSDataModule
 
-FOOTBALL = Path(__file__).resolve().parents[1] / "configs" / "football" / "ppo.yaml"
+CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 
 
 class Watch(Callback):
@@ -33,16 +33,25 @@ class Watch(Callback):
 def environments(game: str, threads: int = 1) -> Any:
     if game.startswith("football/"):
         return FootballEnvs(game.removeprefix("football/"))
+    if game.startswith("mujoco/"):
+        return GymEnvs(game.removeprefix("mujoco/"))
     if game == "cartpole":
         return GymEnvs("CartPole-v1")
     several = {"num_threads": threads} if threads > 1 else {}  # an older checkout has no such field
     return AtariEnvs(game, **several)
 
 
+def config_of(kind: str) -> dict[str, Any]:
+    """Return what all tasks of football, or of MuJoCo, share."""
+    config: dict[str, Any] = yaml.safe_load((CONFIGS / kind / "ppo.yaml").read_text())
+    return config
+
+
 def learner(run: dict[str, Any]) -> A2C | PPO:
-    if run["game"].startswith("football/"):
-        settings = yaml.safe_load(FOOTBALL.read_text())["model"]["init_args"]
-        return PPO(**settings, num_threads=run["main_threads"])
+    kind, _, task = run["game"].partition("/")
+    if task:
+        settings = config_of(kind)["model"]["init_args"]
+        return PPO(**settings | {"num_threads": run["main_threads"]})
     network = "mlp" if run["game"] == "cartpole" else "nature"
     settings = {"network": network, "num_threads": run["main_threads"]}
     ppo = run["algorithm"] == "ppo"
@@ -57,6 +66,8 @@ def train(run: dict[str, Any], *callbacks: Callback) -> None:
     acting: dict[str, Any] = {"policy_device": run["policy_device"]} if run["policy_device"] else {}
     acting |= {"cudagraph_policy": True} if run["cudagraph"] else {}
     acting |= {"compile_policy": True} if run["compiled"] else {}
+    if run["game"].startswith("mujoco/"):
+        acting |= {"normalize_observation": True, "normalize_reward": True}
     data = HTSDataModule(
         environments(run["game"], run["emulator_threads"]),
         frames_per_batch=frames, total_frames=frames * 10**9,

@@ -90,6 +90,7 @@ class TestOtherSystems:
         [
             ("pong", "pong"), ("atari/breakout_ppo", "breakout"), ("cartpole_ppo", "cartpole"),
             ("football/empty_goal_close", ""), ("pendulum_ppo", ""), ("minatar/breakout_ppo", ""),
+            ("mujoco/hopper_ppo", "mujoco/Hopper-v5"), ("mujoco/ant_ppo", ""),
         ],
     )  # fmt: skip
     def test_play_the_game_of_a_config(self, program, task, game):
@@ -100,6 +101,7 @@ class TestOtherSystems:
         [
             ("stable_baselines3", "football/empty_goal_close"),
             ("cleanrl_envpool", "pendulum_ppo"),
+            ("cleanrl_envpool", "mujoco/hopper_ppo"),
             ("sample_factory", "cartpole_ppo"),
         ],
     )
