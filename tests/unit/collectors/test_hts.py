@@ -495,7 +495,7 @@ class TestRun:
     @pytest.mark.parametrize(("steps", "told"), [(250, True), (249, False)])
     def test_a_long_replay_is_told(self, steps, told, caplog):
         settings = {"frames_per_batch": 4 * steps, "total_frames": 20 * steps}
-        settings |= {"envs_per_executor": 2, "create": CoordinateEnvs((10**6, 600))}
+        settings |= {"envs_per_executor": 2, "create": CoordinateEnvs((10**6,))}
         first, second = collect(**settings), collect(**settings)
         iterator = iter(first)
         for _ in range(4):

@@ -62,6 +62,10 @@ def test_other_environments_are_not_concerned():
     assert action_log(storage(ends=(1,))).segment(1).actions.tolist() == [0, 1, 2, 3]
 
 
+def test_the_longest_replay_is_that_of_the_oldest_seed():
+    assert action_log(storage(), storage(ends=(1,))).most_steps == 8
+
+
 def test_without_seeds_for_games_the_whole_run_is_one_game():
     game = action_log(storage(ends=(1,)), storage(), steps_per_seed=None).segment(0)
     assert (game.index, game.trajectory, len(game.actions)) == (0, 0, 8)
