@@ -77,6 +77,8 @@ TASKS = {
 RATIO = {"delayed_step": "ratio"}
 DISPLACEMENT = {"delayed_step": "displacement"}
 MUON = {"optimizer": "muon"}
+FASTER = {"learning_rate": 1.5e-3}
+"""The configs have 1e-3."""
 EXPLORES = {"exploration_fraction": 0.02}
 """Epsilon falls early, so that its fall does not decide when the score is reached."""
 METHODS = {
@@ -103,6 +105,15 @@ METHODS = {
         "extrapolated displacement": Method(1, DISPLACEMENT, delayed_learners.ExtrapolatedPPO),
         "displacement x 0.8": Method(1, DISPLACEMENT, delayed_learners.SmallOuterPPO),
         "displacement x 1.25": Method(1, DISPLACEMENT, delayed_learners.LargeOuterPPO),
+        "displacement x 1.5": Method(1, DISPLACEMENT, delayed_learners.LargerOuterPPO),
+        "delay0 x 1.25": Method(0, {}, delayed_learners.LargeOuterPPO),
+        "delay0 x 1.5": Method(0, {}, delayed_learners.LargerOuterPPO),
+        "newest critic": Method(1, DISPLACEMENT, delayed_learners.NewestCritic),
+        "newest critic and targets": Method(
+            1, DISPLACEMENT, delayed_learners.NewestCriticAndTargets
+        ),
+        "displacement, rate x 1.5": Method(1, DISPLACEMENT | FASTER),
+        "delay0, rate x 1.5": Method(0, FASTER),
         "displacement, Nesterov": Method(1, DISPLACEMENT, delayed_learners.NesterovPPO),
         "delay0, half rounds": Method(0, halves=True),
         "displacement, half rounds": Method(1, DISPLACEMENT, halves=True),

@@ -135,5 +135,58 @@ class LargeOuterPPO(Outer, PPO):
     s = 1.25
 
 
+class LargerOuterPPO(Outer, PPO):
+    s = 1.5
+
+
 class NesterovPPO(Outer, PPO):
     s, m = 0.8, 0.2
+
+
+class NewestCritic(PPO):
+    """Displaces the actor alone: the critic of ``mlp``, a network of its own, goes on at theta_j.
+
+    What a critic's updates lack is known without a policy, so its regression need not be late.
+    """
+
+    newest_targets = False
+    """Compute advantages and returns with the critic of theta_j, not with what actors stored."""
+
+    def samples_to_learn(self, batch: TensorDictBase) -> TensorDictBase:
+        if not self.displaces:
+            return super().samples_to_learn(batch)
+        if self.newest_targets:
+            targets = self.gae(batch, gae_lambda=self.gae_lambda, unroll=self.unroll, newest=True)
+        samples = super().samples_to_learn(batch)
+        if self.newest_targets:
+            samples["advantage"] = targets.advantage.flatten()
+            samples["returns"] = targets.returns.flatten()
+        with torch.no_grad():
+            for parameter, newest in self._of_critic():
+                parameter.copy_(newest)
+            samples["behaviour_value"] = self.evaluate(samples)[1]
+        return samples
+
+    @torch.no_grad()
+    def on_round_end(self) -> None:
+        if self.displaces:
+            kept = [parameter.clone() for parameter, _ in self._of_critic()]
+        super().on_round_end()
+        if self.displaces:
+            for (parameter, _), value in zip(self._of_critic(), kept, strict=True):
+                parameter.copy_(value)
+
+    def _of_critic(self) -> list[tuple[Tensor, Tensor]]:
+        named = zip(
+            (name for name, p in self.actor_critic.named_parameters() if p.requires_grad),
+            self.delayed.parameters,
+            self.delayed.newest,
+            strict=True,
+        )
+        return [
+            (parameter, newest) for name, parameter, newest in named if name.startswith("module.2.")
+        ]
+
+
+class NewestCriticAndTargets(NewestCritic):
+    newest_targets = True
