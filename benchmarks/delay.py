@@ -106,8 +106,8 @@ METHODS = {
         "displacement x 0.8": Method(1, DISPLACEMENT, delayed_learners.SmallOuterPPO),
         "displacement x 1.25": Method(1, DISPLACEMENT, delayed_learners.LargeOuterPPO),
         "displacement x 1.5": Method(1, DISPLACEMENT, delayed_learners.LargerOuterPPO),
-        "delay0 x 1.25": Method(0, {}, delayed_learners.LargeOuterPPO),
-        "delay0 x 1.5": Method(0, {}, delayed_learners.LargerOuterPPO),
+        "delay0 x 1.25": Method(0, learner=delayed_learners.LargeOuterPPO),
+        "delay0 x 1.5": Method(0, learner=delayed_learners.LargerOuterPPO),
         "newest critic": Method(1, DISPLACEMENT, delayed_learners.NewestCritic),
         "newest critic and targets": Method(
             1, DISPLACEMENT, delayed_learners.NewestCriticAndTargets
