@@ -118,7 +118,11 @@ METHODS = {
         "delay0, half rounds": Method(0, halves=True),
         "displacement, half rounds": Method(1, DISPLACEMENT, halves=True),
     },
-    "pqn": {"delay0": Method(0, EXPLORES), "delay1": Method(1, EXPLORES)},
+    "pqn": {
+        "delay0": Method(0, EXPLORES),
+        "delay1": Method(1, EXPLORES),
+        "stored values": Method(1, EXPLORES, delayed_learners.StoredValues),
+    },
 }
 MAIN = ("delay0", "gradient", "ratio", "displacement", "delay1")
 

@@ -12,7 +12,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from hts_torchrl import A2C, PPO
+from hts_torchrl import A2C, PPO, PQN
 from hts_torchrl.objectives.returns import Targets
 from hts_torchrl.training.round_slice import RoundSlice
 
@@ -113,6 +113,13 @@ class RatioNewestValues(NewestValues, PPO):
 
 class DecoupledNewestValues(NewestValues, Decoupled):
     pass
+
+
+class StoredValues(PQN):
+    """Computes targets with the values that actors stored: those of theta_{j-1}."""
+
+    def gae(self, batch: TensorDictBase, **settings: Any) -> Targets:
+        return super().gae(batch, **settings | {"newest": False})
 
 
 class ExtrapolatedA2C(Extrapolated, A2C):

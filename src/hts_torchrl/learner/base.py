@@ -158,6 +158,11 @@ class Learner(ChunkedRounds):
         """
         return restored(cls, Path(checkpoint_path), map_location, settings)
 
+    @property
+    def parts_per_pass(self) -> int:
+        """Parts in which a pass over all samples of a round is made."""
+        return 1
+
     def prepare_policy(self, datamodule: Any) -> None:  # noqa: ANN401 - may be of another class
         """Build the policy for a data module, and the statistics that it asks for."""
         super().prepare_policy(datamodule)
@@ -368,8 +373,9 @@ class Learner(ChunkedRounds):
             return self.evaluate(final)[1].unsqueeze(-1)
 
     def _newest_value(self, batch: TensorDictBase) -> Tensor:
+        parts = self.samples_of(batch).chunk(self.parts_per_pass)
         with torch.no_grad(), evaluating(self._draws.layers_of_two_modes):
-            return self.evaluate(self.samples_of(batch))[1].reshape(*batch.shape, 1)
+            return torch.cat([self.evaluate(part)[1] for part in parts]).reshape(*batch.shape, 1)
 
     def _next_value(self, batch: TensorDictBase, value: Tensor, *, newest: bool) -> Tensor:
         """Shift the values by a step; evaluate what no actor saw: the true final ones."""

@@ -57,6 +57,11 @@ class MinibatchLearner(Learner):
             )
         return parts
 
+    @property
+    def parts_per_pass(self) -> int:
+        """Parts in which a pass over all samples of a round is made: its minibatches."""
+        return self.minibatches
+
     def training_step(self, part: RoundSlice, _: int) -> Tensor:
         """Return the loss of one minibatch."""
         with self.learning_from(part):

@@ -26,14 +26,14 @@ class PQN(MinibatchLearner):
     actions (Discrete, or one-hot).
 
     The loss is half the squared error of ``Q(s, a)``. Its target is Q(lambda), by the weights that
-    collected the round::
+    are the newest before the round's first step::
 
         R_t = r_t + gamma * (q_lambda * R_{t+1} + (1 - q_lambda) * max_a Q(s_{t+1}, a))
 
     A terminated episode ends with ``R_t = r_t``. A truncated one, and the round, end with the
     largest value of the true last observation in place of the bracket. Minibatches begin at the
     newest weights; as values of any policy's actions can be learned, a round that is one update
-    late needs no correction.
+    late needs no correction. It needs one more pass, because actors stored values of older weights.
 
     Epsilon belongs to the weights: each update sets that of the rounds which they collect.
 
@@ -126,7 +126,7 @@ class PQN(MinibatchLearner):
             batch: the round ``[N, T]``.
         """
         # gae's returns are these with the largest action value as the state's value.
-        targets = self.gae(batch, gae_lambda=self.q_lambda)
+        targets = self.gae(batch, gae_lambda=self.q_lambda, newest=self.lag > 0)
         return self.samples_of(batch, returns=targets.returns)
 
     def loss(self, samples: TensorDictBase) -> Tensor:

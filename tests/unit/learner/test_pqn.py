@@ -101,12 +101,21 @@ class TestTargets:
         expected = by_hand(batch, policy(), gamma=gamma, q_lambda=q_lambda)
         torch.testing.assert_close(learner.samples["returns"], expected.flatten())
 
-    def test_are_those_of_the_weights_that_collected_the_round(self):
-        batch = collected(policy())
-        learner = PQN(policy(), epochs=1, minibatches=1, **STEADY)
-        learned(learner, batch, lag=1, newest=policy(seed=1))
-        expected = by_hand(batch, policy(), gamma=0.99, q_lambda=0.65)
+    @pytest.mark.parametrize("minibatches", [1, 4])
+    def test_are_those_of_the_newest_weights(self, minibatches):
+        batch, newest = collected(policy()), policy(seed=1)
+        learner = PQN(policy(), epochs=1, minibatches=minibatches, **STEADY)
+        learned(learner, batch, lag=1, newest=newest)
+        expected = by_hand(batch, newest, gamma=0.99, q_lambda=0.65)
         torch.testing.assert_close(learner.samples["returns"], expected.flatten())
+
+    def test_are_computed_in_parts_of_a_minibatch(self):
+        batch, rows = collected(policy()), []
+        learner = PQN(policy(), epochs=1, minibatches=4, **STEADY)
+        evaluate = learner.evaluate
+        learner.evaluate = lambda samples: rows.append(len(samples)) or evaluate(samples)
+        learned(learner, batch, lag=1)
+        assert max(rows) == 192 // 4
 
 
 class TestLoss:
@@ -117,7 +126,7 @@ class TestLoss:
         rows = TensorDict({"observation": batch["observation"].flatten(0, 1)}, [192])
         values = newest.module[1](newest.module[0](rows))["action_value"]
         taken = values[torch.arange(192), batch["action"].flatten()]
-        target = by_hand(batch, policy(), gamma=0.99, q_lambda=0.65).flatten()
+        target = by_hand(batch, newest, gamma=0.99, q_lambda=0.65).flatten()
         torch.testing.assert_close(loss, (taken - target).square().mean() / 2)
         assert logged["loss"]["value"] == loss
 
