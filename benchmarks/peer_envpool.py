@@ -3,6 +3,7 @@
 For ``throughput.py`` and ``time_to_score.py``, which make its environment and call it. The main
 process acts on all environments at once, then learns. For a time to a score it has the settings
 that CleanRL publishes: the defaults of its ``ppo_atari_envpool.py`` and, for CartPole, ``ppo.py``.
+Or it has those of a config of this repository, as ``recipes.py`` tells them.
 """
 
 from __future__ import annotations
@@ -37,8 +38,11 @@ class Settings:
     clip: float = 0.1
     clip_value: bool = False
     """Whether the loss of values is clipped as that of the policy is."""
+    value_coef: float = 0.25
+    """Weight of the mean squared error of values."""
     total_steps: int = 0
-    """At which the learning rate, which falls in a straight line, is 0; 0: it stays."""
+    falls: bool = True
+    """Whether the learning rate falls in a straight line, to 0 at the last step."""
 
 
 PPO = {"ppo": True, "epochs": 4, "minibatches": 4, "gae_lambda": 0.95, "learning_rate": 2.5e-4}
@@ -162,7 +166,7 @@ def loss_of(agent: Agent, batch: tuple[Tensor, ...], settings: Settings) -> Tens
         policy = -torch.min(advantages * ratio, advantages * clipped).mean()
     else:
         policy = -(advantages * new_log_probs).mean()
-    return policy + 0.5 * (0.5 * errors.mean()) - 0.01 * dist.entropy().mean()
+    return policy + settings.value_coef * errors.mean() - 0.01 * dist.entropy().mean()
 
 
 def shuffled(count: int, parts: int, device: torch.device) -> tuple[Tensor, ...]:
@@ -229,14 +233,17 @@ def measure_speed(run: dict[str, Any]) -> None:
 def train(run: dict[str, Any], scores: TrainingScores) -> None:
     torch.manual_seed(run["seed"])
     settings = PUBLISHED["cartpole" if run["game"] == "cartpole" else "atari"]
+    if "recipe" in run:
+        settings = Settings(**run["recipe"], ppo=True)
     training = Training(run, settings, scored=True)
     games, frames = training.rollouts.games, settings.num_envs * settings.steps
     assert games is not None
     rounds = settings.total_steps // frames
     scores.begin()
     for number in range(rounds):
-        rate = settings.learning_rate * (1 - number / rounds)
-        training.optimizer.param_groups[0]["lr"] = rate
+        if settings.falls:
+            rate = settings.learning_rate * (1 - number / rounds)
+            training.optimizer.param_groups[0]["lr"] = rate
         training.round()
         if scores.add((number + 1) * frames, games.returns):
             break

@@ -1,7 +1,8 @@
 """Stable-Baselines3 on Atari, CartPole and MuJoCo, for ``throughput.py`` and ``time_to_score.py``.
 
 Those programs make its environment and call it. For a time to a score it has the settings of RL
-Zoo, its authors' own collection (``hyperparams/ppo.yml`` of DLR-RM/rl-baselines3-zoo).
+Zoo, its authors' own collection (``hyperparams/ppo.yml`` of DLR-RM/rl-baselines3-zoo). Or it has
+those of a config of this repository, as ``recipes.py`` tells them.
 """
 
 from __future__ import annotations
@@ -64,6 +65,18 @@ PUBLISHED: dict[str, tuple[int, int, dict[str, Any]]] = {
 
 Those of MuJoCo are published for version 4 of its environments.
 """
+
+
+def settings_of(recipe: dict[str, Any]) -> tuple[int, int, dict[str, Any]]:
+    """Return a config's settings in the form of ``PUBLISHED``."""
+    rate, clip = recipe["learning_rate"], recipe["clip"]
+    return recipe["total_steps"], recipe["num_envs"], {
+        "n_steps": recipe["steps"], "n_epochs": recipe["epochs"],
+        "batch_size": recipe["num_envs"] * recipe["steps"] // recipe["minibatches"],
+        "learning_rate": falling(rate) if recipe["falls"] else rate,
+        "clip_range": clip, "clip_range_vf": clip if recipe["clip_value"] else None,
+        "gae_lambda": recipe["gae_lambda"], "vf_coef": recipe["value_coef"], "ent_coef": 0.01,
+    }  # fmt: skip
 
 
 class Watch(BaseCallback):
@@ -129,9 +142,11 @@ def measure_speed(run: dict[str, Any]) -> None:
 
 
 def train(run: dict[str, Any], scores: TrainingScores) -> None:
-    total, count, published = PUBLISHED["atari" if sees_pixels(run) else run["game"]]
-    envs = environments(run, count, run["seed"], published.get("gamma", 0.99))
-    model = PPO(policy_of(run), envs, seed=run["seed"], device=run["device"], **published)
+    total, count, settings = PUBLISHED["atari" if sees_pixels(run) else run["game"]]
+    if "recipe" in run:
+        total, count, settings = settings_of(run["recipe"])
+    envs = environments(run, count, run["seed"], settings.get("gamma", 0.99))
+    model = PPO(policy_of(run), envs, seed=run["seed"], device=run["device"], **settings)
     set_layout(model, run)
 
     def round_ended() -> bool:

@@ -6,8 +6,9 @@ Run: python benchmarks/time_to_score.py --tasks football/empty_goal_close --seed
          --methods hts stable_baselines3 cleanrl_envpool sample_factory
 
 A task is a config of this repository. A method is ``hts``, one of ``configs/baselines`` behind the
-config, or another system with the settings that its authors publish. Runs come one after another,
-each on all cores of this process, the methods in turns for each seed.
+config, or another system with the settings that its authors publish. With ``--same-recipe`` it
+has those of the config instead, which must be PPO on Atari. Runs come one after another, each on
+all cores of this process, the methods in turns for each seed.
 
 ``--by evaluation``, for methods of this repository: a run has a score when an evaluation (the mean
 of its games) has it. ``--evaluation-frames`` is the resolution. ``--by training``, for all: when
@@ -41,14 +42,11 @@ from itertools import product
 from pathlib import Path
 
 import throughput
-import yaml
 from finished_runs import FinishedRuns
 from harness import CORES, end_session, exit_at_sigterm, machine, options
+from recipes import CONFIGS, merged, recipe_of
 from score_report import Curve, Point, Run, draw, middle, table
 
-from hts_torchrl.cli.config_files import expand_configs
-
-CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 METHODS = ("hts", "synchronous", "impala", "seed_rl")
 PEERS = {
     "stable_baselines3": "stable_baselines3",
@@ -59,20 +57,20 @@ PEERS = {
 PEER_ENVS, PEER_STEPS = 8, 128
 PEERS_MUJOCO = ("HalfCheetah-v5", "Hopper-v5")
 """For which Stable-Baselines3 has settings."""
+TAKES_RECIPES = ("stable_baselines3", "cleanrl_envpool")
+SAME_RECIPE = " recipe=config"
+"""Behind the settings of a peer that has those of the config."""
 
 
 def game_of(task: str) -> str:
     """Return what a config plays in the words of ``throughput.py``; empty if it has none."""
-    env: dict[str, object] = {}
-    for path in expand_configs(["fit", f"--config={CONFIGS / task}.yaml"])[2:-1:2]:
-        given = (yaml.safe_load(Path(path).read_text()).get("data") or {}).get("env") or {}
-        env |= {"class_path": given.get("class_path", env.get("class_path"))}
-        env |= given.get("init_args") or {}
-    if env.get("class_path") == "AtariEnvs":
-        return str(env["game"])
+    env = merged(task)["data"]["env"]
+    settings = env.get("init_args", {})
+    if env["class_path"] == "AtariEnvs":
+        return str(settings["game"])
     if task.startswith("mujoco/"):
-        return f"mujoco/{env['id']}" if env["id"] in PEERS_MUJOCO else ""
-    return "cartpole" if env.get("id") == "CartPole-v1" else ""
+        return f"mujoco/{settings['id']}" if settings["id"] in PEERS_MUJOCO else ""
+    return "cartpole" if settings.get("id") == "CartPole-v1" else ""
 
 
 def plays(method: str, task: str) -> bool:
@@ -142,9 +140,10 @@ def train(run: Run, folder: Path, scores: Sequence[float]) -> Curve:
         path = Path(temporary) / "scores.csv"
         if run.method in PEERS:
             watch = {"path": str(path), "scores": list(scores), "max_minutes": run.max_minutes}
-            setting = [f"{run.method} {run.arguments}"]
-            peer = peer_run(run.method, run.task, setting)
-            command = throughput.command(peer, seed=run.seed, scores=watch)
+            setting, same, _ = run.arguments.partition(SAME_RECIPE)
+            peer = peer_run(run.method, run.task, [f"{run.method} {setting}"])
+            recipe = {"recipe": recipe_of(run.task)} if same else {}
+            command = throughput.command(peer, seed=run.seed, scores=watch, **recipe)
         else:
             command = fit_command(run, scores, path)
         finish(command, run, folder, Path(temporary))
@@ -212,6 +211,14 @@ def wanted(args: argparse.Namespace, parser: argparse.ArgumentParser) -> list[Ru
                 arguments = peer_run(method, task, args.settings).setting
             except ValueError as error:
                 parser.error(f"--settings: {error}; such as 'cleanrl_envpool main_threads=2'")
+            if args.same_recipe:
+                if method not in TAKES_RECIPES:
+                    parser.error(f"--same-recipe: {method} has its own recipe only")
+                try:
+                    recipe_of(task)
+                except ValueError as error:
+                    parser.error(f"--same-recipe: {error}")
+                arguments += SAME_RECIPE
         frames = args.evaluation_frames if args.by == "evaluation" else 0
         runs.append(
             Run(
@@ -246,6 +253,9 @@ def main() -> None:
     parser.add_argument("--scores", type=float, nargs="+", default=[0.4, 0.8])
     parser.add_argument("--max-minutes", type=float, default=60, help="of each run")
     parser.add_argument("--evaluation-frames", type=int, default=20_480)
+    parser.add_argument(
+        "--same-recipe", action="store_true", help="other systems learn with the config's settings"
+    )
     parser.add_argument("--settings", nargs="+", metavar="'METHOD NAME=VALUE ...'", default=[])
     parser.add_argument("arguments", nargs="*", help="behind --: of every hts-torchrl fit")
     args = parser.parse_args()

@@ -2,6 +2,7 @@
 
 import csv
 import importlib
+import json
 import subprocess
 import sys
 import time
@@ -131,6 +132,40 @@ class TestOtherSystems:
         setting = ("--settings", "sample_factory speed=9")
         error = refused(program, monkeypatch, capsys, *names, *setting)
         assert "--settings: sample_factory_async speed=9" in error
+
+    def test_with_the_same_recipe_learn_with_the_settings_of_the_config(
+        self, program, monkeypatch, tmp_path
+    ):
+        commands = []
+        monkeypatch.setattr(program, "finish", lambda command, *_: commands.append(command))
+        monkeypatch.setattr(program, "points", lambda *_: [program.Point(1.0, 100, 2.0)])
+        monkeypatch.setattr(program.throughput, "interpreter", lambda _: sys.executable)
+        arguments = "main_threads=2"
+        for given in (arguments, arguments + program.SAME_RECIPE):
+            run = program.Run("breakout", "cleanrl_envpool", 1, "training", 2.0, 9.0, 0, given)
+            program.train(run, tmp_path, [2.0])
+        published, same = (json.loads(command[-1]) for command in commands)
+        assert "recipe" not in published
+        assert same["main_threads"] == published["main_threads"] == 2
+        assert same["recipe"] == {
+            "total_steps": 1_024_000, "num_envs": 16, "steps": 128, "epochs": 4, "minibatches": 4,
+            "gae_lambda": 0.95, "learning_rate": 1e-3, "falls": False, "clip": 0.1,
+            "clip_value": True, "value_coef": 0.5,
+        }  # fmt: skip
+
+    @pytest.mark.parametrize(
+        ("method", "task", "reason"),
+        [
+            ("sample_factory", "breakout", "sample_factory has its own recipe only"),
+            ("cleanrl_envpool", "pong", "pong has settings that other programs do not"),
+            ("cleanrl_envpool", "cartpole_ppo", "cartpole_ppo is not PPO on Atari"),
+            ("stable_baselines3", "atari/pong_a2c", "atari/pong_a2c is not PPO on Atari"),
+        ],
+    )
+    def test_cannot_have_every_recipe(self, program, monkeypatch, capsys, method, task, reason):
+        arguments = ("--by", "training", "--methods", method, "--tasks", task, "--same-recipe")
+        error = refused(program, monkeypatch, capsys, *arguments)
+        assert error.endswith(f"error: --same-recipe: {reason}")
 
 
 class TestTable:

@@ -1,0 +1,53 @@
+"""PPO's settings of a config, for the programs of other systems in ``time_to_score.py``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from hts_torchrl import PPO
+from hts_torchrl.cli.config_files import expand_configs
+
+CONFIGS = Path(__file__).resolve().parents[1] / "configs"
+FIXED = {"gamma": 0.99, "entropy_coef": 0.01, "epsilon": 1e-5}
+"""What other programs have at these values, and at no others."""
+
+
+def merged(task: str) -> dict[str, Any]:
+    """Return a config with those that it builds on."""
+    paths = expand_configs(["fit", f"--config={CONFIGS / task}.yaml"])[2:-1:2]
+    found: Any = OmegaConf.to_container(OmegaConf.merge(*map(OmegaConf.load, paths)))
+    return found
+
+
+def recipe_of(task: str) -> dict[str, Any]:
+    """Return how a config plays Atari with PPO, in plain numbers.
+
+    Raises:
+        ValueError: if the config has a setting that other programs do not.
+    """
+    config = merged(task)
+    data, model = config["data"], config["model"]
+    if data["env"]["class_path"] != "AtariEnvs" or model["class_path"] != "PPO":
+        raise ValueError(f"{task} is not PPO on Atari")
+    settings = model["init_args"]
+    learner = PPO(**settings)
+    others = {name: getattr(learner, name) for name in FIXED}
+    plain = settings["network"] == "nature" and not data.get("normalize_observation")
+    if not plain or others != FIXED or config["trainer"]["gradient_clip_val"] != 0.5:
+        raise ValueError(f"{task} has settings that other programs do not")
+    return {
+        "total_steps": data["total_frames"],
+        "num_envs": data["num_envs"],
+        "steps": data["frames_per_batch"] // data["num_envs"],
+        "epochs": learner.epochs,
+        "minibatches": learner.minibatches,
+        "gae_lambda": learner.gae_lambda,
+        "learning_rate": learner.learning_rate,
+        "falls": learner.learning_rate_decay,
+        "clip": learner.clip,
+        "clip_value": learner.clip_value,
+        "value_coef": learner.value_coef,
+    }
