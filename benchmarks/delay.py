@@ -76,6 +76,7 @@ TASKS = {
 }
 RATIO = {"delayed_step": "ratio"}
 DISPLACEMENT = {"delayed_step": "displacement"}
+DECOUPLED = {"delayed_step": "decoupled"}
 MUON = {"optimizer": "muon"}
 FASTER = {"learning_rate": 1.5e-3}
 """The configs have 1e-3."""
@@ -96,9 +97,13 @@ METHODS = {
         "delay0": Method(0),
         "ratio": Method(1, RATIO),
         "displacement": Method(1, DISPLACEMENT),
-        "decoupled": Method(1, RATIO, delayed_learners.Decoupled),
+        "decoupled": Method(1, DECOUPLED),
+        "delay0, decoupled": Method(0, DECOUPLED, delayed_learners.AlwaysDecoupled),
+        "decoupled, one more pass": Method(1, RATIO, delayed_learners.DecoupledByAPass),
         "ratio, newest values": Method(1, RATIO, delayed_learners.RatioNewestValues),
         "decoupled, newest values": Method(1, RATIO, delayed_learners.DecoupledNewestValues),
+        "reanchored": Method(1, RATIO, delayed_learners.Reanchored),
+        "reanchored, newest values": Method(1, RATIO, delayed_learners.ReanchoredNewestValues),
         "muon delay0": Method(0, MUON),
         "muon ratio": Method(1, MUON | RATIO),
         "muon displacement": Method(1, MUON | DISPLACEMENT),
@@ -124,7 +129,7 @@ METHODS = {
         "stored values": Method(1, EXPLORES, delayed_learners.StoredValues),
     },
 }
-MAIN = ("delay0", "gradient", "ratio", "displacement", "delay1")
+MAIN = ("delay0", "gradient", "ratio", "displacement", "decoupled", "delay1")
 
 
 @dataclass(frozen=True)

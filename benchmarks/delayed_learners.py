@@ -70,11 +70,11 @@ class NewestValues:
         return super().gae(batch, newest=self.lag > 0, **settings)
 
 
-class Decoupled(PPO):
-    """Bounds the distance from the newest weights, and corrects for those that collected the round.
+class DecoupledByAPass(PPO):
+    """PPO's ``decoupled``, but with the newest weights as proximal policy of all samples.
 
-    The epochs begin at theta_j, where each ratio is one again. Samples are weighted by the ratio of
-    theta_j to theta_{j-1}: the decoupled objective of Hilton et al. (2022, arXiv 2110.00641).
+    Their log-probabilities and values take one more pass. The option of the package takes those
+    that the first epoch computes.
     """
 
     def on_samples_ready(self, samples: TensorDictBase) -> None:
@@ -85,6 +85,26 @@ class Decoupled(PPO):
                 newest = policy.log_prob(samples["action"])
             samples["advantage"] *= (newest - samples["behaviour_log_prob"]).exp()
             samples["behaviour_log_prob"], samples["behaviour_value"] = newest, value
+
+
+class Reanchored(PPO):
+    """Bounds the distance from the newest weights, as if those had collected the round.
+
+    :class:`DecoupledByAPass` without its weights, which correct for the older ones.
+    """
+
+    def on_samples_ready(self, samples: TensorDictBase) -> None:
+        super().on_samples_ready(samples)
+        if self.lag:
+            with torch.no_grad():
+                policy, samples["behaviour_value"] = self.evaluate(samples)
+                samples["behaviour_log_prob"] = policy.log_prob(samples["action"])
+
+
+class AlwaysDecoupled(PPO):
+    """``decoupled`` without a delay too, where it leaves the first epoch unclipped."""
+
+    decouples = True
 
 
 class Weighted(A2C):
@@ -111,7 +131,11 @@ class RatioNewestValues(NewestValues, PPO):
     pass
 
 
-class DecoupledNewestValues(NewestValues, Decoupled):
+class DecoupledNewestValues(NewestValues, DecoupledByAPass):
+    pass
+
+
+class ReanchoredNewestValues(NewestValues, Reanchored):
     pass
 
 

@@ -243,6 +243,7 @@ ALGORITHMS: dict[str, tuple[type[Learner], dict[str, Any]]] = {
     "A2C ratio": (A2C, {"delayed_step": "ratio"}),
     "PPO ratio": (PPO, {"epochs": 2, "minibatches": 2, "delayed_step": "ratio"}),
     "PPO displacement": (PPO, {"epochs": 2, "minibatches": 2, "delayed_step": "displacement"}),
+    "PPO decoupled": (PPO, {"epochs": 2, "minibatches": 2, "delayed_step": "decoupled"}),
     "PQN": (PQN, {"epochs": 2, "minibatches": 2, "exploration_fraction": 1.0}),
 }
 OFF_POLICY = "off-policy"

@@ -93,6 +93,7 @@ class Learning:
 DECAYING_A2C = partial(A2C, learning_rate=0.01, learning_rate_decay=True)
 SHORT_PPO = partial(PPO, epochs=2, minibatches=2, learning_rate_decay=True, delayed_step="ratio")
 DISPLACING_PPO = partial(PPO, epochs=2, minibatches=1, delayed_step="displacement")
+DECOUPLED_PPO = partial(SHORT_PPO, delayed_step="decoupled")
 SHORT_PQN = partial(PQN, epochs=2, minibatches=2, learning_rate_decay=True)
 CHUNKS = {"accumulate_grad_batches": 2}
 STATISTICS = {"normalize_observation": True, "normalize_reward": True}
@@ -129,6 +130,9 @@ SPECIAL_LEARNINGS = {
     "A2C lstm": Learning(partial(DECAYING_A2C, network="lstm"), trainer=CHUNKS),
     "PPO gru": Learning(partial(SHORT_PPO, network="gru")),
     "PPO lstm displacement": Learning(partial(DISPLACING_PPO, network="lstm")),
+    "PPO decoupled": Learning(DECOUPLED_PPO),
+    "PPO lstm decoupled": Learning(partial(DECOUPLED_PPO, network="lstm")),
+    "PPO bfloat16 decoupled": Learning(partial(DECOUPLED_PPO, squash=True), PENDULUM, BF16),
     "PQN gru": Learning(partial(SHORT_PQN, network="gru")),
     "PQN statistics": Learning(
         partial(SHORT_PQN, normalize_value=True, exploration_fraction=1.0),

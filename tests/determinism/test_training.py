@@ -33,6 +33,7 @@ UPDATES = {
     ("CartPole", "A2C ratio"): 20,
     ("CartPole", "PPO ratio"): 20,
     ("Pendulum", "PPO displacement"): 20,
+    ("CartPole", "PPO decoupled"): 20,
     ("CartPole", "PQN"): 20,
     ("no delay", "PQN"): 20,
     ("Breakout", "A2C"): 4,

@@ -35,6 +35,7 @@ LEARNERS = {
     "plain": (PlainSGD, {}),
     "a2c": (SGDA2C, {"gae_lambda": 0.95}),
     "displacement": (SGDPPO, {"epochs": 2, "minibatches": 1, "delayed_step": "displacement"}),
+    "decoupled": (SGDPPO, {"epochs": 2, "minibatches": 1, "delayed_step": "decoupled"}),
     "normalised": (SGDA2C, {"gae_lambda": 0.95, "normalize_value": True}),
     "dropout and statistics": (SGDPPO, {"epochs": 2, "minibatches": 1, "delayed_step": "ratio"}),
 }

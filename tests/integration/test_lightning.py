@@ -134,10 +134,9 @@ def gradient(loss, policy):
     return torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(policy.parameters()))])
 
 
-def expected_gradient(batch, weights, loss_of, *, target_weights=None, scale=False):
-    """TorchRL's gradient on a round, with targets under the weights that collected it."""
-    policy = loaded(weights)
-    targets = loaded(weights if target_weights is None else target_weights)
+def with_targets(batch, weights, *, scale):
+    """A round with TorchRL's targets under some weights."""
+    targets = loaded(weights)
     gae = GAE(
         gamma=0.99, lmbda=0.95, value_network=targets.get_value_operator(), deactivate_vmap=True
     )
@@ -146,6 +145,18 @@ def expected_gradient(batch, weights, loss_of, *, target_weights=None, scale=Fal
     if scale:
         advantage = batch["advantage"]
         batch["advantage"] = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+    return batch
+
+
+def expected_gradient(batch, weights, loss_of, *, target_weights=None, scale=False):
+    """TorchRL's gradient on a round, with targets under the weights that collected it."""
+    targets = weights if target_weights is None else target_weights
+    return gradient_on(with_targets(batch, targets, scale=scale), weights, loss_of)
+
+
+def gradient_on(batch, weights, loss_of):
+    """TorchRL's gradient on samples with targets."""
+    policy = loaded(weights)
     losses = loss_of(policy)(batch)
     total = losses["loss_objective"] + losses["loss_critic"] + losses["loss_entropy"]
     return gradient(total, policy)
@@ -166,6 +177,51 @@ def ppo_loss(policy):
         policy.get_policy_operator(),
         policy.get_value_operator(),
         clip_epsilon=0.1,
+        critic_coeff=0.5,
+        entropy_coeff=0.01,
+        loss_critic_type="l2",
+        normalize_advantage=False,
+    )
+
+
+def ratio_at(batch, weights):
+    """How much likelier the actions are under some weights than the batch says."""
+    with torch.no_grad():
+        distribution = loaded(weights).get_policy_operator().get_dist(batch.clone())
+    return (distribution.log_prob(batch["action"]) - batch["action_log_prob"]).exp()
+
+
+def see_first(batch, rows, weights):
+    """Let some weights be those whose distance is bounded, and correct for those before."""
+    ratio = ratio_at(batch, weights)[rows]
+    batch["action_log_prob"][rows] += ratio.log()
+    batch["advantage"][rows] *= ratio.unsqueeze(-1)
+    with torch.no_grad():
+        value = loaded(weights).get_value_operator()(batch.clone())["state_value"]
+    batch["state_value"][rows] = value[rows]
+
+
+class RowsPPO(SGDPPO):
+    """Keeps which samples each minibatch had."""
+
+    def __init__(self, *args, **settings):
+        super().__init__(*args, **settings)
+        self.rows = []
+
+    def minibatch_of(self, part, index=0):
+        self.rows.append(super().minibatch_of(part, index))
+        return self.rows[-1]
+
+
+SMALL_CLIP = 0.01
+
+
+def small_clip_loss(policy):
+    return ClipPPOLoss(
+        policy.get_policy_operator(),
+        policy.get_value_operator(),
+        clip_epsilon=SMALL_CLIP,
+        clip_value=True,
         critic_coeff=0.5,
         entropy_coeff=0.01,
         loss_critic_type="l2",
@@ -270,6 +326,31 @@ class TestDelayedGradient:
             way = torch.stack(watch.gradients[4 * update : 4 * update + 4]).sum(0)
             expected = weights[update] - LEARNING_RATE * way
             torch.testing.assert_close(weights[update + 1], expected)
+
+    def test_decoupled_bounds_the_distance_from_where_a_sample_was_first_seen(self):
+        learner = RowsPPO(
+            fresh_policy(),
+            learning_rate=LEARNING_RATE,
+            epochs=2,
+            minibatches=2,
+            clip=SMALL_CLIP,
+            delayed_step="decoupled",
+        )
+        watch = watched_fit(learner, cartpole(4, num_envs=8, frames_per_batch=128))
+        for update in range(4):
+            behaviour = watch.round_weights[max(0, update - 1)]
+            parts = range(4 * update, 4 * update + 4)
+            assert torch.equal(watch.step_weights[parts[0]], watch.round_weights[update])
+            rows = [learner.rows[part] for part in parts]
+            weights = [watch.step_weights[part] for part in parts]
+            round_ = with_targets(watch.rounds[update], behaviour, scale=True).reshape(-1)
+            if update:  # by then the behaviour weights are others
+                for first in (0, 1):
+                    see_first(round_, rows[first], weights[first])
+            for part in range(4):
+                expected = gradient_on(round_[rows[part]], weights[part], small_clip_loss)
+                self.close(watch.gradients[parts[part]], expected)
+            assert (ratio_at(round_, weights[3]) - 1).abs().max() > SMALL_CLIP
 
     def test_the_delay_changes_training(self):
         finals = [

@@ -21,8 +21,9 @@ STATISTICS = {"normalize_observation": True, "normalize_reward": True}
 RUNS = {
     "A2C": (A2C, {"gae_lambda": 0.95}, {}),
     "A2C ratio": (A2C, {"delayed_step": "ratio"}, {}),
-    "PPO displacement": (PPO, EPOCHS, {}),
+    "PPO displacement": (PPO, {**EPOCHS, "delayed_step": "displacement"}, {}),
     "PPO ratio": (PPO, {**EPOCHS, "delayed_step": "ratio"}, {}),
+    "PPO decoupled": (PPO, EPOCHS, {}),
     "PQN": (PQN, {**EPOCHS, "exploration_fraction": 1.0}, {}),
     "Impala": (Impala, {}, {}),
     "statistics": (PPO, {**EPOCHS, "normalize_value": True}, STATISTICS),

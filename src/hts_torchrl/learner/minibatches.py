@@ -45,6 +45,8 @@ class MinibatchLearner(Learner):
         self.epochs, self.minibatches = epochs, minibatches
         self._minibatches: dict[int, tuple[Tensor, ...]] = {}
         """Of the running epoch, by this rank's chunk."""
+        self._rows = torch.empty(0, dtype=torch.int64)
+        """Which of the round's samples the running minibatch has."""
 
     @property
     def parts_per_round(self) -> int:
@@ -71,12 +73,28 @@ class MinibatchLearner(Learner):
             return self.loss_by_chunks(lambda index: self.loss(self._minibatch(part, index)))
 
     def _minibatch(self, part: RoundSlice, index: int) -> TensorDictBase:
-        rows = self.minibatch_of(part, index)
+        rows = self._rows = self.minibatch_of(part, index)
         # index_select copies whole rows; indexing copies pixel by pixel, 8 times slower.
         return self.samples.apply(
             lambda entry: entry.index_select(0, rows),
             batch_size=[len(rows), *self.samples.shape[1:]],
         )
+
+    @property
+    def in_first_epoch(self) -> bool:
+        """Whether the round's samples are learned from for the first time."""
+        return self.part.index < self.minibatches
+
+    def keep_in_round(self, samples: TensorDictBase, **entries: Tensor) -> None:
+        """Put entries into a minibatch, and into the round's samples for the epochs to come.
+
+        Args:
+            samples: what :meth:`loss` was given; they have these entries already.
+            entries: of its B samples.
+        """
+        for key, entry in entries.items():
+            samples[key] = entry
+            self.samples[key].index_copy_(0, self._rows, samples[key])
 
     def samples_to_learn(self, batch: TensorDictBase) -> TensorDictBase:
         """Return what is learned from a round: :meth:`samples_of` it, with targets.

@@ -21,10 +21,19 @@ from hts_torchrl.policy.normalization import RunningStatistics
 class PPO(MinibatchLearner):
     """Proximal policy optimisation, learning from the round before the running one.
 
-    A round is ``epochs * minibatches`` steps of the Trainer. The delayed step has two forms:
-    ``displacement`` runs the epochs from the behaviour weights, where the ratio starts at 1, and
-    adds the way they went to the newest weights; ``ratio`` starts at the newest weights and takes
-    the ratio against the stored behaviour log-probabilities (the paper's code).
+    A round is ``epochs * minibatches`` steps of the Trainer. The delayed step has three forms:
+
+    - ``decoupled`` runs the epochs from the newest weights. The ratio is that to the policy which
+      first learned from the sample, so it is 1 in the first epoch, where nothing is clipped. The
+      advantage is weighted by the ratio of that policy to the behaviour policy. That is the
+      decoupled objective of Hilton et al. (2022, arXiv 2110.00641), whose proximal policy is an
+      average of weights.
+    - ``displacement`` runs them from the behaviour weights, where the ratio starts at 1, and adds
+      the way they went to the newest weights.
+    - ``ratio`` runs them from the newest weights, and takes the ratio to the behaviour policy (the
+      paper's code).
+
+    Without a delay all three are PPO as it is.
 
     Args:
         optimizer: ``adam``, ``rmsprop`` (smoothing 0.99), any other class of ``torch.optim`` by its
@@ -34,7 +43,7 @@ class PPO(MinibatchLearner):
         unroll: steps after which the advantage is bootstrapped; None is the whole round.
         clip: bound on the ratio's distance from 1.
         clip_value: bound the value's change by ``clip`` too.
-        delayed_step: ``displacement`` or ``ratio``, which took more steps to a score in most tasks.
+        delayed_step: ``decoupled``, ``displacement`` or ``ratio``.
     """
 
     def __init__(  # noqa: PLR0913 - flags of the command line, keyword only
@@ -47,15 +56,16 @@ class PPO(MinibatchLearner):
         unroll: int | None = None,
         clip: float = 0.1,
         clip_value: bool = True,
-        delayed_step: Literal["ratio", "displacement"] = "displacement",
+        delayed_step: Literal["decoupled", "displacement", "ratio"] = "decoupled",
         **settings: Any,  # noqa: ANN401 - those of MinibatchLearner and Learner
     ) -> None:
         super().__init__(policy, optimizer=optimizer, learning_rate=learning_rate, **settings)
         require(0 <= gae_lambda <= 1, f"gae_lambda={gae_lambda}", "0 to 1")
         require(unroll is None or unroll > 0, f"unroll={unroll}", "None, or 1 or more,")
         require(0 < clip < math.inf, f"clip={clip}", "a finite number of more than 0")
-        forms = ("ratio", "displacement")
-        require(delayed_step in forms, f"delayed_step={delayed_step!r}", "ratio or displacement")
+        forms = ("decoupled", "displacement", "ratio")
+        words = "decoupled, displacement or ratio"
+        require(delayed_step in forms, f"delayed_step={delayed_step!r}", words)
         self.gae_lambda, self.unroll = gae_lambda, unroll
         self.clip, self.clip_value = clip, clip_value
         self.delayed_step = delayed_step
@@ -93,8 +103,17 @@ class PPO(MinibatchLearner):
     def loss(self, samples: TensorDictBase) -> Tensor:
         """Return the loss of B samples, which have what :meth:`samples_to_learn` adds."""
         policy, value = self.evaluate(samples)
+        log_prob = policy.log_prob(samples["action"])
+        if self.decouples and self.in_first_epoch:
+            weight = (log_prob.detach() - samples["behaviour_log_prob"]).exp()
+            self.keep_in_round(
+                samples,
+                behaviour_log_prob=log_prob.detach(),
+                behaviour_value=value.detach(),
+                advantage=samples["advantage"] * weight,
+            )
         ratio = clipped_ratio_loss(
-            policy.log_prob(samples["action"]),
+            log_prob,
             samples["behaviour_log_prob"],
             samples["advantage"],
             self.clip,
@@ -116,6 +135,11 @@ class PPO(MinibatchLearner):
     def displaces(self) -> bool:
         """Whether the round's steps start at the weights that collected it, not at the newest."""
         return self.delayed_step == "displacement" and self.lag > 0
+
+    @property
+    def decouples(self) -> bool:
+        """Whether the clip bounds the distance from the weights that first visit a sample."""
+        return self.delayed_step == "decoupled" and self.lag > 0
 
     def on_round_end(self) -> None:
         """Add the way that the round's steps went to the newest weights."""

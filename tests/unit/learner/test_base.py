@@ -1,6 +1,7 @@
 """The learners under the real Trainer, on the serial twin."""
 
 import csv
+import itertools
 import math
 from copy import deepcopy
 from functools import partial
@@ -174,6 +175,9 @@ class TestA2C:
         assert len(watch.gradients) == len(watch.rounds) == 4
 
 
+FORMS = ("decoupled", "displacement", "ratio")
+
+
 class TestPPO:
     def rows(self, learner, rounds: int = 1):
         """The samples of each part ``[rounds, epochs, minibatches, B]``, for rounds of 24."""
@@ -227,27 +231,28 @@ class TestPPO:
         watch = watched_fit(learner, cartpole(3), accumulate_grad_batches=4)
         assert len(watch.gradients) == 3 * 2
 
-    @pytest.mark.parametrize("delayed_step", ["ratio", "displacement"])
+    @pytest.mark.parametrize("delayed_step", FORMS)
     def test_each_part_is_a_step_of_the_optimiser(self, delayed_step):
         learner = PPO(epochs=2, minibatches=4, delayed_step=delayed_step)
         watch = watched_fit(learner, cartpole(3))
         assert len(watch.gradients) == 3 * 2 * 4
 
-    def test_without_delay_both_steps_are_the_same(self):
+    def test_without_delay_all_forms_are_the_same(self):
         finals = []
-        for delayed_step in ("ratio", "displacement"):
+        for delayed_step in FORMS:
             torch.manual_seed(0)
             learner = PPO(cartpole_policy(), delayed_step=delayed_step)
             finals.append(watched_fit(learner, cartpole(3, delay=0)).final_weights)
-        assert torch.equal(*finals)
+        assert torch.equal(finals[0], finals[1])
+        assert torch.equal(finals[0], finals[2])
 
-    def test_with_delay_the_steps_differ(self):
+    def test_with_delay_the_forms_differ(self):
         finals = []
-        for delayed_step in ("ratio", "displacement"):
+        for delayed_step in FORMS:
             torch.manual_seed(0)
             learner = PPO(cartpole_policy(), delayed_step=delayed_step)
             finals.append(watched_fit(learner, cartpole(3, delay=1)).final_weights)
-        assert not torch.equal(*finals)
+        assert not any(torch.equal(*pair) for pair in itertools.combinations(finals, 2))
 
 
 class Divergence(Callback):
@@ -468,7 +473,11 @@ NAN = float("nan")
         (PPO, {"epochs": 0}, "epochs=0; 1 or more is needed"),
         (PPO, {"minibatches": 0}, "minibatches=0; 1 or more is needed"),
         (PPO, {"clip": 0.0}, "clip=0.0; a finite number of more than 0 is needed"),
-        (PPO, {"delayed_step": "late"}, "delayed_step='late'; ratio or displacement is needed"),
+        (
+            PPO,
+            {"delayed_step": "late"},
+            "delayed_step='late'; decoupled, displacement or ratio is needed",
+        ),
         (A2C, {"delayed_step": "late"}, "delayed_step='late'; gradient or ratio is needed"),
     ],
 )

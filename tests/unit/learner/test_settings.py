@@ -57,8 +57,8 @@ class Closed(A2C):
         super().__init__(learning_rate=speed)
 
 
-def test_ppo_displaces_unless_it_is_told_otherwise():
-    assert PPO().delayed_step == "displacement"
+def test_ppo_decouples_unless_it_is_told_otherwise():
+    assert PPO().delayed_step == "decoupled"
 
 
 @pytest.mark.parametrize("learner", OWN)
