@@ -202,11 +202,15 @@ def see_first(batch, rows, weights):
 
 
 class RowsPPO(SGDPPO):
-    """Keeps which samples each minibatch had."""
+    """Keeps which samples each minibatch had, and how likely actors found their actions."""
 
     def __init__(self, *args, **settings):
         super().__init__(*args, **settings)
-        self.rows = []
+        self.rows, self.behaviour_log_probs = [], []
+
+    def loss(self, samples):
+        self.behaviour_log_probs.append(samples["behaviour_log_prob"].clone())
+        return super().loss(samples)
 
     def minibatch_of(self, part, index=0):
         self.rows.append(super().minibatch_of(part, index))
@@ -344,6 +348,9 @@ class TestDelayedGradient:
             rows = [learner.rows[part] for part in parts]
             weights = [watch.step_weights[part] for part in parts]
             round_ = with_targets(watch.rounds[update], behaviour, scale=True).reshape(-1)
+            for part in range(4):  # which is what an own loss finds in all epochs
+                stored = round_["action_log_prob"][rows[part]]
+                assert torch.equal(learner.behaviour_log_probs[parts[part]], stored)
             if update:  # by then the behaviour weights are others
                 for first in (0, 1):
                     see_first(round_, rows[first], weights[first])

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from typing import Any, Literal
 
+import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
@@ -90,7 +91,11 @@ class PPO(MinibatchLearner):
         )
 
     def on_samples_ready(self, samples: TensorDictBase) -> None:
-        """Normalise the advantages over the round: of this rank, or with chunks of all ranks."""
+        """Normalise the advantages over the round: of this rank, or with chunks of all ranks.
+
+        With ``decoupled``, make room for what the first epoch finds: ``proximal_log_prob`` and
+        ``proximal_value``.
+        """
         advantage = samples["advantage"]
         mean, deviation = advantage.mean(), advantage.std()
         if self.gradient_chunks > 1:
@@ -99,29 +104,28 @@ class PPO(MinibatchLearner):
             mean = moments.mean.float()
             deviation = (moments.variance * moments.count / (moments.count - 1)).sqrt().float()
         samples["advantage"] = (advantage - mean) / (deviation + 1e-8)
+        if self.decouples:  # the first epoch fills them
+            samples["proximal_log_prob"] = torch.zeros_like(samples["behaviour_log_prob"])
+            samples["proximal_value"] = torch.zeros_like(samples["behaviour_value"])
 
     def loss(self, samples: TensorDictBase) -> Tensor:
         """Return the loss of B samples, which have what :meth:`samples_to_learn` adds."""
         policy, value = self.evaluate(samples)
         log_prob = policy.log_prob(samples["action"])
-        if self.decouples and self.in_first_epoch:
-            weight = (log_prob.detach() - samples["behaviour_log_prob"]).exp()
-            self.keep_in_round(
-                samples,
-                behaviour_log_prob=log_prob.detach(),
-                behaviour_value=value.detach(),
-                advantage=samples["advantage"] * weight,
-            )
-        ratio = clipped_ratio_loss(
-            log_prob,
-            samples["behaviour_log_prob"],
-            samples["advantage"],
-            self.clip,
-        )
+        old_log_prob, old_value = samples["behaviour_log_prob"], samples["behaviour_value"]
+        advantage = samples["advantage"]
+        if self.decouples:
+            if self.in_first_epoch:
+                self.keep_in_round(
+                    samples, proximal_log_prob=log_prob.detach(), proximal_value=value.detach()
+                )
+            old_log_prob, old_value = samples["proximal_log_prob"], samples["proximal_value"]
+            advantage = advantage * (old_log_prob - samples["behaviour_log_prob"]).exp()
+        ratio = clipped_ratio_loss(log_prob, old_log_prob, advantage, self.clip)
         losses = {
             "policy": ratio.loss,
             "value": (
-                clipped_value_loss(value, samples["behaviour_value"], samples["returns"], self.clip)
+                clipped_value_loss(value, old_value, samples["returns"], self.clip)
                 if self.clip_value
                 else value_loss(value, samples["returns"])
             ),
