@@ -22,7 +22,7 @@ ARGUMENTS = {
     ],
     "Nature network, PPO on Breakout": [
         *("--model=PPO", "--model.network=nature", "--model.minibatches=2", "--model.epochs=2"),
-        *("--data.env=AtariEnvs", "--data.env.game=breakout"),
+        *("--model.delayed_step=displacement", "--data.env=AtariEnvs", "--data.env.game=breakout"),
         *("--data.num_envs=4", "--data.frames_per_batch=64"),
     ],
 }
