@@ -14,8 +14,9 @@ one run after another.
 
 Results are appended to ``delay.csv`` in ``--output`` as each run ends. A run that is there is not
 repeated, so an interrupted study goes on when it is started again. ``delay.md`` has the median of
-the steps, its ratio to that of ``delay0``, and the geometric mean of these ratios over the tasks. A
-ratio is above 1 where the delay costs steps. ``steps_to_score.py`` says what the intervals are.
+the steps, its ratio to that of ``delay0``, and the geometric mean of these ratios over all tasks,
+also to other methods, and over the tasks that are named. A ratio is above 1 where the delay costs
+steps. ``steps_to_score.py`` says what the intervals are.
 """
 
 from __future__ import annotations
@@ -129,6 +130,8 @@ METHODS = {
         "stored values": Method(1, EXPLORES, delayed_learners.StoredValues),
     },
 }
+REFERENCES = ("delay0", "ratio", "displacement", "delay0, decoupled")
+"""Methods to which the means over all tasks are compared."""
 MAIN = ("delay0", "gradient", "ratio", "displacement", "decoupled", "delay1")
 
 
@@ -278,7 +281,10 @@ def main() -> None:
         for task, algorithm in product(TASKS, METHODS)
         for method in METHODS[algorithm]
     }
-    tables = [table(steps, "delay0"), overview(steps, "delay0"), overview(steps, "ratio")]
+    tables = [table(steps, "delay0"), *(overview(steps, each) for each in REFERENCES)]
+    if set(args.tasks) != set(TASKS):
+        named = {key: values for key, values in steps.items() if key[0] in args.tasks}
+        tables.append(overview(named, "delay0"))
     document = "\n".join([about, *tables])
     print(document)
     (args.output / f"{name}.md").write_text(document)

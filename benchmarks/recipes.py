@@ -35,7 +35,7 @@ def recipe_of(task: str) -> dict[str, Any]:
     settings = model["init_args"]
     learner = PPO(**settings)
     others = {name: getattr(learner, name) for name in FIXED}
-    plain = settings["network"] == "nature" and not data.get("normalize_observation")
+    plain = settings.get("network") == "nature" and not data.get("normalize_observation")
     if not plain or others != FIXED or config["trainer"]["gradient_clip_val"] != 0.5:
         raise ValueError(f"{task} has settings that other programs do not")
     return {
