@@ -4,6 +4,7 @@ import multiprocessing
 import re
 from contextlib import closing
 from dataclasses import replace
+from types import SimpleNamespace
 
 import gymnasium
 import numpy as np
@@ -46,6 +47,32 @@ class TestSuggestion:
         assert (line == "keep the settings") == (not flags)
 
 
+@pytest.mark.parametrize(
+    ("cores", "speeds", "said"),
+    [
+        (8, {2: 130.0, 4: 131.0}, ["--model.num_threads=2", "keep 2"]),
+        (8, {2: 130.0, 4: 150.0, 8: 164.0}, ["num_threads=2", "num_threads=4", "keep 4"]),
+        (2, {2: 130.0}, ["--model.num_threads=2 (which also changes what is learnt)"]),
+        (2, {2: 109.0}, ["2: 109 steps/s, 1.09 times as many as with 1: keep 1"]),
+        (1, {}, []),
+    ],
+)
+def test_threads_of_the_learner_are_tried_while_they_are_a_tenth_faster(
+    monkeypatch, cores, speeds, said
+):
+    def train(learner, *_, **__):
+        return SimpleNamespace(steps_per_s=speeds[learner.num_threads])
+
+    advisor = Advisor(A2C(), cartpole(num_actors=1), quiet_trainer())
+    monkeypatch.setattr(advisor, "_cores", cores)
+    monkeypatch.setattr(advisor, "_train", train)
+    with closing(advisor._group):
+        lines = list(advisor._more_threads(advisor._settings(), "32-true", 1.0, 100.0))
+    assert len(lines) == len(said)
+    assert all(words in line for words, line in zip(said, lines, strict=True))
+    assert advisor._learner.num_threads == 1
+
+
 def test_the_pass_is_measured_as_the_run_would_have_it(monkeypatch):
     class Seen(Exception):
         pass
@@ -81,7 +108,9 @@ def test_the_report_measures_predicts_and_checks(monkeypatch):
     # Waking a process and publishing weights takes some time on any machine.
     assert all(float(line.split("between two rounds ")[1]) > 0 for line in lines[2:4])
     assert "--data.envs_per_executor=4" in lines[7]
-    assert labels[8:] == ["measured with it"]
+    # Where the learner is the limit, its threads are tried then.
+    assert labels[8] == "measured with it"
+    assert set(labels[9:]) <= {"learner threads"}
     rows = {label: line.split() for label, line in zip(labels, lines, strict=True)}
     for figure in (rows["expected"][1], rows["measured"][1], rows["measured with it"][3]):
         assert float(figure) > 0
