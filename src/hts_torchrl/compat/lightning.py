@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -10,8 +10,6 @@ from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningCLI
-from lightning.pytorch.loops.loop import _Loop
-from lightning.pytorch.loops.progress import _BaseProgress
 from lightning.pytorch.strategies import Strategy
 from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
 from torch.nn.parallel import DistributedDataParallel
@@ -67,44 +65,6 @@ def save_if_anything_is_new(callback: ModelCheckpoint, trainer: Trainer) -> None
 def last_saved(callback: ModelCheckpoint) -> str:
     """Return the path of the last checkpoint that was written; empty before the first."""
     return callback._last_checkpoint_saved
-
-
-class FitLoopCounts:
-    """The counts of the Trainer's fit loop at one moment; noting them takes some microseconds.
-
-    Its ``state_dict()`` copies each of them deeply, which is slow beside a small network's update.
-
-    Args:
-        trainer: whose loop is in any state.
-    """
-
-    def __init__(self, trainer: Trainer) -> None:
-        self._loop = trainer.fit_loop
-        self._logged_steps = self._loop.epoch_loop._batches_that_stepped
-        self._noted = [(each, vars(each).copy()) for each in _progress_of(self._loop)]
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return what the loop's ``state_dict()`` was at that moment."""
-        now = FitLoopCounts(self._loop.trainer)
-        self._put_back()
-        try:
-            return self._loop.state_dict()
-        finally:
-            now._put_back()
-
-    def _put_back(self) -> None:
-        self._loop.epoch_loop._batches_that_stepped = self._logged_steps
-        for progress, counts in self._noted:
-            vars(progress).update(counts)
-
-
-def _progress_of(part: _Loop | _BaseProgress) -> Iterator[_BaseProgress]:
-    """Yield what a loop counts with, and all loops within it."""
-    for each in vars(part).values():
-        if isinstance(each, _BaseProgress):
-            yield each
-        if isinstance(each, _BaseProgress | _Loop):
-            yield from _progress_of(each)
 
 
 class FitLoop:

@@ -7,7 +7,7 @@ from typing import Any
 
 from lightning.pytorch import Trainer
 
-from hts_torchrl.compat.lightning import FitLoop, FitLoopCounts
+from hts_torchrl.compat.lightning import FitLoop
 
 
 class RoundStart:
@@ -24,7 +24,7 @@ class RoundStart:
 
     def __init__(self, trainer: Trainer, *, copy_optimizers: bool) -> None:
         self._global_step = trainer.global_step
-        self._loop = FitLoopCounts(trainer)
+        self._loop = trainer.fit_loop.state_dict()
         self._moving: dict[str, Any] = {}
         if copy_optimizers:
             states = [trainer.strategy.optimizer_state(each) for each in trainer.optimizers]
@@ -34,5 +34,5 @@ class RoundStart:
     def put_into(self, checkpoint: dict[str, Any]) -> None:
         """Replace what has moved since; a checkpoint of weights alone has no more than counts."""
         checkpoint["global_step"] = self._global_step
-        FitLoop.replace(checkpoint, self._loop.state_dict())
+        FitLoop.replace(checkpoint, self._loop)
         checkpoint.update({k: v for k, v in self._moving.items() if k in checkpoint})

@@ -115,23 +115,6 @@ def test_a_checkpoint_is_written_only_if_something_is_new(tmp_path):
         assert compat.last_saved(checkpoint) == str(tmp_path / "it.ckpt")
 
 
-def test_noted_counts_are_those_of_then(tmp_path):
-    with private_names_of("lightning") as compat:
-
-        class Note(Callback):
-            def on_train_batch_start(self, trainer, *arguments):
-                if arguments[-1] == 2:
-                    self.counts = compat.FitLoopCounts(trainer)
-                    self.expected = trainer.fit_loop.state_dict()
-
-        trainer = fitted(tmp_path, note := Note())
-        now = trainer.fit_loop.state_dict()
-        assert note.counts.state_dict() == note.expected
-        assert note.expected["epoch_loop.batch_progress"]["total"]["ready"] == 3
-        assert note.expected["epoch_loop.state_dict"] == {"_batches_that_stepped": 2}
-        assert trainer.fit_loop.state_dict() == now != note.expected
-
-
 class TestFitLoop:
     def checkpoint(self, tmp_path):
         trainer = fitted(tmp_path)
