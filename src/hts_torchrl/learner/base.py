@@ -24,7 +24,6 @@ from hts_torchrl.learner.restored import restored
 from hts_torchrl.learner.settings import show_inherited
 from hts_torchrl.objectives.returns import Targets, gae_targets
 from hts_torchrl.policy.composite import is_composite
-from hts_torchrl.policy.forward import value_of
 from hts_torchrl.policy.normalization import RunningStatistics
 
 # More than any machine has cores; the OpenMP runtime crashes when it cannot start them.
@@ -369,13 +368,9 @@ class Learner(ChunkedRounds):
         Returns:
             Values of the B chosen ones, float32 ``[B, 1]``, without gradient.
         """
-        final = {key: seen[chosen] for key, seen in self.observations(after).items()}
-        rows = len(next(iter(final.values())))
+        final = after.select(*self.observation_keys)[chosen]
         with torch.no_grad(), evaluating(self._draws.layers_of_two_modes):
-            value = value_of(self.actor_critic, final, rows)
-        if value is None:
-            raise ConfigurationError(NO_VALUE)
-        return value.float()
+            return self.evaluate(final)[1].unsqueeze(-1)
 
     def _newest_value(self, batch: TensorDictBase) -> Tensor:
         parts = self.samples_of(batch).chunk(self.parts_per_pass)

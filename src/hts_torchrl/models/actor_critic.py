@@ -128,16 +128,6 @@ class ActorCritic(ActorValueOperator):
         named = dict(zip(self._distribution_keys, parameters, strict=True))
         return features, named, value.module(*seen) if self._separate else value.module(features)
 
-    def value(self, observations: Mapping[Key, Tensor]) -> Tensor:
-        """Return the values ``[B, 1]`` of :meth:`heads`, without the actor.
-
-        For a network without memory.
-        """
-        common, _, value = self.module
-        seen = [observations[key] for key in self._observations]
-        values: Tensor = value.module(*(seen if self._separate else [common.module(*seen)]))
-        return values
-
     def distribution(self, parameters: Mapping[str, Tensor]) -> d.Distribution:
         """Return the distribution of B actions."""
         return self._distribution(**parameters, **self._distribution_kwargs)

@@ -82,26 +82,6 @@ def evaluate(
     return PolicyOutput(distribution, tensordict.get("state_value", None), tensordict)
 
 
-def value_of(
-    policy: nn.Module, inputs: dict[Key, Tensor], batch_size: int | torch.Size
-) -> Tensor | None:
-    """Return the values that :func:`evaluate` gives, without the actor where that can be left out.
-
-    Args:
-        policy: as in :func:`evaluate`.
-        inputs: observations and memory by key, ``[B, ...]`` each.
-        batch_size: as in :func:`evaluate`.
-
-    Returns:
-        Values ``[B, 1]``; None if the policy has no critic.
-    """
-    if isinstance(policy, NormalizedPolicy):
-        return value_of(policy.policy, policy.normalizer.of(inputs), batch_size)
-    if isinstance(policy, ActorCritic) and policy.memory is None:
-        return policy.value(inputs)
-    return evaluate(policy, inputs, batch_size).value
-
-
 def is_probabilistic(policy: nn.Module) -> bool:
     """Return whether a policy gives distributions of actions; if not, it writes actions."""
     return any(isinstance(step, ProbabilisticTensorDictModule) for step in modules_of(policy))

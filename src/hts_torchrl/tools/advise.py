@@ -105,8 +105,10 @@ class Advisor:
         threads = self._learner.num_threads
         if threads is None or self._trainer.strategy.root_device.type != "cpu":
             return
+        learner = copy.deepcopy(self._learner)
         while 2 * threads <= self._cores:
-            measured = self._measured(settings, precision, seconds, num_threads=2 * threads)
+            learner.num_threads = 2 * threads
+            measured = self._measured(settings, precision, seconds, learner)
             helps = measured >= 1.1 * steps_per_s
             advice = f"--model.num_threads={2 * threads}{_LEARNT}" if helps else f"keep {threads}"
             yield (
@@ -198,7 +200,7 @@ class Advisor:
         settings: Settings,
         precision: Precision,
         seconds: float,
-        num_threads: int | None = None,
+        learner: Learner | None = None,
     ) -> float:
         data = self._data.for_short_fit(
             _ENDLESS,
@@ -208,9 +210,7 @@ class Advisor:
             num_actors=settings.num_actors,
             frames_per_batch=settings.num_envs * settings.steps_per_round,
         )
-        learner = copy.deepcopy(self._learner)
-        learner.num_threads = num_threads or learner.num_threads
-        return self._train(learner, data, precision, seconds).steps_per_s
+        return self._train(learner or self._learner, data, precision, seconds).steps_per_s
 
     def _train(
         self, learner: Learner, data: HTSDataModule, precision: Precision, seconds: float

@@ -19,11 +19,9 @@ from torchrl.modules import (
 
 from hts_torchrl.config import ActionSpec, ArraySpec, EnvSpec
 from hts_torchrl.errors import ConfigurationError
-from hts_torchrl.models import ActorCritic, make_actor_critic
+from hts_torchrl.models import make_actor_critic
 from hts_torchrl.policy.as_policy import as_policy
-from hts_torchrl.policy.forward import evaluate, probabilistic_module, value_of
-from hts_torchrl.policy.normalization import NormalizedPolicy
-from tests.policies import Trunk
+from hts_torchrl.policy.forward import evaluate, probabilistic_module
 
 FLOATS = np.dtype(np.float32)
 ACTION = ActionSpec("discrete", ArraySpec((), np.dtype(np.int64)), (4,))
@@ -110,49 +108,6 @@ class TestEvaluate:
         module = TensorDictModule(nn.Linear(6, 4), ["observation"], ["logits"])
         with pytest.raises(ConfigurationError, match="no probabilistic module"):
             evaluate(module, rows(), 3)
-
-
-def common_trunk() -> ActorCritic:
-    return ActorCritic(Trunk(6, nn.Identity()), SPEC)
-
-
-def separate_trunk() -> ActorCritic:
-    return make_actor_critic("mlp", SPEC)
-
-
-class TestValueOf:
-    @pytest.mark.parametrize(
-        "make", [common_trunk, separate_trunk, lambda: operator(nn.Linear(6, 5))]
-    )
-    def test_it_has_the_bits_of_the_value_operator(self, make):
-        policy, observations = make(), rows()
-        written = policy.get_value_operator()(TensorDict(observations, [3]))
-        assert torch.equal(value_of(policy, observations, 3), written["state_value"])
-
-    def test_observations_are_normalised_first(self):
-        policy, round_ = (
-            separate_trunk(),
-            TensorDict({"observation": 9 * torch.rand(5, 4, 6)}, [5, 4]),
-        )
-        normalized = NormalizedPolicy(policy, SPEC)
-        normalized.normalizer.update(round_)
-        seen = round_["observation"].flatten(0, 1)
-        expected = (seen - seen.mean(0)) / seen.std(0, correction=0)
-        value = value_of(normalized, {"observation": seen}, 20)
-        torch.testing.assert_close(
-            value, value_of(policy, {"observation": expected}, 20), atol=1e-3, rtol=1e-3
-        )
-
-    def test_the_actor_is_left_out(self):
-        policy = make_actor_critic("mlp", SPEC)
-        for part in (policy.module[0], policy.module[1]):
-            part.register_forward_hook(lambda *_: pytest.fail("the actor ran"))
-            for module in part.modules():
-                module.register_forward_hook(lambda *_: pytest.fail("the actor ran"))
-        assert value_of(policy, rows(), 3).shape == (3, 1)
-
-    def test_a_policy_without_critic_has_none(self):
-        assert value_of(as_policy(nn.Linear(6, 4), SPEC), rows(), 3) is None
 
 
 class TestProbabilisticModule:
