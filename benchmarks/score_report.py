@@ -54,14 +54,15 @@ def reached(curve: Curve, score: float, unit: str) -> float:
 def table(runs: dict[Run, Curve], scores: Sequence[float]) -> str:
     """Return a row for each method of each task."""
     heads = [f"{unit} to {score:g}" for score in scores for unit in ("minutes", "steps")]
-    lines = [f"| task | method | seeds | {' | '.join(heads)} | best |"]
-    lines.append("|---" * (len(heads) + 4) + "|")
+    heads = ["task", "method", "seeds", *heads, "best", "last"]
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for task, method in dict.fromkeys((run.task, run.method) for run in runs):
         mine = [curve for r, curve in runs.items() if (r.task, r.method) == (task, method)]
         cells = [middle(mine, s, unit) for s in scores for unit in ("minutes", "frames")]
         best = [max(point.score for point in curve) for curve in mine]
-        cells.append(with_range(best, lambda value: f"{value:.3g}"))
-        lines.append(f"| {task} | {method} | {len(mine)} | {' | '.join(cells)} |")
+        last = [curve[-1].score for curve in mine]
+        cells += [with_range(each, lambda value: f"{value:.3g}") for each in (best, last)]
+        lines.append(f"| {' | '.join([task, method, str(len(mine)), *cells])} |")
     return "\n".join(lines)
 
 

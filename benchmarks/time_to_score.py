@@ -18,8 +18,9 @@ training from the first rollout on: starting and evaluation are not counted, tho
 counts towards ``--max-minutes``. Steps are those of the agent, not frames of the emulator.
 
 A run ends at the last score, at ``--max-minutes``, or at its steps: those of the config, or those
-that the other system's authors publish. ``--settings`` gives another system other threads, workers
-or memory format, in the words of ``throughput.py``.
+that the other system's authors publish. With ``--scores`` and no number, only steps and minutes end
+it: that compares scores after the same steps. ``--settings`` gives another system other threads,
+workers or memory format, in the words of ``throughput.py``.
 
 Results are appended to ``time_to_score.csv`` in ``--output`` after each run; a run that is there
 with the same arguments is not repeated, so an interrupted comparison goes on when it is started
@@ -42,7 +43,7 @@ from itertools import product
 from pathlib import Path
 
 import throughput
-from finished_runs import FinishedRuns
+from finished_runs import NEVER, FinishedRuns
 from harness import CORES, end_session, exit_at_sigterm, machine, options
 from recipes import CONFIGS, merged, recipe_of
 from score_report import Curve, Point, Run, draw, middle, table
@@ -116,7 +117,7 @@ def evaluating(run: Run) -> list[str]:
     minutes, seconds = divmod(round(60 * run.max_minutes), 60)
     limit = f"00:{minutes // 60:02}:{minutes % 60:02}:{seconds:02}"
     # A little less, as the callback waits for more than the threshold.
-    threshold = run.last_score - 1e-6
+    threshold = "null" if run.last_score == NEVER else run.last_score - 1e-6
     stopping = {"monitor": "eval/score", "mode": "max", "stopping_threshold": threshold}
     return [
         *(f"--data.evaluation_frames={run.evaluation_frames}", f"--trainer.max_time={limit}"),
@@ -222,7 +223,8 @@ def wanted(args: argparse.Namespace, parser: argparse.ArgumentParser) -> list[Ru
         frames = args.evaluation_frames if args.by == "evaluation" else 0
         runs.append(
             Run(
-                task, method, seed, args.by, max(args.scores), args.max_minutes, frames, arguments
+                task, method, seed, args.by, max(args.scores, default=NEVER), args.max_minutes,
+                frames, arguments,
             )
         )  # fmt: skip
     return runs
@@ -238,8 +240,9 @@ def measure(run: Run, args: argparse.Namespace, results: FinishedRuns[Run, Point
             return
     curve = results.runs[run]
     minutes = "/".join(middle([curve], score, "minutes") for score in args.scores)
-    best = max(point.score for point in curve)
-    print(f"{run.task} {run.method} seed {run.seed}: {minutes} minutes, best {best:g}", flush=True)
+    ended = f"best {max(point.score for point in curve):g}, last {curve[-1].score:g}"
+    minutes = minutes or f"{curve[-1].minutes:.2f}"
+    print(f"{run.task} {run.method} seed {run.seed}: {minutes} minutes, {ended}", flush=True)
 
 
 def main() -> None:
@@ -250,7 +253,7 @@ def main() -> None:
         "--methods", nargs="+", choices=[*METHODS, *PEERS], default=list(METHODS)
     )  # fmt: skip
     parser.add_argument("--seeds", type=int, nargs="+", default=[1])
-    parser.add_argument("--scores", type=float, nargs="+", default=[0.4, 0.8])
+    parser.add_argument("--scores", type=float, nargs="*", default=[0.4, 0.8])
     parser.add_argument("--max-minutes", type=float, default=60, help="of each run")
     parser.add_argument("--evaluation-frames", type=int, default=20_480)
     parser.add_argument(

@@ -31,8 +31,9 @@ class TrainingScores:
                 break
         scores.end()
 
-    A run is over at its last score, after ``max_minutes``, or when its starter is gone. Not every
-    round has a point: so many that a figure needs no more, and the first at each of the scores.
+    A run is over at its last score, after ``max_minutes``, or when its starter is gone; without
+    scores, after its steps. Not every round has a point: so many that a figure needs no more, and
+    the first at each of the scores.
 
     Args:
         path: of the file.
@@ -74,7 +75,7 @@ class TrainingScores:
     def _note(self, minutes: float, steps: int, score: float) -> None:
         reached = [each for each in self._awaited if score >= each]
         self._awaited = self._awaited[len(reached) :]
-        self.over = self.over or not self._awaited
+        self.over = self.over or (bool(reached) and not self._awaited)
         self._left_out = f"{minutes},{steps},{score}\n"
         if reached or minutes - self._written_minutes >= self._max_minutes / _MOST_POINTS:
             self._written_minutes = minutes

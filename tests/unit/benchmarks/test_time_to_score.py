@@ -73,6 +73,14 @@ class TestTrainingScores:
         scores.end()
         assert points(tmp_path / "scores.csv") == [(1, 0.0), (2, 0.5)]
 
+    def test_a_run_without_wanted_scores_goes_on_whatever_it_scores(self, tmp_path):
+        scores = TrainingScores(str(tmp_path / "scores.csv"), [], max_minutes=1000.0)
+        scores.begin()
+        assert not scores.add(1, [5.0] * 50)
+        assert not scores.add(2, [9.0] * 50)
+        scores.end()
+        assert points(tmp_path / "scores.csv") == [(1, 5.0), (2, 9.0)]
+
     def test_a_run_ends_after_its_minutes_without_a_game(self, tmp_path):
         scores = TrainingScores(str(tmp_path / "scores.csv"), [1.0], max_minutes=1e-6)
         scores.begin()
@@ -188,9 +196,16 @@ class TestTable:
         _, _, hts, impala = program.table(runs, [1.0, 2.0]).splitlines()
         assert hts == (
             "| pong | hts | 3 | 2.00 (1.50 to 9.00) | 200 (150 to 900) "
-            "| 4.50 (3.00 to -) | 450 (300 to -) | 2 (1.5 to 2) |"
+            "| 4.50 (3.00 to -) | 450 (300 to -) | 2 (1.5 to 2) | 2 (1.5 to 2) |"
         )
-        assert impala == "| pong | impala | 1 | - | - | - | - | 0 |"
+        assert impala == "| pong | impala | 1 | - | - | - | - | 0 | 0 |"
+
+    def test_without_scores_has_the_best_and_the_last_one(self, program, runs):
+        fell = {run: [*curve, program.Point(10.0, 990, 0.25)] for run, curve in runs.items()}
+        head, _, hts, impala = program.table(fell, []).splitlines()
+        assert head == "| task | method | seeds | best | last |"
+        assert hts == "| pong | hts | 3 | 2 (1.5 to 2) | 0.25 (0.25 to 0.25) |"
+        assert impala == "| pong | impala | 1 | 0.25 | 0.25 |"
 
     def test_bands_are_of_one_grid_on_which_a_run_that_ended_keeps_its_score(self, program):
         common_grid = sys.modules[program.Run.__module__].common_grid
