@@ -20,6 +20,12 @@ def set_logged_steps(trainer: Trainer, steps: int) -> None:
     trainer.fit_loop.epoch_loop._batches_that_stepped = steps
 
 
+def logs_after(trainer: Trainer, step: int) -> bool:
+    """Return whether the Trainer logs after so many steps: with ``log_every_n_steps=0`` never."""
+    every: int = trainer.log_every_n_steps  # type: ignore[attr-defined]
+    return every > 0 and step % every == 0
+
+
 def is_accumulating(trainer: Trainer) -> bool:
     """Return whether the current batch adds to a gradient that a later one applies."""
     return trainer.fit_loop.epoch_loop._should_accumulate()

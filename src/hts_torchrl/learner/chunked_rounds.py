@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from hts_torchrl.compat.lightning import is_accumulating, leave_gradients
+from hts_torchrl.compat.lightning import is_accumulating, leave_gradients, logs_after
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.learner.gradient_chunks import GradientChunks
 from hts_torchrl.learner.rounds import RoundModule
@@ -216,8 +216,7 @@ class ChunkedRounds(RoundModule):
         """
         if is_accumulating(self.trainer):
             return
-        every = self.trainer.log_every_n_steps  # type: ignore[attr-defined]
-        if (self.trainer.global_step + 1) % every == 0:
+        if logs_after(self.trainer, self.trainer.global_step + 1):
             figures = {f"{group}/{name}": value.detach() for name, value in losses.items()}
             if self._figures is None:
                 self.log_dict(figures)

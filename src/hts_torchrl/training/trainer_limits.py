@@ -98,7 +98,9 @@ def require_sound(trainer: Trainer) -> None:
     Raises:
         ConfigurationError: naming the setting.
     """
-    for name in ("log_every_n_steps", "accumulate_grad_batches", "check_val_every_n_epoch"):
+    logs_every = trainer.log_every_n_steps  # type: ignore[attr-defined]
+    require(logs_every >= 0, f"log_every_n_steps={logs_every}", "0 (never) or more")
+    for name in ("accumulate_grad_batches", "check_val_every_n_epoch"):
         count = getattr(trainer, name)
         require(count is None or count >= 1, f"{name}={count}", "1 or more")
     reload = trainer.reload_dataloaders_every_n_epochs  # type: ignore[attr-defined]

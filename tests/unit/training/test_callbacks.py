@@ -1,5 +1,6 @@
 """What a run tells about itself."""
 
+import copy
 import csv
 import signal
 from types import SimpleNamespace
@@ -13,7 +14,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-from hts_torchrl import A2C, PPO, AtariEnvs, HTSDataModule
+from hts_torchrl import A2C, PPO, AtariEnvs, HTSDataModule, make_actor_critic
 from hts_torchrl.errors import ConfigurationError, NotFiniteError, WorkerError
 from hts_torchrl.training.callbacks import (
     LearningCurve,
@@ -162,6 +163,27 @@ class TestTrainingStatistics:
         learner, data = PPO(epochs=2, minibatches=2), cartpole(6, evaluation_episodes=1)
         _, _, rows = run(tmp_path, data, learner, log_every_n_steps=8)
         assert column(rows, "train/frames") == [64, 128, 192]
+
+    @pytest.mark.parametrize("chunks", [1, 2])
+    def test_every_0_steps_is_never_as_lightning_has_it(self, tmp_path, chunks):
+        callbacks = [numbers := TrainingStatistics(), LearningCurve()]
+        logger = CSVLogger(tmp_path)
+        trainer = quiet_trainer(log_every_n_steps=0, logger=logger, callbacks=callbacks)
+        trainer.fit(A2C(echo_policy(), gradient_chunks=chunks), datamodule=known_games(10))
+        assert (numbers.frames, numbers.episodes) == (60, 20)
+        assert not trainer.callback_metrics
+        assert [path.name for path in tmp_path.rglob("*.*")] == ["hparams.yaml"]
+
+    def test_barebones_trains_to_the_same_weights(self):
+        left_to_lightning = ("enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+        barebones = {**dict.fromkeys([*left_to_lightning, "logger"]), "barebones": True}
+        one = A2C(policy := make_actor_critic("mlp", cartpole().env_spec))
+        other = A2C(copy.deepcopy(policy))
+        watched_fit(one, cartpole(3))
+        watched_fit(other, cartpole(3), **barebones)
+        torch.testing.assert_close(
+            other.policy.state_dict(), one.policy.state_dict(), rtol=0, atol=0
+        )
 
     def test_the_state_goes_on_counting(self):
         numbers, other = TrainingStatistics(), TrainingStatistics()

@@ -169,7 +169,7 @@ class TestSettings:
     @pytest.mark.parametrize(
         ("settings", "message"),
         [
-            ({"log_every_n_steps": 0}, "log_every_n_steps=0; 1 or more"),
+            ({"log_every_n_steps": -1}, r"log_every_n_steps=-1; 0 \(never\) or more"),
             (
                 {"gradient_clip_val": float("nan")},
                 "gradient_clip_val=nan; a finite number of 0 or more",

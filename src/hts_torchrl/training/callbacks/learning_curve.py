@@ -9,7 +9,8 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 from matplotlib.figure import Figure
 
-from hts_torchrl.training.callbacks.statistics import TrainingStatistics, is_logging_step
+from hts_torchrl.compat.lightning import logs_after
+from hts_torchrl.training.callbacks.statistics import TrainingStatistics
 from hts_torchrl.training.round_slice import RoundSlice
 
 _TRAINING_POINTS = 500
@@ -49,7 +50,8 @@ class LearningCurve(Callback):
     ) -> None:
         """Add a point of training now and then."""
         statistics = TrainingStatistics.of(trainer)
-        if batch.is_last and is_logging_step(trainer) and statistics.mean_return is not None:
+        logs = batch.is_last and logs_after(trainer, trainer.global_step)
+        if logs and statistics.mean_return is not None:
             self._training.add(statistics, statistics.mean_return)
             self._training.thin(_TRAINING_POINTS)
 
@@ -61,9 +63,10 @@ class LearningCurve(Callback):
         self._evaluation.add(TrainingStatistics.of(trainer), score)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Draw the picture."""
+        """Draw the picture, if there is a point."""
         directory = trainer.log_dir  # which all ranks must ask for, or none
-        if trainer.is_global_zero and directory is not None:
+        has_points = self._training.frames or self._evaluation.frames
+        if trainer.is_global_zero and directory is not None and has_points:
             self.path = Path(directory) / "learning_curve.png"
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._draw(self.path)

@@ -8,6 +8,7 @@ from typing import Any, Self
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from hts_torchrl.compat.lightning import logs_after
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.training.round_slice import RoundSlice
 
@@ -98,7 +99,7 @@ class TrainingStatistics(Callback):
         """Count the round's frames and games."""
         if batch.is_last:
             self._count(batch, trainer.world_size)
-        if is_logging_step(trainer):
+        if logs_after(trainer, trainer.global_step):
             self._log(trainer, pl_module)
 
     def _count(self, part: RoundSlice, world_size: int) -> None:
@@ -159,8 +160,3 @@ class TrainingStatistics(Callback):
         self._earlier_s = state_dict["seconds"]
         self._returns.extend(state_dict.get("returns", []))
         self._lengths.extend(state_dict.get("lengths", []))
-
-
-def is_logging_step(trainer: Trainer) -> bool:
-    """Return whether it is time to log, by the Trainer's ``log_every_n_steps``."""
-    return trainer.global_step % trainer.log_every_n_steps == 0  # type: ignore[attr-defined,no-any-return]
