@@ -604,6 +604,31 @@ class MaskedEnvs:
         return MaskedEnv(index, None if one else spaces.MultiDiscrete(self.sizes))
 
 
+class ArrayActionEnv(gymnasium.Env):
+    """Takes numbers from 0 to 1 in an array of a shape of its own; 4 steps an episode.
+
+    The reward is their mean, so the best action is known; it raises for one that its space does not
+    contain.
+    """
+
+    observation_space = spaces.Box(-np.inf, np.inf, (1,), np.float32)
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.action_space = spaces.Box(0.0, 1.0, shape, np.float32)
+        self.steps = 0
+
+    def reset(self, *, seed=None, options=None):  # noqa: ARG002
+        self.steps = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        assert isinstance(action, np.ndarray)
+        assert self.action_space.contains(action), action
+        self.steps += 1
+        observation = np.full(1, self.steps, np.float32)
+        return observation, float(action.mean()), self.steps == 4, False, {}
+
+
 class NestedActionEnv(gymnasium.Env):
     """Takes ``{"arm": (numbers, choice from 5 on), "gear": choice}``; 4 steps an episode.
 

@@ -1,11 +1,14 @@
 """Learners train on environments with several observations, and with forbidden actions."""
 
+import functools
+import math
+
 import pytest
 import torch
 from torch.nn.functional import one_hot
 
 from hts_torchrl import A2C, PPO, PQN, HTSDataModule, Impala
-from tests.fakes import DictEnv, MaskedEnvs, NestedActionEnv
+from tests.fakes import ArrayActionEnv, DictEnv, MaskedEnvs, NestedActionEnv
 from tests.fits import flat, quiet_trainer, watched_fit
 
 LEARNERS = {
@@ -100,6 +103,24 @@ def test_choices_and_numbers_are_learned_together(learner):
         assert (choices < torch.tensor([4, 3, 2])).all()
     assert watch.final_weights.isfinite().all()
     log_scale = own.policy.module[1].module[0].module.numbers.log_scale
+    assert (log_scale != 0).all()
+
+
+@pytest.mark.parametrize("squash", [False, True])
+@pytest.mark.parametrize("shape", [(), (2, 3)])
+@pytest.mark.parametrize("learner", ["A2C", "PPO"])
+def test_numbers_in_an_array_of_any_shape_are_learned(learner, shape, squash):
+    """A ``Box`` of no dimension, or of two; the environment raises for any other shape."""
+    own = LEARNERS[learner](squash=squash)
+    env = functools.partial(ArrayActionEnv, shape)
+    watch = watched_fit(own, data(env, rounds=30), limit_val_batches=1)
+    for round_ in watch.rounds:
+        assert round_["action"].shape == (3, 8, *shape)
+        assert round_["action_log_prob"].shape == (3, 8)
+    rewards = [round_["next", "reward"].mean().item() for round_ in watch.rounds]
+    assert sum(rewards[-5:]) > sum(rewards[:5])
+    log_scale = own.policy.module[1].module[0].module.log_scale
+    assert log_scale.shape == (math.prod(shape),)
     assert (log_scale != 0).all()
 
 

@@ -53,6 +53,6 @@ def env_action(spec: ActionSpec, action: Array, space: gymnasium.Space[Any]) -> 
         space: the environment's own.
     """
     if spec.kind == "continuous":
-        return np.clip(action, spec.low, spec.high)
+        return np.asarray(np.clip(action, spec.low, spec.high))
     chosen = action + getattr(space, "start", 0)
     return chosen if chosen.dtype == space.dtype else chosen.astype(space.dtype)

@@ -70,7 +70,7 @@ class ActorCritic(ActorValueOperator):
         if several_players:
             actor: nn.Module = PlayersLogits(width, action.sizes[0], 0.01)
         elif action.kind == "continuous":
-            actor = GaussianHead(width, math.prod(action.array.shape))
+            actor = GaussianHead(width, action.array.shape)
         else:
             actor = NarrowLinear(width, sum(action.sizes), 0.01)
         mask = mask_of(spec)
@@ -78,7 +78,7 @@ class ActorCritic(ActorValueOperator):
             actor = MaskedLogits(actor)
         if action.kind == "mixed":
             numbers = math.prod(action.array.shape) - len(action.sizes)
-            actor = MixedHead(actor, GaussianHead(width, numbers))
+            actor = MixedHead(actor, GaussianHead(width, (numbers,)))
         head = action_head(action, squash=squash)
         masks = [] if mask is None else [mask]
         policy = TensorDictModule(actor, in_keys=["hidden", *masks], out_keys=parameters)

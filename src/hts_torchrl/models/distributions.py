@@ -40,10 +40,19 @@ class MultiCategorical(d.Independent):  # type: ignore[type-arg]
 
 
 class DiagonalNormal(d.Independent):  # type: ignore[type-arg]
-    """Independent Gaussians; actions float ``[..., K]``."""
+    """Independent Gaussians; actions float ``[..., *event]``.
 
-    def __init__(self, loc: Tensor, scale: Tensor, validate_args: bool | None = None) -> None:
-        super().__init__(d.Normal(loc, scale, validate_args=False), 1, validate_args)
+    Args:
+        loc: mean, of the actions' shape.
+        scale: standard deviation, of the same.
+        event_dims: dimensions of one action.
+        validate_args: as torch's distributions take it.
+    """
+
+    def __init__(
+        self, loc: Tensor, scale: Tensor, event_dims: int = 1, validate_args: bool | None = None
+    ) -> None:
+        super().__init__(d.Normal(loc, scale, validate_args=False), event_dims, validate_args)
 
 
 class ChoicesAndNumbers(d.Distribution):
@@ -147,8 +156,9 @@ def action_head(action: ActionSpec, *, squash: bool = False) -> ProbabilisticTen
         case "continuous" if squash:
             distribution = TanhNormal
             kwargs = {"low": torch.as_tensor(action.low), "high": torch.as_tensor(action.high)}
+            kwargs["event_dims"] = len(action.array.shape)
         case "continuous":
-            distribution = DiagonalNormal
+            distribution, kwargs["event_dims"] = DiagonalNormal, len(action.array.shape)
     return ProbabilisticTensorDictModule(
         in_keys=parameter_keys(action),
         out_keys=[action.key],

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -71,17 +74,27 @@ class PlayersValue(NarrowLinear):
 
 
 class GaussianHead(nn.Module):
-    """Mean from the features; one learned standard deviation a dimension, 1 at the start."""
+    """Mean from the features; one learned standard deviation a number, 1 at the start.
 
-    def __init__(self, in_features: int, size: int) -> None:
+    Args:
+        in_features: of the trunk.
+        shape: of an action; ``()`` is a single number.
+    """
+
+    def __init__(self, in_features: int, shape: Sequence[int]) -> None:
         super().__init__()
-        self.loc = NarrowLinear(in_features, size, 0.01)
-        self.log_scale = nn.Parameter(torch.zeros(size))
+        self.loc = NarrowLinear(in_features, math.prod(shape), 0.01)
+        self.log_scale = nn.Parameter(torch.zeros(math.prod(shape)))
+        self._shape = tuple(shape)
 
     def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Return mean and standard deviation, float32 ``[B, size]``."""
+        """Return mean and standard deviation, float32 ``[B, *shape]``."""
         loc = self.loc(features)
-        return loc, self.log_scale.float().exp().expand_as(loc)
+        scale = self.log_scale.float().exp().expand_as(loc)
+        if len(self._shape) == 1:
+            return loc, scale
+        shape = (*features.shape[:-1], *self._shape)
+        return loc.reshape(shape), scale.reshape(shape)
 
 
 class MixedHead(nn.Module):

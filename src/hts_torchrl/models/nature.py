@@ -109,7 +109,9 @@ def _unshuffled(pixels: Tensor) -> Tensor:
     """
     batch, channels, height, width = pixels.shape
     rows, columns = height // 4, width // 4
-    fours = pixels.view(torch.int32).view(batch, channels, rows, 4, columns).transpose(1, 2)
+    # Flat first: of a single channel, or picture, the stride may be anything.
+    fours = pixels.flatten().view(torch.int32).view(batch, channels, rows, 4, columns)
+    fours = fours.transpose(1, 2)
     blocks = fours.reshape(batch * rows, channels * 4, columns).transpose(1, 2).contiguous()
     return blocks.view(torch.uint8).view(batch, rows, columns, channels * 16).permute(0, 3, 1, 2)
 

@@ -67,6 +67,14 @@ class TestDiagonalNormal:
     def test_one_action_is_one_event(self):
         assert DiagonalNormal(torch.zeros(3, 2), torch.ones(3, 2)).event_shape == (2,)
 
+    @pytest.mark.parametrize("event", [(), (2,), (2, 4)])
+    def test_an_action_of_any_shape_has_one_log_probability(self, event):
+        loc, scale = torch.randn(3, *event), torch.rand(3, *event) + 0.1
+        action = torch.randn(3, *event)
+        expected = torch.distributions.Normal(loc, scale).log_prob(action).view(3, -1).sum(-1)
+        dist = DiagonalNormal(loc, scale, event_dims=len(event))
+        torch.testing.assert_close(dist.log_prob(action), expected)
+
 
 class TestChoicesAndNumbers:
     logits = torch.tensor([[0.3, -1.0, 2.0, 0.0, 0.5], [1.0, 0.0, 0.0, 3.0, -1.0]])

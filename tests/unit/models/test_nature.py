@@ -79,7 +79,7 @@ def test_the_nature_trunk_is_the_papers_for_football():
 
 
 @pytest.mark.parametrize("trunk", [NatureCNN, NipsCNN, ImpalaResNet, SeedResNet])
-@pytest.mark.parametrize("shape", [(96, 96, 3), (48, 64, 4), (40, 40, 12)])
+@pytest.mark.parametrize("shape", [(96, 96, 3), (48, 64, 4), (40, 40, 12), (40, 40, 1)])
 def test_pictures_whose_channels_come_last_are_read_as_if_they_came_first(trunk, shape):
     last = trunk(shape)
     first = trunk((shape[2], *shape[:2]))
