@@ -22,7 +22,11 @@ from hts_torchrl.errors import ConfigurationError
 
 
 def make_group(
-    create_env_fn: CreateEnv | EnvFactory, indices: Sequence[int], *, render: bool = False
+    create_env_fn: CreateEnv | EnvFactory,
+    indices: Sequence[int],
+    *,
+    render: bool = False,
+    any_size: bool = False,
 ) -> EnvGroup:
     """Make the group of the environments ``indices``, from whatever the user gave.
 
@@ -34,6 +38,8 @@ def make_group(
             environment. An ``EnvBase`` may be a batch of as many as ``indices``.
         indices: global indices of the environments.
         render: whether :meth:`EnvGroup.render` will be called.
+        any_size: whether a vector environment or a batch may have another number of environments
+            than ``indices``; the group then has all of it, from the first index on.
 
     Raises:
         ConfigurationError: if that cannot be made a group.
@@ -44,7 +50,9 @@ def make_group(
     try:
         for index, maker in zip(indices, _makers(create_env_fn, indices), strict=True):
             envs.append(_make(maker, index))
-            if _is_batch(envs[0]):
+            if size := _batch_size(envs[0]):
+                if any_size:
+                    indices = range(indices[0], indices[0] + size)
                 break
         if len(envs) < len(indices) and _is_list(create_env_fn):
             raise ConfigurationError(
@@ -136,7 +144,7 @@ def env_spec_of(create_env_fn: CreateEnv | EnvFactory, index: int = 0) -> EnvSpe
     Raises:
         ConfigurationError: if that cannot be made an environment.
     """
-    with contextlib.closing(make_group(create_env_fn, [index])) as group:
+    with contextlib.closing(make_group(create_env_fn, [index], any_size=True)) as group:
         return group.spec
 
 
@@ -201,10 +209,11 @@ def _make(maker: Any, index: int) -> Any:  # noqa: ANN401
         return maker(index) if _takes_index(maker) else maker()
 
 
-def _is_batch(env: Any) -> bool:  # noqa: ANN401
-    """Return whether it is several environments already."""
-    batched = is_a(env, "torchrl.EnvBase") and bool(env.batch_size)
-    return batched or is_a(env, "gymnasium.VectorEnv")
+def _batch_size(env: Any) -> int:  # noqa: ANN401
+    """Return how many environments it is already; 0 if it is a single one."""
+    if is_a(env, "torchrl.EnvBase"):
+        return int(env.batch_size.numel()) if env.batch_size else 0
+    return int(env.num_envs) if is_a(env, "gymnasium.VectorEnv") else 0
 
 
 def _copy(env: Any, kind: str) -> Any:  # noqa: ANN401
@@ -252,7 +261,7 @@ def _group(envs: list[Any], indices: Sequence[int]) -> EnvGroup:
         return VectorGroup(envs[0], indices)
     if kind == "gymnasium.Env":
         return SerialGroup(envs, indices)
-    if _is_batch(envs[0]):
+    if _batch_size(envs[0]):
         from hts_torchrl.envs.torchrl_batch import BatchedEnvGroup  # noqa: PLC0415 - it imports torch
 
         return BatchedEnvGroup(envs[0], indices)

@@ -12,7 +12,7 @@ from tensordict import TensorDictBase, unravel_key
 from torch import Tensor
 from torch.distributions import Bernoulli, Categorical, Distribution, Independent
 
-from hts_torchrl.config import ActionSpec, ArraySpec, Key
+from hts_torchrl.config import ActionSpec, Array, ArraySpec, Key
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.policy.compiled_pass import CompiledPass
 from hts_torchrl.policy.forward import PolicyOutput, path_of
@@ -109,10 +109,10 @@ def find_outputs(inference: PolicyInference) -> dict[Key, ArraySpec]:
     if inference.log_prob_keys:
         dists = inference.distributions(result.distribution)
         for key, part in inference.parts.specs.items():
-            _refuse_other_shape(key, part, tensors[key])
+            refuse_other_shape(key, part, tensors[key])
             _refuse_other_distribution(part, tensors[key], dists[key])
     else:
-        _refuse_other_shape(action.key, action, tensors[action.key])
+        refuse_other_shape(action.key, action, tensors[action.key])
         _refuse_other_type(action, tensors[action.key])
     answers = {key: value.cpu().numpy() for key, value in tensors.items()}
     return {key: ArraySpec(value.shape[1:], value.dtype) for key, value in answers.items()}
@@ -177,8 +177,12 @@ def _refuse_chance(inference: PolicyInference, drawn: Sequence[str], first: Poli
         )
 
 
-def _refuse_other_shape(key: Key, wanted: ActionSpec, action: Tensor) -> None:
-    """Refuse a policy whose actions ``[R, ...]`` are not of the shape that is accepted."""
+def refuse_other_shape(key: Key, wanted: ActionSpec, action: Tensor | Array) -> None:
+    """Refuse a policy whose actions ``[R, ...]`` are not of the shape that is accepted.
+
+    Raises:
+        ConfigurationError: with both shapes.
+    """
     shape = tuple(action.shape[1:])
     if shape != wanted.array.shape:
         raise ConfigurationError(

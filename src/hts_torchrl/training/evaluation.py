@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +13,7 @@ from torch import nn
 from hts_torchrl.config import Precision, default_batch_size
 from hts_torchrl.envs.group import Array, CreateEnv, EnvFactory, EnvGroup
 from hts_torchrl.envs.make_group import make_group
+from hts_torchrl.policy.examination import refuse_other_shape
 from hts_torchrl.policy.forward import with_parts
 from hts_torchrl.policy.inference import PolicyInference
 from hts_torchrl.policy.memory import with_memory
@@ -25,8 +27,9 @@ _CHUNK = 1024
 class Evaluation:
     """What to play: ``episodes`` games, each in an environment of its own.
 
-    The same evaluation of the same weights gives the same scores: environments and draws depend on
-    ``seed`` alone, and are others than those of training with that seed.
+    A vector environment or a batch plays as many at a time as it has environments. The same
+    evaluation of the same weights gives the same scores: environments and draws depend on ``seed``
+    alone, and are others than those of training with that seed.
     """
 
     create_env_fn: CreateEnv | EnvFactory
@@ -37,36 +40,42 @@ class Evaluation:
     device: str = "cpu"
 
     def run(self, policy: nn.Module) -> EpisodeScores:
-        """Play until every environment has finished its first game."""
-        group = make_group(self.create_env_fn, range(self.episodes))
+        """Play all games to their end."""
         scores = np.zeros(self.episodes, np.float64)
         lengths = np.zeros(self.episodes, np.int64)
-        running = np.ones(self.episodes, bool)
-        try:
-            for score, ended in self._steps(group, policy):
-                scores += score * running
-                lengths += running
-                running &= ~ended
-                if not running.any():
-                    break
-        finally:
-            group.close()
+        with closing(make_group(self.create_env_fn, range(self.episodes), any_size=True)) as group:
+            for first in range(0, self.episodes, group.num_envs):
+                # Batches, and games of several agents, may have more than are counted.
+                counted = slice(first, first + group.num_envs)
+                self._play(group, first, policy, scores[counted], lengths[counted])
         return EpisodeScores(scores, lengths)
+
+    def _play(
+        self, group: EnvGroup, first: int, policy: nn.Module, scores: Array, lengths: Array
+    ) -> None:
+        """Play a game in each environment; adds up as many as there are scores."""
+        running = np.ones(len(scores), bool)
+        for score, ended in self._steps(group, first, policy):
+            scores += score[: len(scores)] * running
+            lengths += running
+            running &= ~ended[: len(scores)]
+            if not running.any():
+                return
 
     def frames(self, policy: nn.Module) -> Iterator[Array]:
         """Yield the pictures of one game, uint8 ``[height, width, 3]``."""
-        group = make_group(self.create_env_fn, [0], render=True)
-        try:
-            for _, ended in self._steps(group, policy):
+        group = make_group(self.create_env_fn, [0], render=True, any_size=True)
+        with closing(group):
+            for _, ended in self._steps(group, 0, policy):
                 yield group.render()
                 if ended[0]:
                     return
-        finally:
-            group.close()
 
-    def _steps(self, group: EnvGroup, policy: nn.Module) -> Iterator[tuple[Array, Array]]:
-        """Yield score and end of game of every step, without end."""
-        envs = range(group.num_envs)
+    def _steps(
+        self, group: EnvGroup, first_game: int, policy: nn.Module
+    ) -> Iterator[tuple[Array, Array]]:
+        """Yield score and end of game of every step of every environment, without end."""
+        games = range(first_game, first_game + group.num_envs)
         spec = with_parts(policy, with_memory(policy, group.spec))
         memory = Memory.blank(spec.memory, group.num_envs)
         inference = PolicyInference(
@@ -78,21 +87,21 @@ class Evaluation:
         )
         action = spec.action
         draw = draws_of(action.kind, len(action.sizes))
-        seeds = [env_seed(self.seed, env, "evaluation") for env in envs]
-        observation = group.reset(seeds)
+        seeds = {game: env_seed(self.seed, game, "evaluation") for game in games}
+        observation = group.reset([*seeds.values()])
         first = 0
         while True:
             draws = np.stack(
-                [draw(seed, env, first, _CHUNK, action.num_draws) for env, seed in enumerate(seeds)]
+                [draw(seed, game, first, _CHUNK, action.num_draws) for game, seed in seeds.items()]
             )
             for step in range(_CHUNK):
                 inputs = observation | memory.arrays
                 answers = inference.answer(inputs, draws[:, step], greedy=self.greedy)
+                refuse_other_shape(action.key, action, answers[action.key])
                 transition = group.step(answers[action.key])
                 memory.carry(answers, transition.terminated | transition.truncated)
                 observation = transition.next_observation
-                # Games of several agents are whole, and may have more of them than are counted.
-                yield transition.score[: self.episodes], transition.episode_end[: self.episodes]
+                yield transition.score, transition.episode_end
             first += _CHUNK
 
 

@@ -182,6 +182,10 @@ class TestInstances:
         with pytest.raises(ConfigurationError, match=r"batch size \(2,\), .* envs_per_executor=2"):
             make_group(SerialEnv(2, Quiet), [0])
 
+    def test_a_batch_is_asked_for_its_spec_whatever_its_size(self):
+        assert env_spec_of(lambda: SerialEnv(2, Quiet)) == env_spec_of(Quiet)
+        assert env_spec_of(SerialEnv(3, Quiet)) == env_spec_of(Quiet)
+
     @pytest.mark.parametrize("env", [CoordinateEnv(0), gymnasium.make_vec("CartPole-v1")])
     def test_one_environment_of_gymnasium_is_refused(self, env):
         with pytest.raises(ConfigurationError, match=r"lambda: gymnasium\.make"):

@@ -1,13 +1,24 @@
 import math
+from functools import partial
 
 import gymnasium
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from gymnasium.vector import SyncVectorEnv
 from torch import nn
+from torchrl.envs import GymEnv, SerialEnv
 
-from hts_torchrl import A2C, AtariEnvs, GymEnvs, PettingZooEnvs, make_actor_critic
+from hts_torchrl import (
+    A2C,
+    AtariEnvs,
+    GymEnvs,
+    PettingZooEnvs,
+    env_spec_of,
+    make_actor_critic,
+)
+from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.training.evaluation import Evaluation
 from tests import philox
 from tests.fakes import RecallEnv
@@ -65,6 +76,43 @@ def test_agents_of_one_game_each_count_and_the_last_game_may_have_more():
     assert result.lengths.tolist() == [3, 3, 3]
     assert result.scores.tolist() == whole.scores[:3].tolist()
     assert [frame[0, 0, 0] for frame in Evaluation(duels, 1, seed=0).frames(policy)] == [1, 2, 0]
+
+
+@pytest.mark.parametrize("mode", gymnasium.vector.AutoresetMode)
+@pytest.mark.parametrize("size", [4, 9])
+def test_a_vector_environment_plays_the_games_of_single_ones(size, mode):
+    """It has fewer environments than there are games, or more."""
+    policy = cartpole_policy()
+    makers = [lambda: gymnasium.make("CartPole-v1")] * size
+    result = Evaluation(lambda: SyncVectorEnv(makers, autoreset_mode=mode), 6, seed=3).run(policy)
+    single = Evaluation(CARTPOLE, 6, seed=3).run(policy)
+    assert result.scores.tolist() == single.scores.tolist()
+    assert result.lengths.tolist() == single.lengths.tolist()
+
+
+def two_poles():
+    return SerialEnv(2, partial(GymEnv, "CartPole-v1"))
+
+
+def test_a_batch_of_torchrl_plays_other_games_each_time():
+    torch.manual_seed(0)
+    policy = make_actor_critic("mlp", env_spec_of(two_poles))
+    one, other = (Evaluation(two_poles, 5, seed=3).run(policy) for _ in range(2))
+    assert one.scores.tolist() == one.lengths.tolist() == other.scores.tolist()
+    assert len(set(one.scores.tolist())) == 5
+
+
+def test_a_policy_for_other_actions_is_refused():
+    with pytest.raises(ConfigurationError, match=r"shape \(\), but the environment accepts \(2,\)"):
+        Evaluation(two_poles, 1, seed=3).run(cartpole_policy())
+
+
+def test_a_learner_on_batches_is_evaluated_on_batches():
+    data = cartpole(1, env=two_poles, envs_per_executor=2, evaluation_episodes=3)
+    learner, trainer = A2C(network="mlp"), quiet_trainer(limit_val_batches=1)
+    trainer.fit(learner, datamodule=data)
+    expected = Evaluation(two_poles, 3, data.seed).run(learner.policy).scores.mean()
+    assert trainer.callback_metrics["eval/score"] == pytest.approx(expected)
 
 
 def test_the_same_evaluation_gives_the_same_scores():
