@@ -5,7 +5,16 @@ import math
 
 import pytest
 import torch
+from tensordict.nn import NormalParamExtractor, TensorDictModule
+from torch import nn
+from torch.distributions import Normal
 from torch.nn.functional import one_hot
+from torchrl.modules import (
+    ActorCriticWrapper,
+    IndependentNormal,
+    ProbabilisticActor,
+    ValueOperator,
+)
 
 from hts_torchrl import A2C, PPO, PQN, HTSDataModule, Impala
 from tests.fakes import ArrayActionEnv, DictEnv, MaskedEnvs, NestedActionEnv
@@ -122,6 +131,30 @@ def test_numbers_in_an_array_of_any_shape_are_learned(learner, shape, squash):
     log_scale = own.policy.module[1].module[0].module.log_scale
     assert log_scale.shape == (math.prod(shape),)
     assert (log_scale != 0).all()
+
+
+def gaussian_policy(distribution):
+    """TorchRL's modules for one observation and three numbers; the same weights each time."""
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(1, 6), NormalParamExtractor())
+    actor = ProbabilisticActor(
+        TensorDictModule(network, ["observation"], ["loc", "scale"]),
+        in_keys=["loc", "scale"], distribution_class=distribution, return_log_prob=True,
+    )  # fmt: skip
+    return ActorCriticWrapper(actor, ValueOperator(nn.Linear(1, 1), in_keys=["observation"]))
+
+
+@pytest.mark.parametrize("learner", LEARNERS)
+def test_numbers_that_a_distribution_counts_apart_are_one_action(learner):
+    """torch's Normal has a log-probability a number, TorchRL's IndependentNormal their sum."""
+    weights, rewards = [], []
+    for distribution in (Normal, IndependentNormal):
+        env = functools.partial(ArrayActionEnv, (3,))
+        watch = watched_fit(LEARNERS[learner](policy=gaussian_policy(distribution)), data(env))
+        weights.append(watch.final_weights)
+        rewards.append([round_["next", "reward"] for round_ in watch.rounds])
+    assert torch.equal(*weights)
+    assert all(torch.equal(*pair) for pair in zip(*rewards, strict=True))
 
 
 @pytest.mark.parametrize(

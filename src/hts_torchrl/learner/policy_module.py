@@ -130,7 +130,7 @@ class PolicyModule(LightningModule):
 
         Returns:
             Distributions of actions, and the values of the observations, float32: ``[B]``, or
-            ``[N, T]``.
+            ``[N, T]``. An action has one log-probability, also where its numbers have one each.
 
         Raises:
             ConfigurationError: if the policy has no critic.
@@ -142,7 +142,12 @@ class PolicyModule(LightningModule):
             result = evaluate(self.actor_critic, inputs, samples.shape[0])
         if result.value is None:
             raise ConfigurationError(NO_VALUE)
-        return result.distribution, result.value.float().squeeze(-1)
+        dist = result.distribution
+        # torch's Normal by itself counts the numbers of an action apart.
+        apart = len(dist.batch_shape) - samples.ndim
+        if apart > 0:
+            dist = d.Independent(dist, apart)
+        return dist, result.value.float().squeeze(-1)
 
     def forward(self, observation: Tensor | TensorDictBase) -> Tensor | TensorDictBase:
         """Return the greedy actions for B observations: the likeliest category, or the mean.

@@ -12,14 +12,23 @@ from typing import TypeAlias
 
 import torch
 from tensordict import TensorDict, TensorDictBase
+from tensordict.nn import OneHotCategorical as TensorDictOneHotCategorical
 from torch import Tensor
 from torch import distributions as d
-from torchrl.modules import OneHotCategorical, TanhNormal
+from torchrl.modules import MaskedOneHotCategorical, OneHotCategorical, TanhNormal
 
 from hts_torchrl.models.distributions import ChoicesAndNumbers
 from hts_torchrl.policy.composite import SeveralActions
 
 RowDistribution: TypeAlias = Callable[[int], d.Distribution]
+
+_ONE_HOT = (
+    d.OneHotCategorical,
+    OneHotCategorical,
+    MaskedOneHotCategorical,
+    TensorDictOneHotCategorical,
+)
+"""All but the first are kinds of ``d.Categorical``, whose actions are numbers."""
 
 
 def sample(dist: d.Distribution, draws: Tensor, of_row: RowDistribution | None = None) -> Tensor:
@@ -59,7 +68,7 @@ def is_decided(dist: d.Distribution, draws: Tensor) -> bool:
 def _decide(dist: d.Distribution, draws: Tensor) -> Tensor | None:
     """Return what the draws decide, or None for "any other" distribution, at whatever depth."""
     match dist:
-        case d.OneHotCategorical() | OneHotCategorical():
+        case _ if isinstance(dist, _ONE_HOT):
             index = _invert(dist.probs, draws[:, 0])
             return torch.nn.functional.one_hot(index, dist.probs.shape[-1])
         case d.Categorical():

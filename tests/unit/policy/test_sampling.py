@@ -2,9 +2,16 @@ import math
 
 import numpy as np
 import pytest
+import tensordict.nn
 import torch
 from torch import distributions as d
-from torchrl.modules import MaskedCategorical, OneHotCategorical, TanhNormal, TruncatedNormal
+from torchrl.modules import (
+    MaskedCategorical,
+    MaskedOneHotCategorical,
+    OneHotCategorical,
+    TanhNormal,
+    TruncatedNormal,
+)
 
 from hts_torchrl.models.distributions import ChoicesAndNumbers, DiagonalNormal, MultiCategorical
 from hts_torchrl.policy.sampling import _sums_of_first, mode, sample
@@ -75,7 +82,9 @@ def test_logits_of_any_size_leave_the_sum_of_probabilities_harmless():
     assert (chosen > 0).all()
 
 
-@pytest.mark.parametrize("distribution", [d.OneHotCategorical, OneHotCategorical])
+@pytest.mark.parametrize(
+    "distribution", [d.OneHotCategorical, OneHotCategorical, tensordict.nn.OneHotCategorical]
+)
 def test_a_one_hot_action_marks_the_category_that_the_draw_decides(distribution):
     draws = torch.tensor([[0.05], [0.65], [0.75]], dtype=torch.float64)
     actions = sample(distribution(probs=PROBS.expand(3, 4)), draws)
@@ -86,6 +95,8 @@ def test_a_masked_category_is_never_chosen():
     mask = torch.tensor([True, False, True, False]).expand(2000, 4)
     actions = sample(MaskedCategorical(logits=torch.zeros(2000, 4), mask=mask), uniform(2000))
     assert set(actions.tolist()) == {0, 2}
+    one_hot = MaskedOneHotCategorical(logits=torch.zeros(2000, 4), mask=mask)
+    assert torch.equal(sample(one_hot, uniform(2000)), torch.eye(4, dtype=torch.long)[actions])
 
 
 def test_each_choice_of_several_has_its_own_probabilities():
