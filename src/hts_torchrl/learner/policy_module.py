@@ -133,7 +133,7 @@ class PolicyModule(LightningModule):
             ``[N, T]``. An action has one log-probability, also where its numbers have one each.
 
         Raises:
-            ConfigurationError: if the policy has no critic.
+            ConfigurationError: if the policy has no critic, or values of another shape.
         """
         inputs = self.observations(samples)
         if samples.ndim == 2:
@@ -142,6 +142,12 @@ class PolicyModule(LightningModule):
             result = evaluate(self.actor_critic, inputs, samples.shape[0])
         if result.value is None:
             raise ConfigurationError(NO_VALUE)
+        found, wanted = tuple(result.value.shape), (*samples.shape, 1)
+        if found != wanted:
+            raise ConfigurationError(
+                f"the policy's 'state_value' has shape {found}, but {wanted} is needed: one number "
+                "for each observation, in a last dimension, as torchrl's ValueOperator gives it"
+            )
         dist = result.distribution
         # torch's Normal by itself counts the numbers of an action apart.
         apart = len(dist.batch_shape) - samples.ndim

@@ -16,7 +16,12 @@ from lightning.pytorch.loggers import CSVLogger
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from torch import nn
-from torchrl.modules import ProbabilisticActor, SafeSequential, ValueOperator
+from torchrl.modules import (
+    ActorCriticWrapper,
+    ProbabilisticActor,
+    SafeSequential,
+    ValueOperator,
+)
 
 from hts_torchrl import A2C, PPO, GymEnvs, HTSCollector, Learner, make_actor_critic
 from hts_torchrl.errors import ConfigurationError, ProtocolError
@@ -487,6 +492,12 @@ def test_a_wrong_setting_is_refused_when_the_learner_is_made(learner_class, sett
     assert str(raised.value) == message
 
 
+def with_critic(critic):
+    """A policy of CartPole whose values come of a module of the user's own."""
+    values = TensorDictModule(critic, ["observation"], ["state_value"])
+    return ActorCriticWrapper(cartpole_policy().get_policy_operator(), values)
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -497,6 +508,11 @@ def test_a_wrong_setting_is_refused_when_the_learner_is_made(learner_class, sett
         (lambda: PPO(nn.Linear(4, 2)), "the policy has 0 probabilistic modules"),
         (lambda: PPO(cartpole_policy().requires_grad_(False)), "no parameter that requires"),
         (lambda: PPO(cartpole_policy().get_policy_operator()), "the policy has no value"),
+        (lambda: A2C(with_critic(nn.Linear(4, 2))), r"has shape \(4, 2\), but \(4, 1\)"),
+        (
+            lambda: A2C(with_critic(nn.Sequential(nn.Linear(4, 1), nn.Flatten(0)))),
+            r"has shape \(4,\), but \(4, 1\)",
+        ),
     ],
 )
 def test_a_setting_that_does_not_fit_the_environment_is_refused(make, message):
