@@ -39,13 +39,16 @@ def make_group(
         indices: global indices of the environments.
         render: whether :meth:`EnvGroup.render` will be called.
         any_size: whether a vector environment or a batch may have another number of environments
-            than ``indices``; the group then has all of it, from the first index on.
+            than ``indices``, and a list fewer; the group then has all of it, from the first index
+            on.
 
     Raises:
         ConfigurationError: if that cannot be made a group.
     """
     if isinstance(create_env_fn, EnvFactory):
         return create_env_fn.group(indices, render=render)
+    if any_size and _is_list(create_env_fn):
+        indices = indices[: len(create_env_fn)]  # type: ignore[arg-type]
     envs: list[Any] = []
     try:
         for index, maker in zip(indices, _makers(create_env_fn, indices), strict=True):

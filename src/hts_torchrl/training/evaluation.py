@@ -27,9 +27,9 @@ _CHUNK = 1024
 class Evaluation:
     """What to play: ``episodes`` games, each in an environment of its own.
 
-    A vector environment or a batch plays as many at a time as it has environments. The same
-    evaluation of the same weights gives the same scores: environments and draws depend on ``seed``
-    alone, and are others than those of training with that seed.
+    Vector environments, batches and lists play as many at a time as they have environments. The
+    same evaluation of the same weights gives the same scores: environments and draws depend on
+    ``seed`` alone, and are others than those of training with that seed.
     """
 
     create_env_fn: CreateEnv | EnvFactory

@@ -90,6 +90,14 @@ def test_a_vector_environment_plays_the_games_of_single_ones(size, mode):
     assert result.lengths.tolist() == single.lengths.tolist()
 
 
+@pytest.mark.parametrize("size", [4, 9])
+def test_a_list_plays_the_games_of_single_ones(size):
+    policy = cartpole_policy()
+    makers = [partial(gymnasium.make, "CartPole-v1")] * size
+    result = Evaluation(makers, 6, seed=3).run(policy)
+    assert result.scores.tolist() == Evaluation(CARTPOLE, 6, seed=3).run(policy).scores.tolist()
+
+
 def two_poles():
     return SerialEnv(2, partial(GymEnv, "CartPole-v1"))
 
