@@ -21,7 +21,10 @@ def set_logged_steps(trainer: Trainer, steps: int) -> None:
 
 
 def logs_after(trainer: Trainer, step: int) -> bool:
-    """Return whether the Trainer logs after so many steps: with ``log_every_n_steps=0`` never."""
+    """Return whether the Trainer logs after so many steps: with ``log_every_n_steps=0`` never.
+
+    Lightning's private ``should_update_logs`` says it of its current step only.
+    """
     every: int = trainer.log_every_n_steps  # type: ignore[attr-defined]
     return every > 0 and step % every == 0
 
