@@ -29,6 +29,12 @@ def logs_after(trainer: Trainer, step: int) -> bool:
     return every > 0 and step % every == 0
 
 
+def monitored_names(trainer: Trainer) -> set[str | None]:
+    """Return what callbacks and learning-rate schedules monitor."""
+    watchers = [*trainer.callbacks, *trainer.lr_scheduler_configs]  # type: ignore[attr-defined]
+    return {getattr(watcher, "monitor", None) for watcher in watchers}
+
+
 def is_accumulating(trainer: Trainer) -> bool:
     """Return whether the current batch adds to a gradient that a later one applies."""
     return trainer.fit_loop.epoch_loop._should_accumulate()

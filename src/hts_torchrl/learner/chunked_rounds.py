@@ -11,7 +11,12 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from hts_torchrl.compat.lightning import is_accumulating, leave_gradients, logs_after
+from hts_torchrl.compat.lightning import (
+    is_accumulating,
+    leave_gradients,
+    logs_after,
+    monitored_names,
+)
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.learner.gradient_chunks import GradientChunks
 from hts_torchrl.learner.rounds import RoundModule
@@ -212,12 +217,14 @@ class ChunkedRounds(RoundModule):
     def log_losses(self, losses: dict[str, Tensor], group: str = "loss") -> None:
         """Log losses, or another group of figures, when the Trainer's loggers will take them.
 
-        Of several chunks their means are logged.
+        Those that a callback or a learning-rate schedule monitors are there after each step. Of
+        several chunks their means are logged.
         """
         if is_accumulating(self.trainer):
             return
-        if logs_after(self.trainer, self.trainer.global_step + 1):
-            figures = {f"{group}/{name}": value.detach() for name, value in losses.items()}
+        figures = {f"{group}/{name}": value.detach() for name, value in losses.items()}
+        logs = logs_after(self.trainer, self.trainer.global_step + 1)
+        if logs or not figures.keys().isdisjoint(monitored_names(self.trainer)):
             if self._figures is None:
                 self.log_dict(figures)
             else:

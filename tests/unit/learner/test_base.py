@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
@@ -404,6 +404,29 @@ def test_the_logger_gets_the_losses(tmp_path):
     entropies = [float(row["loss/entropy"]) for row in rows if row["loss/entropy"]]
     assert len(entropies) == 4
     assert entropies[0] == pytest.approx(math.log(2), abs=0.01)
+
+
+class TestMonitoredLosses:
+    """They are there between the steps that are logged too."""
+
+    def test_for_a_schedule(self):
+        class Halved(A2C):
+            def configure_optimizers(self):
+                optimizer = super().configure_optimizers()
+                plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(
+                    optimizer, factor=0.5, patience=0, threshold=1e6, threshold_mode="abs"
+                )  # only the first loss is an improvement
+                schedule = {"scheduler": plateau, "interval": "step", "monitor": "loss/value"}
+                return {"optimizer": optimizer, "lr_scheduler": schedule}
+
+        watch = watched_fit(Halved(learning_rate=1e-3), cartpole(4), log_every_n_steps=50)
+        assert watch.learning_rates == [1e-3, 1e-3, 5e-4, 2.5e-4]
+
+    def test_for_a_callback(self, tmp_path):
+        kept = ModelCheckpoint(tmp_path, monitor="loss/value", every_n_train_steps=1, save_top_k=-1)
+        of_trainer = {"log_every_n_steps": 50, "enable_checkpointing": True}
+        watched_fit(A2C(), cartpole(4), callbacks=[kept], **of_trainer)
+        assert len(kept.best_k_models) == 4
 
 
 def test_callbacks_of_the_user_are_called():
