@@ -317,6 +317,21 @@ class DictEnv(gymnasium.Env):
         }
 
 
+class NestedEnv(DictEnv):
+    """The same, as a pair of the picture and a dictionary."""
+
+    observation_space = spaces.Tuple(
+        [
+            DictEnv.observation_space["picture"],
+            spaces.Dict(vector=DictEnv.observation_space["vector"]),
+        ]
+    )
+
+    def _observation(self) -> tuple[Any, dict[str, Any]]:
+        both = super()._observation()
+        return both["picture"], {"vector": both["vector"]}
+
+
 class ModulesEnv(CoordinateEnv):
     """Its observation tells which of some modules this process has imported."""
 

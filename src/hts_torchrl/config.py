@@ -31,6 +31,8 @@ class ArraySpec:
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
+    choices: tuple[range, ...] = ()
+    """Of which each element is one, in C order; empty where the numbers are sizes."""
 
     def __str__(self) -> str:
         """Return type and shape, as ``float32 [4]``."""
@@ -98,9 +100,7 @@ class MemorySpec:
         return specs
 
 
-_TAKEN: frozenset[Key] = frozenset(
-    {"action", "next", "reward", "done", "terminated", "truncated", "collector"}
-)
+_TAKEN = frozenset({"action", "next", "reward", "done", "terminated", "truncated", "collector"})
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,8 @@ class EnvSpec:
         """Refuse an environment without observations, or with names that a batch uses."""
         if not self.observations:
             raise ConfigurationError("the environment has no observation")
-        taken = sorted(map(str, _TAKEN.intersection(self.observations)))
+        names = {key if isinstance(key, str) else key[0] for key in self.observations}
+        taken = sorted(_TAKEN & names)
         if taken:
             raise ConfigurationError(
                 f"the environment has observations named {taken}, which are other entries of a "

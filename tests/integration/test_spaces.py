@@ -16,8 +16,8 @@ from torchrl.modules import (
     ValueOperator,
 )
 
-from hts_torchrl import A2C, PPO, PQN, HTSDataModule, Impala
-from tests.fakes import ArrayActionEnv, DictEnv, MaskedEnvs, NestedActionEnv
+from hts_torchrl import A2C, PPO, PQN, GymEnvs, HTSDataModule, Impala
+from tests.fakes import ArrayActionEnv, DictEnv, MaskedEnvs, NestedActionEnv, NestedEnv
 from tests.fits import flat, quiet_trainer, watched_fit
 
 LEARNERS = {
@@ -176,14 +176,24 @@ def test_a_resumed_run_has_the_bits_of_the_whole_one(env, network, tmp_path):
     assert torch.equal(resumed, whole)
 
 
+@pytest.mark.parametrize(
+    ("env", "network", "keys"),
+    [
+        (DictEnv, "impala", {"picture", "vector"}),
+        (NestedEnv, "impala", {"0", ("1", "vector")}),
+        (GymEnvs("Blackjack-v1"), "mlp", {"0", "1", "2"}),
+    ],
+)
 @pytest.mark.parametrize("learner", ["A2C", "PPO"])
-def test_a_policy_of_several_observations_learns_and_is_restored(learner, tmp_path):
+def test_a_policy_of_several_observations_learns_and_is_restored(
+    learner, env, network, keys, tmp_path
+):
     trainer = quiet_trainer()
-    own = LEARNERS[learner](network="impala")
-    trainer.fit(own, datamodule=data(DictEnv))
+    own = LEARNERS[learner](network=network)
+    trainer.fit(own, datamodule=data(env, num_envs=4))
     trainer.save_checkpoint(tmp_path / "policy.ckpt")
     again = type(own).load_from_checkpoint(tmp_path / "policy.ckpt")
     weights, restored = own.policy.state_dict(), again.policy.state_dict()
     assert weights.keys() == restored.keys()
     assert all(torch.equal(weights[name], restored[name]) for name in weights)
-    assert set(again.policy.in_keys) == {"picture", "vector"}
+    assert set(again.policy.in_keys) == keys

@@ -10,6 +10,7 @@ from gymnasium import spaces
 
 from hts_torchrl.config import ArraySpec, EnvSpec, Key
 from hts_torchrl.envs.group import Array, Observation, called
+from hts_torchrl.envs.spaces import Path, key_of, leaves_of
 from hts_torchrl.errors import ConfigurationError
 
 
@@ -138,6 +139,15 @@ def _kind(value: Any) -> str:  # noqa: ANN401
     return "None" if value is None else f"a {type(value).__name__}"
 
 
+def _at(observation: Any, path: Path) -> Any:  # noqa: ANN401
+    for name in path:
+        try:
+            observation = observation[name]
+        except (LookupError, TypeError):
+            return None
+    return observation
+
+
 class DeclaredSpace:
     """The observation space of a Gymnasium environment, as a gate for what it returns.
 
@@ -147,14 +157,25 @@ class DeclaredSpace:
     """
 
     def __init__(self, space: spaces.Space[Any], specs: dict[Key, ArraySpec]) -> None:
-        self._by_key = isinstance(space, spaces.Dict)
+        forms = {spaces.Dict: dict, spaces.Tuple: tuple}
+        self._form = next((forms[kind] for kind in forms if isinstance(space, kind)), object)
         self._specs = specs
-        parts = dict(space.spaces) if isinstance(space, spaces.Dict) else {"observation": space}
+        self._paths = {key_of(path): path for path in leaves_of(space)}
         self._choices = {
-            key: range(int(part.start), int(part.start + part.n))
-            for key, part in parts.items()
-            if isinstance(part, spaces.Discrete)
+            key: spec.choices[0] for key, spec in specs.items() if spec.choices and not spec.shape
         }
+
+    def leaves(self, observation: Any) -> dict[Key, Any]:  # noqa: ANN401
+        """Return what an observation, or a batch of it, holds by key; None where it is missing.
+
+        Raises:
+            ConfigurationError: if it is no dictionary or tuple, but such a space was declared.
+        """
+        if not isinstance(observation, self._form):
+            raise ConfigurationError(
+                f"a {type(observation).__name__} came, but a {self._form.__name__} is declared"
+            )
+        return {key: _at(observation, path) for key, path in self._paths.items()}
 
     def entries(self, observation: Any) -> Observation:  # noqa: ANN401
         """Return the entries of one observation by key.
@@ -163,13 +184,8 @@ class DeclaredSpace:
             ConfigurationError: if one is missing, is another than was declared
                 (:func:`as_declared`), or is none of the choices of a ``Discrete`` space.
         """
-        if not self._by_key:
-            observation = {"observation": observation}
-        elif not isinstance(observation, dict):
-            raise ConfigurationError(
-                f"a {type(observation).__name__} came, but a dictionary is declared"
-            )
-        entries = {k: as_declared(k, observation.get(k), spec) for k, spec in self._specs.items()}
+        leaves = self.leaves(observation)
+        entries = {key: as_declared(key, leaves[key], spec) for key, spec in self._specs.items()}
         for key, choices in self._choices.items():
             if int(entries[key]) not in choices:
                 raise ConfigurationError(f"{key!r} is {entries[key]}, but {choices} is declared")

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any, TypeAlias
+
 import numpy as np
 from gymnasium import spaces
 
@@ -13,38 +17,52 @@ from hts_torchrl.errors import ConfigurationError
 def env_spec(observation_space: spaces.Space, action_space: spaces.Space) -> EnvSpec:  # type: ignore[type-arg]
     """Describe one environment by its two spaces.
 
-    A dictionary space gives one key for each entry; every other space has the key ``observation``.
-    The parts of a ``Dict`` or ``Tuple`` action space, nested or not, make one action together.
+    Each part of a ``Dict`` or ``Tuple`` observation space, nested or not, has a key of its own.
+    Every other space has the key ``observation``. The parts of such an action space make one
+    action together.
 
     Args:
         observation_space: of a single environment.
         action_space: of the same.
 
     Raises:
-        ConfigurationError: if a space is neither box, discrete, multi-discrete, multi-binary nor
-            (for observations) a dictionary of those.
+        ConfigurationError: if a space, or a part of it, is neither box, discrete, multi-discrete
+            nor multi-binary.
     """
     observations: dict[Key, ArraySpec] = {}
-    if isinstance(observation_space, spaces.Dict):
-        for name, space in observation_space.spaces.items():
-            observations[str(name)] = _array_spec(space, f"observation {name!r}")
-    else:
-        observations["observation"] = _array_spec(observation_space, "observation")
+    for path, leaf in leaves_of(observation_space).items():
+        key = key_of(path)
+        observations[key] = _observation_spec(
+            leaf, f"observation {key!r}" if path else "observation"
+        )
     return EnvSpec(observations, _action_spec(action_space))
 
 
 def _array_spec(space: spaces.Space, what: str) -> ArraySpec:  # type: ignore[type-arg]
     supported = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
     if not isinstance(space, supported) or space.shape is None or space.dtype is None:
-        nested = isinstance(space, spaces.Dict | spaces.Tuple)
-        hint = "; gymnasium.wrappers.FlattenObservation makes it a Box" if nested else ""
         raise ConfigurationError(
             f"the {what} space {in_one_line(space)} is not supported; Box, Discrete, "
-            f"MultiDiscrete, MultiBinary and (for observations) a flat Dict of these are{hint}"
+            "MultiDiscrete, MultiBinary, and Dict and Tuple of these are"
         )
     if 0 in space.shape:
         raise ConfigurationError(f"the {what} space {in_one_line(space)} has no elements")
     return ArraySpec(tuple(space.shape), np.dtype(space.dtype))
+
+
+def _observation_spec(space: spaces.Space, what: str) -> ArraySpec:  # type: ignore[type-arg]
+    array = _array_spec(space, what)
+    match space:
+        case spaces.Discrete():
+            return replace(array, choices=(_choices(space.start, space.n),))
+        case spaces.MultiDiscrete():
+            each = zip(space.start.flat, space.nvec.flat, strict=True)
+            return replace(array, choices=tuple(_choices(*pair) for pair in each))
+    return array
+
+
+def _choices(start: Any, number: Any) -> range:  # noqa: ANN401 - integers of numpy's
+    return range(int(start), int(start) + int(number))
 
 
 def in_one_line(space: object) -> str:
@@ -54,25 +72,43 @@ def in_one_line(space: object) -> str:
 
 def _action_spec(space: spaces.Space) -> ActionSpec:  # type: ignore[type-arg]
     if isinstance(space, spaces.Dict | spaces.Tuple):
-        return joined({key: action_of(part) for key, part in leaves_of(space).items()})
+        return joined({key_of(path): action_of(leaf) for path, leaf in leaves_of(space).items()})
     return action_of(space)
 
 
-def leaves_of(space: spaces.Dict | spaces.Tuple) -> dict[Key, spaces.Space]:  # type: ignore[type-arg]
+Path: TypeAlias = tuple[Any, ...]
+"""Names in ``Dict`` spaces and places in ``Tuple`` spaces, one within the other."""
+
+
+def leaves_of(space: spaces.Space[Any], path: Path = ()) -> dict[Path, spaces.Space[Any]]:
     """Return the spaces within a ``Dict`` or ``Tuple``, at whatever depth, in their order.
 
-    They have the names that TorchRL's ``GymWrapper`` gives those of a ``Dict``, such as ``gear`` or
-    ``("arm", "grip")``; the number of a place in a ``Tuple`` is a name.
+    Args:
+        space: any other is its one leaf.
+        path: of the space itself.
     """
-    named = space.spaces if isinstance(space, spaces.Dict) else dict(enumerate(space.spaces))
-    leaves: dict[Key, spaces.Space] = {}  # type: ignore[type-arg]
-    for name, part in named.items():
-        if isinstance(part, spaces.Dict | spaces.Tuple):
-            for key, leaf in leaves_of(part).items():
-                leaves[str(name), *((key,) if isinstance(key, str) else key)] = leaf
-        else:
-            leaves[str(name)] = part
-    return leaves
+    parts: Iterable[tuple[Any, spaces.Space[Any]]]
+    match space:
+        case spaces.Dict():
+            parts = space.spaces.items()
+        case spaces.Tuple():
+            parts = enumerate(space.spaces)
+        case _:
+            return {path: space}
+    found = [leaves_of(part, (*path, name)) for name, part in parts]
+    return {place: leaf for leaves in found for place, leaf in leaves.items()}
+
+
+def key_of(path: Path) -> Key:
+    """Return the name that a leaf has in a TensorDict: ``gear``, or ``("arm", "grip")``.
+
+    Those of a ``Dict`` are named as by TorchRL's ``GymWrapper``; the number of a place in a
+    ``Tuple`` is a name.
+    """
+    names = tuple(map(str, path))
+    if len(names) > 1:
+        return names
+    return names[0] if names else "observation"
 
 
 def action_of(space: spaces.Space) -> ActionSpec:  # type: ignore[type-arg]

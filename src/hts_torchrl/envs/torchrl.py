@@ -159,7 +159,7 @@ def spec_of_one(env: EnvBase) -> EnvSpec:
         raise ConfigurationError("a TensorDictPrimer of a batch: give it to each environment")
     filled = {key: value for primer in primers for key, value in primer_values(primer)}
     observations = {
-        key: _array_spec(spec)
+        key: _observation_spec(spec)
         for key, spec in env.observation_spec_unbatched.items(include_nested=True, leaves_only=True)
         if not isinstance(spec, Composite) and key not in filled
     }
@@ -225,6 +225,18 @@ def _array_spec(spec: TensorSpec) -> ArraySpec:
     if spec.dtype is None or -1 in spec.shape or isinstance(spec, NonTensor):
         raise ConfigurationError(f"the spec {in_one_line(spec)} is not of a tensor of fixed shape")
     return ArraySpec(tuple(spec.shape), torch.empty((), dtype=spec.dtype).numpy().dtype)
+
+
+def _observation_spec(spec: TensorSpec) -> ArraySpec:
+    array = _array_spec(spec)
+    match spec:
+        case MultiCategorical() if spec.nvec.shape == spec.shape:  # which is a Categorical too
+            return replace(array, choices=tuple(range(int(n)) for n in spec.nvec.flatten()))
+        case Categorical() if not isinstance(spec, MultiCategorical | Binary):
+            number = int(spec.space.n)  # -1 if it is not known
+            if number > 0 and spec.dtype != torch.bool:
+                return replace(array, choices=(range(number),) * spec.shape.numel())
+    return array
 
 
 def _action_spec(env: EnvBase) -> ActionSpec:

@@ -42,9 +42,7 @@ class VectorGroup:
         self._stepping = observing("step", self.indices)
 
     def _arrays(self, observation: Any) -> Observation:  # noqa: ANN401
-        if isinstance(observation, dict):
-            return {key: observation[key] for key in self.spec.observations}
-        return {"observation": observation}
+        return self._declared.leaves(observation)
 
     def reset(self, seeds: Sequence[int]) -> Observation:
         """Seed and reset every environment.

@@ -183,7 +183,6 @@ def make_actor_critic(network: str, spec: EnvSpec, *, squash: bool = False) -> A
 def _make_actor_critic(network: str, spec: EnvSpec, *, squash: bool) -> ActorCritic:
     parts = NetworkParts.named(network, spec)
     trunk = parts.trunk()
-    parts.warn_of_choices(trunk)
     return ActorCritic(
         trunk,
         spec,

@@ -19,7 +19,8 @@ class CombinedTrunk(nn.Module):
     """Features of several observations side by side: ``[B, out_features]``.
 
     Each picture has a trunk of its own. All else is flattened and joined to one vector, which has
-    one trunk: what Stable-Baselines3's ``CombinedExtractor`` is for.
+    one trunk: what Stable-Baselines3's ``CombinedExtractor`` is for. As there, a choice (Discrete,
+    or each of a MultiDiscrete) is one-hot in the vector.
 
     Args:
         observations: in the order in which the trunk is called with them.
@@ -50,10 +51,23 @@ class CombinedTrunk(nn.Module):
             else:
                 batch = seen.shape[: seen.ndim - len(array.shape)]
                 flat = seen.reshape(*batch, -1)
+                if array.choices:
+                    flat = _one_hot(flat, array.choices)
                 numbers.append(flat if flat.is_floating_point() else flat.float())
         if self.vector is not None:
             features.append(self.vector(torch.cat(numbers, -1)))
         return torch.cat(features, -1)
+
+
+def _one_hot(chosen: Tensor, choices: Sequence[range]) -> Tensor:
+    """Return of integers ``[..., K]`` which choices they are: bool ``[..., C]``, K ones a row."""
+    return torch.cat(
+        [
+            chosen[..., index, None] == torch.arange(each.start, each.stop, device=chosen.device)
+            for index, each in enumerate(choices)
+        ],
+        -1,
+    )
 
 
 def is_picture(observation: ArraySpec) -> bool:
@@ -86,7 +100,7 @@ def combined_trunk(network: str, observations: Mapping[Key, ArraySpec]) -> Combi
     others = [array for array in observations.values() if not is_picture(array)]
     vector = None
     if others:
-        size = sum(math.prod(array.shape) for array in others)
+        size = sum(sum(map(len, array.choices)) or math.prod(array.shape) for array in others)
         joined = ArraySpec((size,), np.dtype(np.float32))
         vector = make_trunk("mlp" if pictures else network, joined, what="joined observations")
     return CombinedTrunk(list(observations.values()), pictures, vector)

@@ -15,8 +15,7 @@ from hts_torchrl.config import ActionSpec, ArraySpec, EnvSpec, Key
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.machine import require_memory
 from hts_torchrl.models.action_mask import mask_of
-from hts_torchrl.models.combined import CombinedTrunk, combined_trunk, is_picture
-from hts_torchrl.models.mlp import MLP
+from hts_torchrl.models.combined import combined_trunk, is_picture
 from hts_torchrl.models.recurrent import Cell
 from hts_torchrl.models.trunks import is_built_in, make_trunk, parts_of
 
@@ -61,6 +60,8 @@ class NetworkParts:
             if memory is not None and not name:
                 name = "nature" if is_picture(array) else "mlp"
             make = partial(make_trunk, name, array, several_players=several_players)
+            if name == "mlp" and array.choices:
+                make = partial(combined_trunk, name, observations)
         else:
             make = partial(combined_trunk, name if memory is None else name or "mlp", observations)
         if several_players and memory is not None:
@@ -69,23 +70,6 @@ class NetworkParts:
                 f"{len(spec.action.sizes)} players act here: leave the memory out"
             )
         return cls(make, observations, memory, several_players)
-
-    def warn_of_choices(self, trunk: nn.Module) -> None:
-        """Warn of a choice that is read as a size.
-
-        Args:
-            trunk: that reads it.
-        """
-        if not isinstance(trunk, MLP | CombinedTrunk):
-            return
-        for key, array in self.observations.items():
-            if not array.shape and array.dtype.kind in "iu":
-                warnings.warn(
-                    f"the observation {key!r} is one integer, whose size the network reads: if it "
-                    "is a choice (Discrete), gymnasium.wrappers.FlattenObservation (or, for one of "
-                    "several, TransformObservation) shows it as a vector of 0 and 1",
-                    stacklevel=5,
-                )
 
 
 def built(network: str, spec: EnvSpec, make: Callable[[], PolicyT]) -> PolicyT:

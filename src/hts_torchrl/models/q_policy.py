@@ -200,6 +200,5 @@ def make_q_policy(network: str, spec: EnvSpec) -> QPolicy:
 def _make_q_policy(network: str, spec: EnvSpec) -> QPolicy:
     parts = NetworkParts.named(network, spec)
     trunk = parts.trunk()
-    parts.warn_of_choices(trunk)
     normalize_layers(trunk)
     return QPolicy(trunk, spec, observation=list(parts.observations), memory=parts.memory)

@@ -79,7 +79,9 @@ def _key(path: list[str]) -> Key:
 
 
 def _array_as_json(array: ArraySpec) -> dict[str, Any]:
-    return {"shape": list(array.shape), "dtype": array.dtype.name}
+    choices = [[each.start, each.stop] for each in array.choices]
+    also = {"choices": choices} if choices else {}
+    return {"shape": list(array.shape), "dtype": array.dtype.name, **also}
 
 
 def _array_from_json(array: dict[str, Any]) -> ArraySpec:
@@ -89,7 +91,17 @@ def _array_from_json(array: dict[str, Any]) -> ArraySpec:
     shape = _sizes_from_json(array["shape"])
     if math.prod(shape) >= _MOST_ELEMENTS:
         raise ValueError(f"the shape {str(shape)[:100]}")
-    return ArraySpec(shape, dtype)
+    choices = tuple(range(*_ends_from_json(ends)) for ends in array.get("choices", []))
+    if choices and len(choices) != math.prod(shape):
+        raise ValueError(f"choices for {len(choices)} elements of {math.prod(shape)}")
+    return ArraySpec(shape, dtype, choices)
+
+
+def _ends_from_json(ends: list[int]) -> tuple[int, int]:
+    start, stop = ends
+    if not (type(start) is type(stop) is int and 0 < stop - start < _MOST_ELEMENTS):
+        raise ValueError(f"choices from {str(start)[:100]} to {str(stop)[:100]}")
+    return start, stop
 
 
 def _bound_as_json(bound: Array | None) -> list[Any] | None:

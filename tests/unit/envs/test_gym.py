@@ -16,6 +16,7 @@ from tests.fakes import (
     DictEnv,
     FailingEnv,
     MultiDiscreteEnv,
+    NestedEnv,
     RecordingEnv,
     UndeclaredEnv,
     write_package,
@@ -105,19 +106,18 @@ class TestAnyGroup:
         assert transition.reward.tolist() == transition.score.tolist() == [5 / 32, 1 + 11 / 64]
 
     @pytest.mark.parametrize(
-        "create",
-        [DictEnv, *(vector(DictEnv, mode=mode) for mode in AutoresetMode)],
-        ids=["serial", *VECTORS],
+        ("env", "picture", "numbers"),
+        [(DictEnv, "picture", "vector"), (NestedEnv, "0", ("1", "vector"))],
     )
-    def test_every_entry_of_a_dictionary_is_kept_through_the_end_of_an_episode(self, create):
-        group = make_group(create, [0, 1])
+    @pytest.mark.parametrize("mode", [None, *AutoresetMode])
+    def test_every_entry_is_kept_through_the_end_of_an_episode(self, env, mode, picture, numbers):
+        group = make_group(env if mode is None else vector(env, mode=mode), [0, 1])
         group.reset(SEEDS)
         for _ in range(3):
             transition = group.step(np.array([0, 0]))
-        pictures = transition.observation["picture"], transition.next_observation["picture"]
-        assert [picture[1, 0, 0, 0] for picture in pictures] == [13, 10]
-        assert transition.observation["vector"].tolist() == [[0, 3], [1, 3]]
-        assert transition.next_observation["vector"].tolist() == [[0, 0], [1, 0]]
+        both = transition.observation, transition.next_observation
+        assert [each[picture][1, 0, 0, 0] for each in both] == [13, 10]
+        assert [each[numbers].tolist() for each in both] == [[[0, 3], [1, 3]], [[0, 0], [1, 0]]]
 
 
 class TestActions:

@@ -77,6 +77,10 @@ def gate(space: spaces.Space) -> DeclaredSpace:
 BOTH = spaces.Dict({"vector": spaces.Box(-1, 1, (2,)), "number": spaces.Discrete(3, start=5)})
 
 
+PAIR = spaces.Tuple([spaces.Discrete(3), spaces.Box(-1, 1, (2,))])
+NESTED = spaces.Dict(pair=PAIR)
+
+
 class TestDeclaredSpace:
     def test_a_plain_observation_has_one_entry(self):
         entries = gate(spaces.Box(-1, 1, (2,))).entries(np.ones(2, np.float32))
@@ -89,10 +93,25 @@ class TestDeclaredSpace:
             "vector": [1, 1],
         }
 
+    def test_a_nested_one_has_the_entries_of_each_path(self):
+        space = spaces.Dict(arm=spaces.Tuple([spaces.Discrete(3), BOTH]), eye=spaces.Discrete(2))
+        inner = {"vector": np.ones(2, np.float32), "number": 6}
+        entries = gate(space).entries({"eye": 1, "arm": (2, inner)})
+        assert {key: array.tolist() for key, array in entries.items()} == {
+            "eye": 1,
+            ("arm", "0"): 2,
+            ("arm", "1", "vector"): [1, 1],
+            ("arm", "1", "number"): 6,
+        }
+
     @pytest.mark.parametrize(
         ("space", "observation", "message"),
         [
-            (BOTH, np.ones(2, np.float32), "a ndarray came, but a dictionary is declared"),
+            (NESTED, {"pair": (1,)}, "('pair', '1') is missing, but float32 [2] is declared"),
+            (NESTED, {"pair": 1}, "('pair', '0') is missing, but int64 [] is declared"),
+            (NESTED, {}, "('pair', '0') is missing, but int64 [] is declared"),
+            (PAIR, {"0": 1}, "a dict came, but a tuple is declared"),
+            (BOTH, np.ones(2, np.float32), "a ndarray came, but a dict is declared"),
             (BOTH, {"number": 5}, "'vector' is missing, but float32 [2] is declared"),
             (spaces.Box(-1, 1, (2,)), {"observation": np.ones(2)}, "'observation' is object []"),
             (spaces.Discrete(3), 3, "'observation' is 3, but range(0, 3) is declared"),

@@ -24,11 +24,18 @@ def test_a_dictionary_gives_one_observation_an_entry():
 
 
 @pytest.mark.parametrize(
-    ("space", "shape"),
-    [(spaces.Discrete(5), ()), (spaces.MultiDiscrete([2, 3]), (2,)), (spaces.MultiBinary(4), (4,))],
+    ("space", "shape", "choices"),
+    [
+        (spaces.Discrete(5), (), (range(5),)),
+        (spaces.Discrete(5, start=-2), (), (range(-2, 3),)),
+        (spaces.MultiDiscrete([2, 3]), (2,), (range(2), range(3))),
+        (spaces.MultiDiscrete([[2], [3]], start=[[1], [4]]), (2, 1), (range(1, 3), range(4, 7))),
+        (spaces.MultiBinary(4), (4,), ()),
+    ],
 )
-def test_observations_may_be_discrete(space, shape):
-    assert env_spec(space, TWO).observations["observation"].shape == shape
+def test_observations_may_be_choices(space, shape, choices):
+    (array,) = env_spec(space, TWO).observations.values()
+    assert (array.shape, array.choices) == (shape, choices)
 
 
 def test_a_discrete_action_is_one_choice():
@@ -74,18 +81,28 @@ def test_observations_without_elements_are_refused(space):
         env_spec(space, TWO)
 
 
-@pytest.mark.parametrize("space", [spaces.Tuple([BOX]), spaces.Dict(a=spaces.Dict(b=BOX))])
-def test_a_nested_observation_is_refused_with_the_wrapper_that_helps(space):
-    with pytest.raises(ConfigurationError, match=r"gymnasium\.wrappers\.FlattenObservation"):
-        env_spec(space, TWO)
+def test_nested_observations_have_the_path_to_each_as_its_key():
+    """A ``Dict`` as TorchRL's ``GymWrapper`` names it; a place in a ``Tuple`` by its number."""
+    arm = spaces.Tuple([BOX, spaces.Dict(grip=TWO)])
+    spec = env_spec(spaces.Dict({"eye": PICTURE, "arm": arm}), TWO)
+    assert {key: array.shape for key, array in spec.observations.items()} == {
+        "eye": (1, 4, 4),
+        ("arm", "0"): (3,),
+        ("arm", "1", "grip"): (),
+    }
+
+
+@pytest.mark.parametrize("name", ["next", "action"])
+def test_a_part_of_an_observation_with_a_name_of_the_batch_is_refused(name):
+    with pytest.raises(ConfigurationError, match=rf"named \['{name}'\]"):
+        env_spec(spaces.Dict({name: spaces.Dict(inner=BOX)}), TWO)
 
 
 @pytest.mark.parametrize(
     "space",
     [
         spaces.Text(5),
-        spaces.Tuple([BOX]),
-        spaces.Dict({"inner": spaces.Dict({"box": BOX})}),
+        spaces.Dict({"inner": spaces.Tuple([spaces.Text(5)])}),
         spaces.Sequence(BOX),
         spaces.OneOf([BOX, TWO]),
         spaces.Graph(BOX, TWO),

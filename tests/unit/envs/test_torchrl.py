@@ -17,7 +17,7 @@ from torchrl.envs.transforms import ActionMask, LineariseRewards
 
 from hts_torchrl import HTSCollector, make_actor_critic
 from hts_torchrl.envs.make_group import make_group
-from hts_torchrl.envs.torchrl import EnvBaseGroup
+from hts_torchrl.envs.torchrl import EnvBaseGroup, spec_of_one
 from hts_torchrl.errors import ConfigurationError
 
 ACTIONS = {
@@ -79,6 +79,24 @@ def test_a_torchrl_environment_makes_a_group_of_its_own_kind():
 
 def test_observations_keep_their_keys():
     assert list(group().spec.observations) == ["place"]
+
+
+@pytest.mark.parametrize(
+    ("observed", "choices"),
+    [
+        (Categorical(5), (range(5),)),
+        (Categorical(5, shape=(2,)), (range(5), range(5))),
+        (MultiCategorical([2, 3]), (range(2), range(3))),
+        (Categorical(2, dtype=torch.bool), ()),
+        (Categorical(-1), ()),
+        (Binary(4), ()),
+        (OneHot(4), ()),
+    ],
+)
+def test_observations_may_be_choices(observed, choices):
+    env = CountingEnv(0, "discrete")
+    env.observation_spec = Composite(place=observed)
+    assert spec_of_one(env).observations["place"].choices == choices
 
 
 def test_each_environment_gets_its_own_seed():

@@ -99,12 +99,6 @@ class TestTypes:
         with pytest.raises(ConfigurationError, match=rf"these are {dtype}: .* ToTensorImage"):
             make_actor_critic(network, EnvSpec({"pixels": pictures}, ACTIONS["discrete"]))
 
-    def test_a_choice_that_is_read_as_a_size_is_warned_of(self):
-        choice = EnvSpec({"observation": ArraySpec((), np.dtype(np.int64))}, ACTIONS["discrete"])
-        with pytest.warns(UserWarning, match="FlattenObservation") as told:
-            make_actor_critic("mlp", choice)
-        assert told[0].filename == __file__
-
     def test_comparing_a_network_with_the_machine_draws_no_random_number(self, monkeypatch):
         spec = EnvSpec({"observation": ArraySpec((3,), np.dtype(np.float32))}, ACTIONS["discrete"])
         torch.manual_seed(0)

@@ -87,11 +87,49 @@ class TestVectors:
         policy = make_actor_critic(f"{__name__}.Shifted", self.SPEC)
         assert trunk_of(policy).vector.shape == (7,)
 
-    def test_a_choice_that_is_read_as_a_size_is_warned_of(self):
-        spec = several(speed=SPEED, room=ArraySpec((), np.dtype(np.int64)))
-        with pytest.warns(UserWarning, match=r"'room' is one integer") as told:
-            make_actor_critic("mlp", spec)
-        assert told[0].filename == __file__
+
+class TestChoices:
+    ROOM = ArraySpec((), np.dtype(np.int64), (range(3, 6),))
+    GEAR = ArraySpec((2,), np.dtype(np.int64), (range(2), range(3)))
+
+    @pytest.mark.parametrize(
+        ("spec", "seen", "one_hot"),
+        [
+            ({"room": ROOM}, {"room": [3, 5]}, [[1, 0, 0], [0, 0, 1]]),
+            ({"gear": GEAR}, {"gear": [[0, 2], [1, 0]]}, [[1, 0, 0, 0, 1], [0, 1, 1, 0, 0]]),
+            (
+                {"gear": GEAR, "room": ROOM},
+                {"gear": [[0, 2], [1, 0]], "room": [4, 4]},
+                [[1, 0, 0, 0, 1, 0, 1, 0], [0, 1, 1, 0, 0, 0, 1, 0]],
+            ),
+        ],
+    )
+    def test_are_read_as_vectors_of_0_and_1(self, spec, seen, one_hot):
+        outputs = []
+        joined = several(observation=ArraySpec((len(one_hot[0]),), FLOATS))
+        for read, rows in (
+            (several(**spec), {key: torch.tensor(value) for key, value in seen.items()}),
+            (joined, {"observation": torch.tensor(one_hot, dtype=torch.float32)}),
+        ):
+            torch.manual_seed(0)
+            policy = make_actor_critic("mlp", read)
+            parameters, value = policy.heads(rows)
+            outputs.append((parameters["logits"], value))
+        assert all(map(torch.equal, *outputs))
+
+    @pytest.mark.parametrize("network", ["lstm", "mlp+gru"])
+    def test_are_read_so_before_a_memory(self, network):
+        modules = make_actor_critic(network, several(room=self.ROOM)).modules()
+        assert next(each for each in modules if isinstance(each, nn.Linear)).in_features == 3
+
+    def test_of_several_in_a_sequence(self):
+        trunk = trunk_of(make_actor_critic("mlp", several(gear=self.GEAR)))
+        seen = torch.tensor([[[0, 2], [1, 0], [1, 1]]])
+        assert torch.equal(trunk(seen)[0], trunk(seen[0]))
+
+    def test_a_trunk_of_ones_own_reads_a_single_one_as_it_is(self):
+        policy = make_actor_critic(f"{__name__}.Shifted", several(gear=self.GEAR))
+        assert trunk_of(policy).shape == (2,)
 
 
 class TestPictures:
