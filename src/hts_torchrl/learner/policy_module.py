@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 from torch import distributions as d
@@ -201,7 +202,14 @@ class PolicyModule(LightningModule):
         }
 
     def _play(self, evaluation: Evaluation) -> EpisodeScores:
-        return replace(evaluation, device=str(self.device)).run(self.actor_critic)
+        on_device = replace(evaluation, device=str(self.device))
+        return on_device.run(self.actor_critic, after_step=self._obey_sigterm)
+
+    def _obey_sigterm(self) -> None:
+        # The Trainer itself does so after the evaluation, which may be long. Several ranks must
+        # leave together.
+        if self.trainer.received_sigterm and self.trainer.world_size == 1:
+            raise SIGTERMException
 
     def _log_scores(self, evaluation: Evaluation, group: str) -> None:
         result = self._play(evaluation)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 
@@ -21,6 +22,11 @@ from hts_torchrl.rng import draws_of, env_seed
 from hts_torchrl.shared.memory import Memory
 
 _CHUNK = 1024
+_MANY_STEPS = 30_000  # more than the longest game of Atari, 27,000, with its frames skipped
+_NO_END = (
+    f"a game of the evaluation goes on after {_MANY_STEPS:,} steps; if it has no end, limit it: "
+    "gymnasium.make has max_episode_steps, TorchRL has StepCounter(max_steps=...)"
+)
 
 
 @dataclass(frozen=True)
@@ -39,23 +45,38 @@ class Evaluation:
     precision: Precision = "32-true"
     device: str = "cpu"
 
-    def run(self, policy: nn.Module) -> EpisodeScores:
-        """Play all games to their end."""
+    def run(
+        self, policy: nn.Module, after_step: Callable[[], None] = lambda: None
+    ) -> EpisodeScores:
+        """Play all games to their end.
+
+        Args:
+            policy: is copied; nothing of it changes.
+            after_step: is called after each step, and may raise.
+        """
         scores = np.zeros(self.episodes, np.float64)
         lengths = np.zeros(self.episodes, np.int64)
         with closing(make_group(self.create_env_fn, range(self.episodes), any_size=True)) as group:
             for first in range(0, self.episodes, group.num_envs):
                 # Batches, and games of several agents, may have more than are counted.
                 counted = slice(first, first + group.num_envs)
-                self._play(group, first, policy, scores[counted], lengths[counted])
+                steps = self._steps(group, first, policy)
+                self._play(steps, after_step, scores[counted], lengths[counted])
         return EpisodeScores(scores, lengths)
 
+    @staticmethod
     def _play(
-        self, group: EnvGroup, first: int, policy: nn.Module, scores: Array, lengths: Array
+        steps: Iterator[tuple[Array, Array]],
+        after_step: Callable[[], None],
+        scores: Array,
+        lengths: Array,
     ) -> None:
         """Play a game in each environment; adds up as many as there are scores."""
         running = np.ones(len(scores), bool)
-        for score, ended in self._steps(group, first, policy):
+        for number, (score, ended) in enumerate(steps, 1):
+            after_step()
+            if number == _MANY_STEPS:
+                warnings.warn(_NO_END, stacklevel=2)
             scores += score[: len(scores)] * running
             lengths += running
             running &= ~ended[: len(scores)]

@@ -1,4 +1,6 @@
 import math
+import signal
+from contextlib import nullcontext
 from functools import partial
 
 import gymnasium
@@ -7,6 +9,8 @@ import pytest
 import torch
 from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
+from lightning.pytorch import Callback
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import nn
 from torchrl.envs import GymEnv, SerialEnv
 
@@ -19,6 +23,7 @@ from hts_torchrl import (
     make_actor_critic,
 )
 from hts_torchrl.errors import ConfigurationError
+from hts_torchrl.training import evaluation
 from hts_torchrl.training.evaluation import Evaluation
 from tests import philox
 from tests.fakes import RecallEnv
@@ -257,3 +262,21 @@ def test_evaluation_during_training_does_not_change_training():
         trainer.fit(learner, datamodule=data)
         finals.append(torch.cat([p.detach().flatten() for p in learner.policy.parameters()]))
     assert torch.equal(*finals)
+
+
+def test_sigterm_ends_an_evaluation_whose_games_do_not_end():
+    class Terminated(Callback):
+        def on_validation_batch_start(self, *_):
+            signal.raise_signal(signal.SIGTERM)
+
+    endless = cartpole(1, env=GymEnvs("CliffWalking-v1"), evaluation_episodes=1)
+    with pytest.raises(SIGTERMException):
+        quiet_trainer(callbacks=[Terminated()], limit_val_batches=1).validate(A2C(), endless)
+
+
+@pytest.mark.parametrize("many", [3, 4])
+def test_a_game_of_very_many_steps_is_told(many, monkeypatch):
+    monkeypatch.setattr(evaluation, "_MANY_STEPS", many)
+    told = pytest.warns(UserWarning, match="max_episode_steps") if many == 3 else nullcontext()
+    with told:
+        Evaluation(CountdownEnv, 3, seed=0).run(echo_policy())
