@@ -68,7 +68,12 @@ class HTSArgumentParser(LightningArgumentParser):
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:  # noqa: ARG002
         """Print what is wrong and exit with status 2."""
         # Behind that it repeats the whole configuration.
-        raise ConfigurationError(" ".join(message.split()).partition(" Given value type:")[0])
+        wrong = " ".join(message.split()).partition(" Given value type:")[0]
+        if " are required: " in wrong:  # named as flags
+            wrong = wrong.replace(f" {sys.argv[1]}.", " --")
+        if wrong.endswith("EnvFactory is abstract"):
+            wrong = "--data.env: name a class: GymEnvs, AtariEnvs, ... or module.Class"
+        raise ConfigurationError(wrong)
 
 
 class HTSCommandLine(CommandLine):
@@ -182,7 +187,7 @@ class HTSCommandLine(CommandLine):
                 "the config.yaml of its run)"
             ) from error
         for setting in ("model", "data.env"):
-            if setting in self._checkpoint.withheld and f".{setting}" in str(error):
+            if setting in self._checkpoint.withheld and f"--{setting}" in str(error):
                 raise self._checkpoint.refusal(setting) from error
 
     def prepare_checkpoint(self) -> None:
@@ -276,10 +281,12 @@ def _listed(given: Any) -> list[Any]:  # noqa: ANN401 - the Trainer takes one, a
 
 
 def _require_possible(settings: Namespace) -> None:
-    """Refuse numbers beyond those of arrays and loops, and more devices than cores."""
+    """Refuse numbers beyond those of arrays and loops, a model of no class, too many devices."""
     for name, value in settings.items():
         if isinstance(value, int) and abs(value) > sys.maxsize:
             raise ConfigurationError(f"--{name}={value}; at most {sys.maxsize} is possible")
+    if settings.get("model.class_path") == "hts_torchrl.Learner":  # which settings alone stand for
+        raise ConfigurationError("--model: name a class: PPO, A2C, ... or module.Class")
     devices, most = str(settings.get("trainer.devices")), max(8, os.cpu_count() or 1)
     if devices.isdecimal() and int(devices) > most:
         raise ConfigurationError(

@@ -369,8 +369,10 @@ def test_wrong_input_ends_with_one_line_and_status_2(what, capsys):
     [
         ([], 'expected "subcommand" to be one of {fit,validate,test,predict,play,'),
         (["train"], "argument subcommand: invalid choice: 'train'"),
-        (["fit", "--model=A2C"], "the following arguments are required: fit.data.env"),
-        (["fit", *CARTPOLE], "the following arguments are required: fit.model"),
+        (["fit", "--model=A2C"], "the following arguments are required: --data.env, --data."),
+        (["fit", *CARTPOLE], "the following arguments are required: --model"),
+        (["fit", *CARTPOLE, "--model.network=mlp"], "--model: name a class: PPO"),
+        (["fit", "--model=A2C", "--data.env.id=CartPole-v1"], "--data.env: name a class: GymEnvs"),
         (["play", *CARTPOLE, *A2C], "play needs --ckpt_path"),
         (["export", *CARTPOLE, *A2C], "export needs --ckpt_path"),
         (["validate", *CARTPOLE, *A2C, "--ckpt_path=x"], "--ckpt_path=x: there is no such file"),
