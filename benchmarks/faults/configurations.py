@@ -74,7 +74,6 @@ WRONG = {
     f"{_PPO} --trainer.accumulate_grad_batches=3": "accumulate_grad_batches",
     "--data.env=FooEnvs": "FooEnvs",
     "--data.env.id=CartPol-v1": "CartPol-v1",
-    "--data.env.id=Blackjack-v1": "space",
     '--data.env.kwargs={"foo":1}': "foo",
     f"{_ATARI}g": "pongg",
     f"{_ATARI} --data.env.frame_skip=0": "frame_skip",

@@ -181,7 +181,12 @@ class Billion(gymnasium.Env):
     action_space = gymnasium.spaces.Discrete(10**9)
 
 
+class Letters(Billion):
+    observation_space = gymnasium.spaces.Text(5)
+
+
 gymnasium.register("Billion-v0", Billion)
+gymnasium.register("Letters-v0", Letters)
 
 WRONG = {
     "an unknown environment": (
@@ -197,8 +202,8 @@ WRONG = {
         "environment 'CartPole-v1': CartPoleEnv.__init__() got an unexpected keyword",
     ),
     "a space that is not supported": (
-        ["--data.env.id=Blackjack-v1"],
-        "environment 0 (Blackjack-v1): the observation space Tuple(",
+        ["--data.env.id=Letters-v0"],
+        "environment 0 (Letters-v0): the observation space Text(1, 5, ",
     ),
     "frames that are no whole steps": (
         ["--data.frames_per_batch=30"],
