@@ -13,6 +13,9 @@ from hts_torchrl.config import ActionSpec, ArraySpec, EnvSpec, Key
 from hts_torchrl.envs.joined_action import joined
 from hts_torchrl.errors import ConfigurationError
 
+Path: TypeAlias = tuple[Any, ...]
+"""Names in ``Dict`` spaces and places in ``Tuple`` spaces, one within the other."""
+
 
 def env_spec(observation_space: spaces.Space, action_space: spaces.Space) -> EnvSpec:  # type: ignore[type-arg]
     """Describe one environment by its two spaces.
@@ -74,10 +77,6 @@ def _action_spec(space: spaces.Space) -> ActionSpec:  # type: ignore[type-arg]
     if isinstance(space, spaces.Dict | spaces.Tuple):
         return joined({key_of(path): action_of(leaf) for path, leaf in leaves_of(space).items()})
     return action_of(space)
-
-
-Path: TypeAlias = tuple[Any, ...]
-"""Names in ``Dict`` spaces and places in ``Tuple`` spaces, one within the other."""
 
 
 def leaves_of(space: spaces.Space[Any], path: Path = ()) -> dict[Path, spaces.Space[Any]]:
