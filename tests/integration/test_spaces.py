@@ -3,6 +3,7 @@
 import functools
 import math
 
+import gymnasium
 import pytest
 import torch
 from tensordict.nn import NormalParamExtractor, TensorDictModule
@@ -197,3 +198,18 @@ def test_a_policy_of_several_observations_learns_and_is_restored(
     assert weights.keys() == restored.keys()
     assert all(torch.equal(weights[name], restored[name]) for name in weights)
     assert set(again.policy.in_keys) == keys
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name
+        for name, spec in gymnasium.registry.items()
+        if str(spec.entry_point).startswith(("gymnasium.envs.classic", "gymnasium.envs.toy_text"))
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*is out of date")
+def test_each_classic_and_tabular_environment_of_gymnasium_trains(name):
+    watch = watched_fit(A2C(learning_rate=0.01), data(GymEnvs(name), rounds=2, num_envs=4))
+    assert watch.final_weights.isfinite().all()
+    assert not torch.equal(watch.final_weights, watch.round_weights[0])
