@@ -15,6 +15,7 @@ from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import OneHotCategorical as TensorDictOneHotCategorical
 from torch import Tensor
 from torch import distributions as d
+from torch.nn.functional import one_hot
 from torchrl.modules import MaskedOneHotCategorical, OneHotCategorical, TanhNormal
 
 from hts_torchrl.models.distributions import ChoicesAndNumbers
@@ -70,7 +71,7 @@ def _decide(dist: d.Distribution, draws: Tensor) -> Tensor | None:
     match dist:
         case _ if isinstance(dist, _ONE_HOT):
             index = _invert(dist.probs, draws[:, 0])
-            return torch.nn.functional.one_hot(index, dist.probs.shape[-1])
+            return one_hot(index, dist.probs.shape[-1])
         case d.Categorical():
             probs = dist.probs
             return _invert(probs, draws[:, 0] if probs.ndim == 2 else draws)
@@ -99,6 +100,8 @@ def mode(dist: d.Distribution) -> Tensor | TensorDictBase:
         case SeveralActions():
             each = {key: mode(part) for key, part in dist.parts.items()}
             return TensorDict(each, dist.batch_shape)
+        case _ if isinstance(dist, _ONE_HOT):  # their own mode may have several ones
+            return one_hot(dist.probs.argmax(-1), dist.probs.shape[-1])
         case TanhNormal():
             return torch.as_tensor(dist.deterministic_sample)
         case d.TransformedDistribution():
