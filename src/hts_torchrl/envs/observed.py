@@ -158,7 +158,7 @@ class DeclaredSpace:
 
     def __init__(self, space: spaces.Space[Any], specs: dict[Key, ArraySpec]) -> None:
         forms = {spaces.Dict: dict, spaces.Tuple: tuple}
-        self._form = next((forms[kind] for kind in forms if isinstance(space, kind)), object)
+        self._form = next((forms[kind] for kind in forms if isinstance(space, kind)), None)
         self._specs = specs
         self._paths = {key_of(path): path for path in leaves_of(space)}
         self._choices = {
@@ -171,6 +171,8 @@ class DeclaredSpace:
         Raises:
             ConfigurationError: if it is no dictionary or tuple, but such a space was declared.
         """
+        if self._form is None:
+            return {"observation": observation}
         if not isinstance(observation, self._form):
             raise ConfigurationError(
                 f"a {type(observation).__name__} came, but a {self._form.__name__} is declared"
