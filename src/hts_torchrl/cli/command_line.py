@@ -70,7 +70,8 @@ class HTSArgumentParser(LightningArgumentParser):
         # Behind that it repeats the whole configuration.
         wrong = " ".join(message.split()).partition(" Given value type:")[0]
         if " are required: " in wrong:  # named as flags
-            wrong = wrong.replace(f" {sys.argv[1]}.", " --")
+            for command in _NO_FLAGS:
+                wrong = wrong.replace(f" {command}.", " --")
         if wrong.endswith("EnvFactory is abstract"):
             wrong = "--data.env: name a class: GymEnvs, AtariEnvs, ... or module.Class"
         raise ConfigurationError(wrong)
