@@ -7,7 +7,7 @@ from types import FrameType
 from typing import Any
 
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
-from lightning.pytorch import Trainer
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningCLI
 from lightning.pytorch.strategies import Strategy
@@ -29,10 +29,20 @@ def logs_after(trainer: Trainer, step: int) -> bool:
     return every > 0 and step % every == 0
 
 
-def monitored_names(trainer: Trainer) -> set[str | None]:
-    """Return what callbacks and learning-rate schedules monitor."""
+def monitored_names(trainer: Trainer) -> set[str]:
+    """Return the names of what callbacks and learning-rate schedules monitor."""
     watchers = [*trainer.callbacks, *trainer.lr_scheduler_configs]  # type: ignore[attr-defined]
-    return {getattr(watcher, "monitor", None) for watcher in watchers}
+    monitored = [getattr(watcher, "monitor", None) for watcher in watchers]
+    return {name for name in monitored if isinstance(name, str)}  # a user's may be anything
+
+
+def must_leave(module: LightningModule) -> bool:
+    """Return whether SIGTERM came to a module's Trainer, if it has one, of one rank.
+
+    The Trainer itself looks between batches only. Several ranks must leave together.
+    """
+    trainer = module._trainer
+    return trainer is not None and trainer.received_sigterm and trainer.world_size == 1
 
 
 def is_accumulating(trainer: Trainer) -> bool:

@@ -16,6 +16,7 @@ from tensordict import TensorDictBase
 from torch import Tensor, nn
 from torch import distributions as d
 
+from hts_torchrl.compat.lightning import must_leave
 from hts_torchrl.config import IS_INIT, EnvSpec, Key
 from hts_torchrl.errors import ConfigurationError, ProtocolError
 from hts_torchrl.learner.modes import evaluating
@@ -206,9 +207,7 @@ class PolicyModule(LightningModule):
         return on_device.run(self.actor_critic, after_step=self._obey_sigterm)
 
     def _obey_sigterm(self) -> None:
-        # The Trainer itself does so after the evaluation, which may be long. Several ranks must
-        # leave together.
-        if self.trainer.received_sigterm and self.trainer.world_size == 1:
+        if must_leave(self):
             raise SIGTERMException
 
     def _log_scores(self, evaluation: Evaluation, group: str) -> None:

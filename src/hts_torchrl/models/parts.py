@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -84,9 +83,7 @@ def built(network: str, spec: EnvSpec, make: Callable[[], PolicyT]) -> PolicyT:
         ConfigurationError: if the machine has not the memory.
     """
     if is_built_in(network):
-        # On a device where nothing is allocated, nor drawn; what there is to warn of comes later.
-        with torch.device("meta"), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with torch.device("meta"):  # where nothing is allocated, nor drawn
             policy = make()
         size = sum(each.numel() * each.element_size() for each in policy.parameters())
         require_memory(

@@ -424,8 +424,10 @@ class TestMonitoredLosses:
 
     def test_for_a_callback(self, tmp_path):
         kept = ModelCheckpoint(tmp_path, monitor="loss/value", every_n_train_steps=1, save_top_k=-1)
+        other = Callback()
+        other.monitor = ["a user's own"]
         of_trainer = {"log_every_n_steps": 50, "enable_checkpointing": True}
-        watched_fit(A2C(), cartpole(4), callbacks=[kept], **of_trainer)
+        watched_fit(A2C(), cartpole(4), callbacks=[kept, other], **of_trainer)
         assert len(kept.best_k_models) == 4
 
 

@@ -274,6 +274,15 @@ def test_sigterm_ends_an_evaluation_whose_games_do_not_end():
         quiet_trainer(callbacks=[Terminated()], limit_val_batches=1).validate(A2C(), endless)
 
 
+def test_a_learner_plays_without_a_trainer():
+    learner = A2C(cartpole_policy())
+    played = learner.predict_step(Evaluation(CARTPOLE, 2, seed=0), 0)
+    assert (
+        played["score"].tolist()
+        == Evaluation(CARTPOLE, 2, seed=0).run(learner.policy).scores.tolist()
+    )
+
+
 @pytest.mark.parametrize("many", [3, 4])
 def test_a_game_of_very_many_steps_is_told(many, monkeypatch):
     monkeypatch.setattr(evaluation, "_MANY_STEPS", many)
