@@ -23,11 +23,26 @@ from hts_torchrl.policy.shared_weights import PolicyWeights
 from hts_torchrl.shared.arrays import Array
 from hts_torchrl.shared.buffers import SharedBuffers
 
-_cudnn: Any = torch.backends.cudnn  # whose newer attributes have no types
+_backends: Any = torch.backends  # whose newer attributes have no types
+_FLOAT32_OPERATIONS = (
+    _backends.cuda.matmul,
+    _backends.cudnn.conv,
+    _backends.cudnn.rnn,
+    _backends.mkldnn.matmul,
+    _backends.mkldnn.conv,
+    _backends.mkldnn.rnn,
+)
 
 
-def _cudnn_precision() -> tuple[str, str]:
-    return _cudnn.conv.fp32_precision, _cudnn.rnn.fp32_precision
+def _float32_precisions() -> tuple[str, ...]:
+    return tuple(operation.fp32_precision for operation in _FLOAT32_OPERATIONS)
+
+
+def _matmul_precision() -> str | None:
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:  # torch names none once backends have precisions of their own
+        return None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,17 +66,22 @@ class ActorSettings:
     """Rounds from the start of the run in which actions are uniform."""
     cudagraph: bool = False
     """Replay each pass as one CUDA graph."""
-    matmul_precision: str = field(default_factory=torch.get_float32_matmul_precision)
+    matmul_precision: str | None = field(default_factory=_matmul_precision)
+    """Of ``torch.set_float32_matmul_precision``; None if only ``float32_precisions`` say it."""
+    float32_precisions: tuple[str, ...] = field(default_factory=_float32_precisions)
+    """``fp32_precision`` of torch's operations on GPU and CPU, such as ``tf32`` or ``bf16``."""
     deterministic: bool = field(default_factory=torch.are_deterministic_algorithms_enabled)
-    cudnn_precision: tuple[str, str] = field(default_factory=_cudnn_precision)
-    """Of float32 on a GPU, in convolutions and recurrent layers: ``tf32`` or not."""
     aggregate: bool = field(default_factory=partial(composite_lp_aggregate, nowarn=True))
     """tensordict's ``composite_lp_aggregate``, which decides the log-probability's key."""
 
     def apply(self) -> None:
         """Set what is global to a process."""
         torch.set_num_threads(1)
-        torch.set_float32_matmul_precision(self.matmul_precision)
+        if self.matmul_precision is not None:
+            torch.set_float32_matmul_precision(self.matmul_precision)
+        for operation, precision in zip(_FLOAT32_OPERATIONS, self.float32_precisions, strict=True):
+            if operation.fp32_precision != precision:
+                operation.fp32_precision = precision
         torch.use_deterministic_algorithms(self.deterministic)
         set_composite_lp_aggregate(self.aggregate).set()
         if torch.device(self.device).type == "cuda":
@@ -71,8 +91,6 @@ class ActorSettings:
         torch.cuda.set_device(self.device)
         if self.deterministic:  # as Lightning does; cuBLAS reads it at its first use
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        if self.cudnn_precision != _cudnn_precision():
-            _cudnn.conv.fp32_precision, _cudnn.rnn.fp32_precision = self.cudnn_precision
 
 
 def find_settings(

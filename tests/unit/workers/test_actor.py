@@ -91,6 +91,32 @@ def test_settings_are_applied_to_the_process():
     assert applied == (1, "high", True)
 
 
+def test_an_operation_has_the_precision_of_the_process_that_makes_the_settings():
+    """Set by torch's ``fp32_precision``: then torch has no one precision of matrix products."""
+    backends = torch.backends
+    wanted = {
+        backends.cuda.matmul: "tf32",
+        backends.cudnn.conv: "ieee",
+        backends.mkldnn.matmul: "bf16",
+        backends.mkldnn.conv: "bf16",
+    }
+    before = {operation: operation.fp32_precision for operation in wanted}
+    try:
+        _set_precisions(wanted)
+        settings = ActorSettings(batch_size=2, device="cpu", precision="32-true")
+        _set_precisions(before)
+        settings.apply()
+        assert {operation: operation.fp32_precision for operation in wanted} == wanted
+    finally:
+        _set_precisions(before)
+        torch.set_float32_matmul_precision("highest")
+
+
+def _set_precisions(precisions):
+    for operation, precision in precisions.items():
+        operation.fp32_precision = precision
+
+
 class TestSettingsOnAGPU:
     """What is global to a process, of which a machine without a GPU shows the part that it has."""
 
@@ -114,15 +140,3 @@ class TestSettingsOnAGPU:
         SETTINGS.apply()
         assert chosen == []
 
-    def test_convolutions_have_the_precision_of_the_process_that_makes_the_settings(self, chosen):
-        conv, rnn = torch.backends.cudnn.conv, torch.backends.cudnn.rnn
-        before = conv.fp32_precision, rnn.fp32_precision
-        try:
-            conv.fp32_precision, rnn.fp32_precision = "ieee", "tf32"
-            settings = ActorSettings(batch_size=2, device="cuda:0", precision="32-true")
-            conv.fp32_precision = rnn.fp32_precision = "tf32"
-            settings.apply()
-            assert (conv.fp32_precision, rnn.fp32_precision) == ("ieee", "tf32")
-        finally:
-            conv.fp32_precision, rnn.fp32_precision = before
-        assert chosen == ["cuda:0"]
