@@ -13,8 +13,8 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from hts_torchrl import A2C, PPO, PQN
+from hts_torchrl.objectives.a2c import mean_entropy, policy_gradient_loss, value_loss
 from hts_torchrl.objectives.returns import Targets
-from hts_torchrl.training.round_slice import RoundSlice
 
 
 class OtherStep:
@@ -67,7 +67,7 @@ class NewestValues:
     """Computes advantages and returns with the critic of theta_j, not with what actors stored."""
 
     def gae(self, batch: TensorDictBase, **settings: Any) -> Targets:
-        return super().gae(batch, newest=self.lag > 0, **settings)
+        return super().gae(batch, value=self.values_of(batch) if self.lag else None, **settings)
 
 
 class DecoupledByAPass(PPO):
@@ -110,21 +110,20 @@ class AlwaysDecoupled(PPO):
 class Weighted(A2C):
     """A2C's ``ratio`` with the values that actors stored: the critic is one update late."""
 
-    def training_step(self, part: RoundSlice, _: int) -> Tensor:
-        with self.learning_from(part):
-            if part.is_first:
-                targets = self.gae(part.round, gae_lambda=self.gae_lambda, unroll=self.unroll)
-                self.samples = self.samples_of(
-                    part.round, advantage=targets.advantage, returns=targets.returns
-                )
-            samples = self.samples[self.chunk_of(part)]
-            with torch.no_grad():
-                newest = self.evaluate(samples)[0].log_prob(samples["action"])
-            weight = (newest - samples["behaviour_log_prob"]).exp()
-            return self.loss(samples.set("advantage", samples["advantage"] * weight))
+    reweights = True
 
-    def on_after_backward(self) -> None:
-        pass
+    def loss(self, batch: TensorDictBase) -> Tensor:
+        targets = self.gae(batch, gae_lambda=self.gae_lambda, unroll=self.unroll)
+        samples = self.samples_of(batch)
+        policy, value = self.evaluate(samples)
+        log_prob = policy.log_prob(samples["action"])
+        weight = (log_prob.detach() - samples["behaviour_log_prob"]).exp()
+        losses = {
+            "policy": policy_gradient_loss(log_prob, weight * targets.advantage.flatten()),
+            "value": value_loss(value, targets.returns.flatten()),
+            "entropy": mean_entropy(policy),
+        }
+        return self.weighted_sum(losses)
 
 
 class RatioNewestValues(NewestValues, PPO):
@@ -187,7 +186,8 @@ class NewestCritic(PPO):
         if not self.displaces:
             return super().samples_to_learn(batch)
         if self.newest_targets:
-            targets = self.gae(batch, gae_lambda=self.gae_lambda, unroll=self.unroll, newest=True)
+            value = self.values_of(batch)
+            targets = self.gae(batch, gae_lambda=self.gae_lambda, unroll=self.unroll, value=value)
         samples = super().samples_to_learn(batch)
         if self.newest_targets:
             samples["advantage"] = targets.advantage.flatten()

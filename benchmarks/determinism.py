@@ -240,7 +240,7 @@ if importlib.util.find_spec("gfootball_engine"):  # scripts/install_gfootball.sh
     TASKS["3 players"] = Task(team, "nature")
 ALGORITHMS: dict[str, tuple[type[Learner], dict[str, Any]]] = {
     "A2C": (A2C, {}),
-    "A2C ratio": (A2C, {"delayed_step": "ratio"}),
+    "A2C gradient": (A2C, {"delayed_step": "gradient"}),
     "PPO ratio": (PPO, {"epochs": 2, "minibatches": 2, "delayed_step": "ratio"}),
     "PPO displacement": (PPO, {"epochs": 2, "minibatches": 2, "delayed_step": "displacement"}),
     "PPO decoupled": (PPO, {"epochs": 2, "minibatches": 2, "delayed_step": "decoupled"}),

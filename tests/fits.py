@@ -52,6 +52,14 @@ class SGDPPO(PPO):
         return torch.optim.SGD(self.policy.parameters(), self.learning_rate)
 
 
+class A2CWithTargets(A2C):
+    """A2C that keeps advantages and returns of the last loss as ``targets``, ``[N, T]`` each."""
+
+    def gae(self, *args, **settings):
+        self.targets = super().gae(*args, **settings)
+        return self.targets
+
+
 def flat(policy: nn.Module) -> Tensor:
     """All parameters as one vector."""
     return torch.cat([p.detach().flatten() for p in policy.parameters()]).clone()

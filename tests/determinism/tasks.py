@@ -91,6 +91,7 @@ class Learning:
 
 
 DECAYING_A2C = partial(A2C, learning_rate=0.01, learning_rate_decay=True)
+DELAYED_A2C = partial(DECAYING_A2C, delayed_step="gradient")
 SHORT_PPO = partial(PPO, epochs=2, minibatches=2, learning_rate_decay=True, delayed_step="ratio")
 DISPLACING_PPO = partial(PPO, epochs=2, minibatches=1, delayed_step="displacement")
 DECOUPLED_PPO = partial(SHORT_PPO, delayed_step="decoupled")
@@ -106,19 +107,17 @@ LEARNINGS = {
 }
 """What has one mode, no layer that draws, and 32 bits."""
 SPECIAL_LEARNINGS = {
-    "A2C ratio": Learning(partial(DECAYING_A2C, delayed_step="ratio"), trainer=CHUNKS),
+    "A2C gradient": Learning(DELAYED_A2C, trainer=CHUNKS),
     "A2C squashed": Learning(partial(DECAYING_A2C, squash=True), PENDULUM),
     "PPO squashed": Learning(partial(SHORT_PPO, squash=True), PENDULUM),
     "A2C dropout": Learning(DECAYING_A2C, trainer=CHUNKS, make_layer=nn.Dropout),
     "PPO dropout": Learning(DISPLACING_PPO, make_layer=nn.Dropout),
-    "A2C normalised": Learning(
-        DECAYING_A2C, trainer=CHUNKS, make_layer=partial(nn.BatchNorm1d, 16)
-    ),
+    "A2C normalised": Learning(DELAYED_A2C, trainer=CHUNKS, make_layer=partial(nn.BatchNorm1d, 16)),
     "PPO normalised": Learning(SHORT_PPO, make_layer=partial(nn.BatchNorm1d, 16)),
     "Impala normalised": Learning(Impala, make_layer=partial(nn.BatchNorm1d, 16)),
     "A2C bfloat16": Learning(DECAYING_A2C, trainer=BF16),
     "A2C statistics": Learning(
-        partial(DECAYING_A2C, normalize_value=True), PENDULUM, CHUNKS, STATISTICS
+        partial(DELAYED_A2C, normalize_value=True), PENDULUM, CHUNKS, STATISTICS
     ),
     "PPO statistics": Learning(partial(SHORT_PPO, normalize_value=True), PENDULUM, {}, STATISTICS),
     "PPO pixels displacement": Learning(

@@ -18,7 +18,7 @@ GOLDEN = {
 ARGUMENTS = {
     "MLP, A2C on CartPole": [
         *("--model=A2C", "--data.env=GymEnvs", "--data.env.id=CartPole-v1"),
-        *("--data.num_envs=4", "--data.frames_per_batch=128"),
+        *("--data.num_envs=4", "--data.frames_per_batch=128", "--model.delayed_step=gradient"),
     ],
     "Nature network, PPO on Breakout": [
         *("--model=PPO", "--model.network=nature", "--model.minibatches=2", "--model.epochs=2"),

@@ -61,7 +61,7 @@ PONG = AtariEnvs("pong", sticky_actions=0.25, max_frames=200)
 TWO_MODES = "ignore:the policy learns in train mode and acts in eval mode"
 
 QUICK_SPECIAL_LEARNINGS = (
-    "A2C ratio",
+    "A2C gradient",
     "A2C dropout",
     "PPO normalised",
     "PPO gru",

@@ -30,7 +30,7 @@ TASKS = {
 }
 UPDATES = {
     ("CartPole", "A2C"): 20,
-    ("CartPole", "A2C ratio"): 20,
+    ("CartPole", "A2C gradient"): 20,
     ("CartPole", "PPO ratio"): 20,
     ("Pendulum", "PPO displacement"): 20,
     ("CartPole", "PPO decoupled"): 20,

@@ -241,7 +241,8 @@ def unclipped_loss(policy):
 
 @pytest.fixture(scope="module")
 def a2c():
-    learner = SGDA2C(fresh_policy(), learning_rate=LEARNING_RATE, gae_lambda=0.95)
+    settings = {"learning_rate": LEARNING_RATE, "gae_lambda": 0.95}
+    learner = SGDA2C(fresh_policy(), delayed_step="gradient", **settings)
     return watched_fit(learner, cartpole(5, num_envs=8, frames_per_batch=128))
 
 

@@ -27,7 +27,7 @@ from hts_torchrl import (
 )
 from hts_torchrl.envs.make_group import env_spec_of
 from tests.fakes import RecallEnv
-from tests.fits import cartpole, watched_fit
+from tests.fits import A2CWithTargets, cartpole, watched_fit
 from tests.policies import counting_policy, recalling_policy
 from tests.runs import digest, play
 
@@ -160,18 +160,21 @@ class TestBatches:
 class ComparingA2C(A2C):
     """Compares with what actors stored, at the weights with which they acted."""
 
-    def loss(self, samples):
+    def loss(self, batch):
+        samples = self.samples_of(batch)
         policy, _ = self.evaluate(samples)
         distance = policy.log_prob(samples["action"]).detach() - samples["behaviour_log_prob"]
         self.distances.append(float(distance.abs().max()))
-        return super().loss(samples)
+        return super().loss(batch)
 
 
 @pytest.mark.parametrize("network", ["lstm", "gru", "counting"])
 def test_the_learner_finds_the_log_probabilities_that_actors_stored(network):
     """To the last bit where no game ends in a round: the passes of actors have 8 rows, too."""
     policy = counting_policy(first=3.0) if network == "counting" else None
-    learner = ComparingA2C(policy, network="mlp" if policy else network, learning_rate=0.01)
+    network = "mlp" if policy else network
+    settings = {"learning_rate": 0.01, "delayed_step": "gradient"}
+    learner = ComparingA2C(policy, network=network, **settings)
     learner.distances = []
     watch = watched_fit(
         learner, cartpole(6, env=SHORT, num_envs=8, frames_per_batch=64, inference_batch_size=8)
@@ -207,12 +210,12 @@ def test_minibatches_are_whole_sequences():
 
 def test_the_value_of_a_final_observation_is_that_of_what_was_remembered_then():
     """The policy's value is the number of steps before: after the last of c + 1 steps, c + 1."""
-    learner = A2C(counting_policy(), learning_rate=0.0, gamma=0.5)
+    learner = A2CWithTargets(counting_policy(), learning_rate=0.0, gamma=0.5)
     watch = watched_fit(learner, cartpole(1, env=GymEnvs("CartPole-v1", {"max_episode_steps": 5})))
     truncated = watch.rounds[0]["next", "truncated"].squeeze(-1)
     count = watch.rounds[0]["count"].squeeze(-1)
     assert truncated.sum() == 4
-    assert torch.equal(learner.samples["returns"][truncated], 1 + 0.5 * (count[truncated] + 1))
+    assert torch.equal(learner.targets.returns[truncated], 1 + 0.5 * (count[truncated] + 1))
 
 
 @pytest.mark.processes

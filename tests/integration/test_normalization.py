@@ -21,16 +21,17 @@ class Comparing(A2C):
 
     distances: list
 
-    def loss(self, samples):
+    def loss(self, batch):
+        samples = self.samples_of(batch)
         policy, _ = self.evaluate(samples)
         distance = policy.log_prob(samples["action"]).detach() - samples["behaviour_log_prob"]
         self.distances.append(float(distance.abs().max()))
-        return super().loss(samples)
+        return super().loss(batch)
 
 
 @pytest.mark.parametrize("delay", [0, 1])
 def test_the_gradient_is_taken_with_the_statistics_that_acted(delay):
-    learner = Comparing(learning_rate=0.05)
+    learner = Comparing(learning_rate=0.05, delayed_step="gradient")
     learner.distances = []
     watched_fit(learner, cartpole(6, env=PENDULUM, delay=delay, **BOTH))
     assert len(learner.distances) == 6
@@ -53,7 +54,7 @@ def test_rewards_are_divided_by_the_deviation_of_discounted_returns():
     """By hand: the sum goes on from round to round, and begins anew with each trajectory."""
     learner = A2C(gamma=0.9, learning_rate=0.01)
     seen = []
-    learner.gae = lambda batch, **_: _remember(learner, batch, seen)
+    learner.gae = lambda batch, **settings: _remember(learner, batch, seen, settings)
     watch = watched_fit(learner, cartpole(5, env=PENDULUM, normalize_reward=True))
     sums, every = np.zeros(4, np.float32), []
     for number, batch in enumerate(watch.rounds):
@@ -69,9 +70,9 @@ def test_rewards_are_divided_by_the_deviation_of_discounted_returns():
     assert any(batch["next", "done"].any() for batch in watch.rounds)
 
 
-def _remember(learner, batch, seen):
+def _remember(learner, batch, seen, settings):
     seen.append(learner.rewards(batch)[..., 0].clone())
-    return A2C.gae(learner, batch, gae_lambda=1.0)
+    return A2C.gae(learner, batch, **settings)
 
 
 def test_batches_and_scores_hold_the_games_own_rewards():
@@ -98,6 +99,14 @@ def test_a_critic_of_normalised_values_bootstraps_with_true_ones():
     expected[batch["next", "terminated"]] = 1
     expected = ((expected - mean) / deviation).squeeze(-1)
     torch.testing.assert_close(targets.returns, expected.float(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize("delayed_step", ["gradient", "ratio"])
+def test_values_are_normalised_by_the_returns_of_the_whole_round(parts, delayed_step):
+    learner = A2C(normalize_value=True, delayed_step=delayed_step)
+    watched_fit(learner, cartpole(3), accumulate_grad_batches=parts)
+    assert learner.value_scale.count == 3 * 32
 
 
 def test_an_evaluation_leaves_the_statistics_as_they_are():
@@ -141,7 +150,7 @@ PONG = {"env": AtariEnvs("pong"), "normalize_observation": True}
 
 @pytest.mark.parametrize("delay", [0, 1])
 def test_the_gradient_is_taken_with_the_statistics_of_pixels_that_acted(delay):
-    learner = Comparing(network="nips", learning_rate=0.01)
+    learner = Comparing(network="nips", learning_rate=0.01, delayed_step="gradient")
     learner.distances = []
     watched_fit(learner, cartpole(3, delay=delay, **PONG))
     assert len(learner.distances) == 3

@@ -20,7 +20,7 @@ EPOCHS = {"epochs": 2, "minibatches": 2, "learning_rate": 0.01}
 STATISTICS = {"normalize_observation": True, "normalize_reward": True}
 RUNS = {
     "A2C": (A2C, {"gae_lambda": 0.95}, {}),
-    "A2C ratio": (A2C, {"delayed_step": "ratio"}, {}),
+    "A2C gradient": (A2C, {"delayed_step": "gradient"}, {}),
     "PPO displacement": (PPO, {**EPOCHS, "delayed_step": "displacement"}, {}),
     "PPO ratio": (PPO, {**EPOCHS, "delayed_step": "ratio"}, {}),
     "PPO decoupled": (PPO, EPOCHS, {}),

@@ -5,6 +5,7 @@ Shapes: N environments, T steps of a round; B samples of it.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Literal
 
 from tensordict import TensorDictBase
@@ -17,19 +18,25 @@ from hts_torchrl.training.round_slice import RoundSlice
 
 
 class A2C(Learner):
-    """Advantage actor-critic with the one-step-delayed gradient (equation 3 of the paper).
+    """Advantage actor-critic, learning from the round before the running one.
 
-    The delayed step has two forms: ``gradient`` takes the gradient at the weights that collected
-    the round (the paper's); ``ratio`` takes it at the newest, with the newest critic's values, and
-    weights each sample by the ratio of what either would have done. It costs one more pass a round.
+    The delayed step has two forms:
 
-    A round is one update. ``Trainer(accumulate_grad_batches=K)`` computes its gradient in K chunks
-    of environments; ``Trainer(gradient_clip_val=0.5)`` clips it.
+    - ``ratio`` takes the gradient at the newest weights, with the values that these give. Each
+      sample is weighted by the probability of its action under the newest weights, divided by that
+      under the weights that collected the round.
+    - ``gradient`` takes it at the weights that collected the round, and applies it to the newest
+      (equation 3 of the paper).
+
+    Without a delay both are A2C as it is.
+
+    A round is one update. ``Trainer(accumulate_grad_batches=K)`` computes its gradient in K parts,
+    of some environments each; ``Trainer(gradient_clip_val=0.5)`` clips it.
 
     Args:
         gae_lambda: 1 gives n-step returns.
         unroll: steps after which a return is bootstrapped; None is the whole round.
-        delayed_step: ``gradient`` or ``ratio``.
+        delayed_step: ``ratio`` or ``gradient``.
     """
 
     def __init__(
@@ -38,14 +45,14 @@ class A2C(Learner):
         *,
         gae_lambda: float = 1.0,
         unroll: int | None = None,
-        delayed_step: Literal["gradient", "ratio"] = "gradient",
+        delayed_step: Literal["ratio", "gradient"] = "ratio",
         **settings: Any,  # noqa: ANN401 - those of Learner
     ) -> None:
         super().__init__(policy, **settings)
         require(0 <= gae_lambda <= 1, f"gae_lambda={gae_lambda}", "0 to 1")
         require(unroll is None or unroll > 0, f"unroll={unroll}", "None, or 1 or more,")
-        forms = ("gradient", "ratio")
-        require(delayed_step in forms, f"delayed_step={delayed_step!r}", "gradient or ratio")
+        forms = ("ratio", "gradient")
+        require(delayed_step in forms, f"delayed_step={delayed_step!r}", "ratio or gradient")
         self.gae_lambda, self.unroll = gae_lambda, unroll
         self.delayed_step = delayed_step
 
@@ -56,35 +63,19 @@ class A2C(Learner):
 
     @property
     def parts_per_round(self) -> int:
-        """Chunks whose gradients the Trainer accumulates."""
+        """Parts whose gradients the Trainer accumulates."""
         return self.trainer.accumulate_grad_batches
 
     def training_step(self, part: RoundSlice, _: int) -> Tensor:
-        """Return the loss of one chunk, at the weights that ``delayed_step`` asks for."""
+        """Return the loss of one part, at the weights that ``delayed_step`` asks for."""
         with self.learning_from(part):
             if self.lag and not self.reweights:
                 self.delayed.load_behaviour()
-            if part.is_first:
-                self.samples = self.samples_by_chunks(part.round, self.samples_to_learn)
-            if self.gradient_chunks == 1:
-                return self.loss(self.samples[self.chunk_of(part)])
-            return self.loss_by_chunks(
-                lambda index: self.loss(self.samples[self.rows_of_chunk(index)].clone())
-            )
+            chunks = self.chunks.of(part.round[self.environments_of(part)])
+            return self.loss_by_chunks(lambda index: self.loss(chunks[index]))
 
-    def samples_to_learn(self, batch: TensorDictBase) -> TensorDictBase:
-        """Return the samples of a round, or of a chunk, with ``advantage`` and ``returns``.
-
-        Args:
-            batch: ``[N, T]``.
-        """
-        targets = self.gae(
-            batch, gae_lambda=self.gae_lambda, unroll=self.unroll, newest=self.reweights
-        )
-        return self.samples_of(batch, advantage=targets.advantage, returns=targets.returns)
-
-    def chunk_of(self, part: RoundSlice) -> slice:
-        """Return which of the round's samples a part has: those of some environments.
+    def environments_of(self, part: RoundSlice) -> slice:
+        """Return which of the round's environments a part has.
 
         Raises:
             ConfigurationError: if the environments cannot be divided so.
@@ -94,18 +85,29 @@ class A2C(Learner):
             raise ConfigurationError(
                 f"accumulate_grad_batches={part.count} does not divide the {num_envs} environments"
             )
-        chunk = self.num_samples(part.round) // part.count
-        return slice(part.index * chunk, (part.index + 1) * chunk)
+        size = num_envs // part.count
+        return slice(part.index * size, (part.index + 1) * size)
 
-    def loss(self, samples: TensorDictBase) -> Tensor:
-        """Return the loss of B samples, which have ``advantage`` and ``returns``."""
+    def loss(self, batch: TensorDictBase) -> Tensor:
+        """Return the loss of the round, or of some of its environments.
+
+        Args:
+            batch: ``[N, T]``.
+        """
+        gae = partial(self.gae, batch, gae_lambda=self.gae_lambda, unroll=self.unroll)
+        # Before the pass, whose graph would not survive that buffers change.
+        targets = None if self.reweights else gae()
+        samples = self.samples_of(batch)
         policy, value = self.evaluate(samples)
-        log_prob, advantage = policy.log_prob(samples["action"]), samples["advantage"]
-        if self.reweights:
-            advantage = advantage * (log_prob.detach() - samples["behaviour_log_prob"]).exp()
+        log_prob = policy.log_prob(samples["action"])
+        weight: Tensor | float = 1.0
+        if targets is None:
+            targets = gae(value=value.detach().reshape(*batch.shape, 1))
+            weight = (log_prob.detach() - samples["behaviour_log_prob"]).exp()
+        advantage = weight * targets.advantage.reshape(value.shape)
         losses = {
             "policy": policy_gradient_loss(log_prob, advantage),
-            "value": value_loss(value, samples["returns"]),
+            "value": value_loss(value, targets.returns.reshape(value.shape)),
             "entropy": mean_entropy(policy),
         }
         return self.weighted_sum(losses)

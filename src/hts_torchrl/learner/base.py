@@ -129,8 +129,8 @@ class Learner(ChunkedRounds):
         """Of discounted returns, where the data module normalises rewards."""
         self.value_scale = RunningStatistics() if normalize_value else None
         """Of returns, where the critic's values are normalised."""
-        self._returns: dict[int, Tensor] = {}
-        """Of the round, by chunk."""
+        self._returns: dict[tuple[int, int], Tensor] = {}
+        """Of the round, by chunk and part."""
 
     @classmethod
     def load_from_checkpoint(  # type: ignore[override] # Lightning's is no plain class method
@@ -240,7 +240,7 @@ class Learner(ChunkedRounds):
         *,
         gae_lambda: float,
         unroll: int | None = None,
-        newest: bool = False,
+        value: Tensor | None = None,
     ) -> Targets:
         """Return advantages and returns, with values of the weights that collected the round.
 
@@ -248,7 +248,8 @@ class Learner(ChunkedRounds):
             batch: the round ``[N, T]``.
             gae_lambda: decay of the advantage; 1 gives n-step returns.
             unroll: steps after which the sum is bootstrapped; None is T.
-            newest: take the values of the weights in place; this costs one more pass.
+            value: of the round's observations by the weights in place, ``[N, T, 1]``; then those
+                value the final ones too.
 
         Returns:
             Two tensors, float32 ``[N, T]``.
@@ -259,18 +260,20 @@ class Learner(ChunkedRounds):
         if "state_value" not in batch.keys():  # noqa: SIM118 - a TensorDict is no dict
             raise ConfigurationError(NO_VALUE)
         after = batch["next"]
-        value = self._newest_value(batch) if newest else batch["state_value"]
+        of_behaviour = value is None
+        value = batch["state_value"] if value is None else value
+        next_value = self._next_value(batch, value, of_behaviour=of_behaviour)
         targets = gae_targets(
             reward=self.rewards(batch),
             value=self._unscaled(value),
-            next_value=self._unscaled(self._next_value(batch, value, newest=newest)),
+            next_value=self._unscaled(next_value),
             done=after["done"],
             terminated=after["terminated"],
             gamma=self.gamma,
             gae_lambda=gae_lambda,
             unroll=unroll,
         )
-        returns = self._returns[self._chunk] = targets.returns.squeeze(-1)
+        returns = self._returns[self._chunk, self.part.index] = targets.returns.squeeze(-1)
         if self.value_scale is not None:
             returns = self.value_scale.normalized(returns)
         return Targets(targets.advantage.squeeze(-1), returns)
@@ -372,12 +375,20 @@ class Learner(ChunkedRounds):
         with torch.no_grad(), evaluating(self._draws.layers_of_two_modes):
             return self.evaluate(final)[1].unsqueeze(-1)
 
-    def _newest_value(self, batch: TensorDictBase) -> Tensor:
+    def values_of(self, batch: TensorDictBase) -> Tensor:
+        """Return values of the observations acted on, by the weights in place.
+
+        Args:
+            batch: the round ``[N, T]``.
+
+        Returns:
+            Values, float32 ``[N, T, 1]``, without gradient.
+        """
         parts = self.samples_of(batch).chunk(self.parts_per_pass)
         with torch.no_grad(), evaluating(self._draws.layers_of_two_modes):
             return torch.cat([self.evaluate(part)[1] for part in parts]).reshape(*batch.shape, 1)
 
-    def _next_value(self, batch: TensorDictBase, value: Tensor, *, newest: bool) -> Tensor:
+    def _next_value(self, batch: TensorDictBase, value: Tensor, *, of_behaviour: bool) -> Tensor:
         """Shift the values by a step; evaluate what no actor saw: the true final ones."""
         after = batch["next"]
         next_value = value.roll(-1, 1)
@@ -385,7 +396,7 @@ class Learner(ChunkedRounds):
         unseen[:, -1] = True
         unseen &= ~after["terminated"].squeeze(-1)
         if unseen.any():
-            behaviour = self._weights.behaviour() if self.lag and not newest else None
+            behaviour = self._weights.behaviour() if self.lag and of_behaviour else None
             with behaviour or contextlib.nullcontext():
                 next_value[unseen] = self.values_where(after, unseen)
         return next_value

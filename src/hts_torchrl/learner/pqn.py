@@ -126,7 +126,8 @@ class PQN(MinibatchLearner):
             batch: the round ``[N, T]``.
         """
         # gae's returns are these with the largest action value as the state's value.
-        targets = self.gae(batch, gae_lambda=self.q_lambda, newest=self.lag > 0)
+        value = self.values_of(batch) if self.lag else None
+        targets = self.gae(batch, gae_lambda=self.q_lambda, value=value)
         return self.samples_of(batch, returns=targets.returns)
 
     def loss(self, samples: TensorDictBase) -> Tensor:

@@ -30,6 +30,7 @@ from hts_torchrl.training.round_slice import RoundSlice
 from tests.fits import (
     SGDA2C,
     SGDPPO,
+    A2CWithTargets,
     cartpole,
     flat,
     flat_gradient,
@@ -38,6 +39,7 @@ from tests.fits import (
 )
 
 CARTPOLE = GymEnvs("CartPole-v1")
+GRADIENT = {"delayed_step": "gradient"}
 
 
 def cartpole_policy(seed: int = 0):
@@ -102,13 +104,13 @@ class TestTargets:
             PairsEnv, policy, num_actors=0, num_envs=1, frames_per_batch=7, total_frames=7
         )
         batch = next(iter(collector))
-        learner = unlogged(A2C(policy, gamma=0.5, gae_lambda=0.0, **settings))
+        learner = unlogged(A2CWithTargets(policy, gamma=0.5, gae_lambda=0.0, **settings))
         learner.on_fit_start()
         learner.updates = lag
         nn.init.constant_(critic.weight, newest)
         learner.training_step(RoundSlice(batch, 0, 1), 0)
         self.final_scale = critic.weight.item()
-        return learner.samples["returns"].tolist()
+        return learner.targets.returns.flatten().tolist()
 
     expected = (
         1 + 2 / 2,
@@ -124,10 +126,10 @@ class TestTargets:
         assert self.returns(lag=0) == pytest.approx(self.expected)
 
     def test_are_those_of_the_behaviour_weights_under_a_delay(self):
-        assert self.returns(lag=1, newest=100.0) == pytest.approx(self.expected)
+        assert self.returns(lag=1, newest=100.0, **GRADIENT) == pytest.approx(self.expected)
 
     def test_the_gradient_of_a_delayed_round_is_taken_at_the_behaviour_weights(self):
-        self.returns(lag=1, newest=100.0)
+        self.returns(lag=1, newest=100.0, **GRADIENT)
         assert self.final_scale == 1.0  # until on_after_backward
 
     def test_without_a_lag_newest_weights_are_the_behaviour(self):
@@ -139,8 +141,7 @@ class TestTargets:
     def test_are_those_of_the_newest_weights_with_the_ratio(self):
         changed = [1 + 200 / 2, 2 + 300 / 2, 3 + 500 / 2, 4.0]
         changed += [5 + 800 / 2, 6 + 900 / 2, 7 + 1100 / 2]
-        ratio = {"delayed_step": "ratio"}
-        assert self.returns(lag=1, newest=100.0, **ratio) == pytest.approx(changed)
+        assert self.returns(lag=1, newest=100.0) == pytest.approx(changed)
         assert self.final_scale == 100.0
 
 
@@ -164,12 +165,11 @@ class TestA2C:
             torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
 
     @pytest.mark.parametrize("chunks", [1, 2, 4])
-    def test_chunks_hold_every_sample_once(self, chunks):
+    def test_parts_hold_every_environment_once(self, chunks):
         learner, batch = A2C(), TensorDict({}, [4, 6])
-        learner.build_policy(CARTPOLE.group([0]).spec)
         parts = [RoundSlice(batch, index, chunks) for index in range(chunks)]
-        rows = torch.cat([torch.arange(24)[learner.chunk_of(part)] for part in parts])
-        assert torch.equal(rows, torch.arange(24))
+        rows = torch.cat([torch.arange(4)[learner.environments_of(part)] for part in parts])
+        assert torch.equal(rows, torch.arange(4))
 
     def test_chunks_that_do_not_divide_the_environments_are_refused(self):
         with pytest.raises(ConfigurationError, match="accumulate_grad_batches=3"):
@@ -508,7 +508,7 @@ NAN = float("nan")
             {"delayed_step": "late"},
             "delayed_step='late'; decoupled, displacement or ratio is needed",
         ),
-        (A2C, {"delayed_step": "late"}, "delayed_step='late'; gradient or ratio is needed"),
+        (A2C, {"delayed_step": "late"}, "delayed_step='late'; ratio or gradient is needed"),
     ],
 )
 def test_a_wrong_setting_is_refused_when_the_learner_is_made(learner_class, settings, message):
@@ -588,7 +588,7 @@ class CutOff(Callback):
 @pytest.mark.parametrize(
     ("make", "settings"),
     [
-        (partial(A2C, learning_rate=0.1), {"accumulate_grad_batches": 2}),
+        (partial(A2C, learning_rate=0.1, delayed_step="gradient"), {"accumulate_grad_batches": 2}),
         (partial(PPO, learning_rate=0.1, epochs=2, minibatches=1), {}),
         (partial(PPO, learning_rate=0.1, epochs=2, minibatches=1, delayed_step="displacement"), {}),
     ],

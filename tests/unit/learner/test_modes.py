@@ -11,7 +11,7 @@ from torch import nn
 from hts_torchrl import A2C, PPO, ConfigurationError, Impala
 from hts_torchrl.policy.forward import evaluate
 from tests.determinism.tasks import CARTPOLE
-from tests.fits import cartpole, watched_fit
+from tests.fits import A2CWithTargets, cartpole, watched_fit
 from tests.policies import LateNoise, Noise, policy_with
 
 TWO_MODES = "the policy learns in train mode and acts in eval mode, and these do different things"
@@ -74,7 +74,7 @@ class Returns(Callback):
         self.rounds.append(batch.round.clone())
 
     def on_after_backward(self, _, pl_module):
-        self.returns.append(pl_module.samples["returns"].view(4, 8).clone())
+        self.returns.append(pl_module.targets.returns.clone())
 
 
 @pytest.mark.filterwarnings(f"ignore:{TWO_MODES}")
@@ -83,7 +83,9 @@ class Returns(Callback):
 def test_final_observations_are_valued_as_the_actors_would_have(make_layer, delay):
     """By the weights and the statistics that acted, in eval mode."""
     seen = Returns(delay)
-    learner = A2C(policy_with(make_layer(), CARTPOLE), gamma=0.5, gae_lambda=0.0, learning_rate=0.1)
+    policy = policy_with(make_layer(), CARTPOLE)
+    settings = {"gamma": 0.5, "gae_lambda": 0.0, "learning_rate": 0.1}
+    learner = A2CWithTargets(policy, delayed_step="gradient", **settings)
     fit(learner, 4, [seen], delay=delay)
     for index, (batch, returns) in enumerate(zip(seen.rounds, seen.returns, strict=True)):
         acted = seen.policies[max(0, index - delay)].eval()

@@ -15,6 +15,7 @@ from torchrl.objectives.value import GAE
 from hts_torchrl import A2C, PPO, GymEnvs, HTSCollector, make_actor_critic
 from hts_torchrl.models import MLP, ImpalaResNet, NatureCNN, NipsCNN
 from hts_torchrl.training.round_slice import RoundSlice
+from tests.fits import A2CWithTargets
 
 ENVS = {
     # With 15 steps a CartPole both falls and is stopped; a Pendulum is only stopped.
@@ -89,26 +90,25 @@ def test_the_rounds_compared_hold_both_ends_of_a_game():
 @pytest.mark.parametrize("gae_lambda", [0.0, 0.95, 1.0])
 def test_targets_equal_those_of_torchrl(env, gae_lambda):
     policy, batch = collected(env)
-    learner = A2C(policy, gamma=0.97, gae_lambda=gae_lambda)
+    learner = A2CWithTargets(policy, gamma=0.97, gae_lambda=gae_lambda)
     learn(learner, batch)
     expected = torchrl_targets(batch, policy, gamma=0.97, lmbda=gae_lambda)
-    samples = learner.samples
-    torch.testing.assert_close(samples["advantage"], expected["advantage"].flatten())
-    torch.testing.assert_close(samples["returns"], expected["value_target"].flatten())
+    torch.testing.assert_close(learner.targets.advantage, expected["advantage"].squeeze(-1))
+    torch.testing.assert_close(learner.targets.returns, expected["value_target"].squeeze(-1))
 
 
-def with_targets_of(learner, batch):
-    """The round with the learner's targets where TorchRL's losses look for them."""
+def with_targets(batch, advantage, returns):
+    """The round with a learner's targets where TorchRL's losses look for them."""
     shape = (*batch.shape, 1)
-    batch["advantage"] = learner.samples["advantage"].reshape(shape)
-    batch["value_target"] = learner.samples["returns"].reshape(shape)
+    batch["advantage"] = advantage.reshape(shape)
+    batch["value_target"] = returns.reshape(shape)
     return batch
 
 
 @pytest.fixture
 def a2c(env):
     policy, batch = collected(env)
-    learner = A2C(policy, value_coef=0.7, entropy_coef=0.03)
+    learner = A2CWithTargets(policy, value_coef=0.7, entropy_coef=0.03)
     loss, parts = learn(learner, batch)
     theirs = A2CLoss(
         policy.get_policy_operator(),
@@ -117,7 +117,7 @@ def a2c(env):
         entropy_coeff=0.03,
         loss_critic_type="l2",
     )
-    return policy, loss, parts, theirs(with_targets_of(learner, batch.clone()))
+    return policy, loss, parts, theirs(with_targets(batch.clone(), **vars(learner.targets)))
 
 
 def test_the_a2c_loss_equals_that_of_torchrl(a2c):
@@ -158,7 +158,8 @@ def ppo(env, request):
         loss_critic_type="l2",
         normalize_advantage=False,  # the learner has done so, over the whole round
     )
-    return policy, loss, parts, theirs(with_targets_of(learner, batch))
+    targets = learner.samples["advantage"], learner.samples["returns"]
+    return policy, loss, parts, theirs(with_targets(batch, *targets))
 
 
 def test_the_ppo_loss_equals_that_of_torchrl(ppo):
@@ -194,9 +195,10 @@ def test_the_samples_keep_the_order_of_the_round(env):
     policy, batch = collected(env)
     learner = A2C(policy)
     learn(learner, batch)
-    assert isinstance(learner.samples, TensorDict)
-    assert torch.equal(learner.samples["observation"], batch["observation"].flatten(0, 1))
-    assert torch.equal(learner.samples["action"], batch["action"].flatten(0, 1))
+    samples = learner.samples_of(batch)
+    assert isinstance(samples, TensorDict)
+    assert torch.equal(samples["observation"], batch["observation"].flatten(0, 1))
+    assert torch.equal(samples["action"], batch["action"].flatten(0, 1))
 
 
 @pytest.mark.parametrize("trunk", [MLP, NipsCNN, NatureCNN, ImpalaResNet])

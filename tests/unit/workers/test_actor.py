@@ -139,4 +139,3 @@ class TestSettingsOnAGPU:
     def test_an_actor_on_the_cpu_asks_for_no_gpu(self, chosen):
         SETTINGS.apply()
         assert chosen == []
-
