@@ -75,6 +75,7 @@ TASKS = {
     "Breakout": Task("minatar/breakout", 3.0, 100, 307_200),
     "SpaceInvaders": Task("minatar/space_invaders", 9.0, 100, 307_200),
 }
+GRADIENT = {"delayed_step": "gradient"}
 RATIO = {"delayed_step": "ratio"}
 DISPLACEMENT = {"delayed_step": "displacement"}
 DECOUPLED = {"delayed_step": "decoupled"}
@@ -86,13 +87,13 @@ EXPLORES = {"exploration_fraction": 0.02}
 METHODS = {
     "a2c": {
         "delay0": Method(0),
-        "gradient": Method(1, {"delayed_step": "gradient"}),
+        "gradient": Method(1, GRADIENT),
         "ratio": Method(1, RATIO),
         "weighted": Method(learner=delayed_learners.Weighted),
         "muon delay0": Method(0, MUON),
-        "muon gradient": Method(1, MUON),
-        "extrapolated 1": Method(learner=delayed_learners.ExtrapolatedA2C),
-        "extrapolated 0.5": Method(learner=delayed_learners.HalfExtrapolatedA2C),
+        "muon gradient": Method(1, MUON | GRADIENT),
+        "extrapolated 1": Method(1, GRADIENT, delayed_learners.ExtrapolatedA2C),
+        "extrapolated 0.5": Method(1, GRADIENT, delayed_learners.HalfExtrapolatedA2C),
     },
     "ppo": {
         "delay0": Method(0),

@@ -142,7 +142,7 @@ class StoredValues(PQN):
     """Computes targets with the values that actors stored: those of theta_{j-1}."""
 
     def gae(self, batch: TensorDictBase, **settings: Any) -> Targets:
-        return super().gae(batch, **settings | {"newest": False})
+        return super().gae(batch, **settings | {"value": None})
 
 
 class ExtrapolatedA2C(Extrapolated, A2C):

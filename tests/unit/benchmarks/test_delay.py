@@ -87,9 +87,9 @@ class TestSteps:
         assert "| ppo | late | Go, Chess | 2.00 (2.00 to 2.00) |" in text
 
 
-def run_of(delay, method="gradient", seed=1, **changes):
+def run_of(delay, method="gradient", seed=1, algorithm="a2c", **changes):
     figures = {"score": 1e6, "games": 5, "frames": 1500} | changes
-    return delay.Run("CartPole", "a2c", method, seed, **figures)
+    return delay.Run("CartPole", algorithm, method, seed, **figures)
 
 
 class TestARun:
@@ -109,6 +109,13 @@ class TestARun:
         steps = delay.train(run_of(delay, score=10.0)).steps
         assert steps < 1500
         assert steps % 128 == 0
+
+    @pytest.mark.parametrize("algorithm", ["a2c", "ppo", "pqn"])
+    def test_is_possible_with_every_method(self, programs, algorithm):
+        delay = programs["delay"]
+        for method in delay.METHODS[algorithm]:
+            outcome = delay.train(run_of(delay, method, algorithm=algorithm))
+            assert np.isfinite(outcome.last_return), method
 
     @pytest.mark.parametrize("method", ["weighted", "extrapolated 1"])
     def test_differs_where_another_rule_learns(self, programs, method):
