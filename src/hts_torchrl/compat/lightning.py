@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any
 
@@ -12,6 +12,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningCLI
 from lightning.pytorch.strategies import Strategy
 from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
+from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 
@@ -29,11 +30,15 @@ def logs_after(trainer: Trainer, step: int) -> bool:
     return every > 0 and step % every == 0
 
 
-def monitored_names(trainer: Trainer) -> set[str]:
-    """Return the names of what callbacks and learning-rate schedules monitor."""
-    watchers = [*trainer.callbacks, *trainer.lr_scheduler_configs]  # type: ignore[attr-defined]
-    monitored = [getattr(watcher, "monitor", None) for watcher in watchers]
-    return {name for name in monitored if isinstance(name, str)}  # a user's may be anything
+def set_callback_metrics(trainer: Trainer, figures: Mapping[str, Tensor]) -> None:
+    """Put figures into ``Trainer.callback_metrics``, as ``log_dict`` does, but not into loggers.
+
+    ``log_dict`` of four figures takes 1 ms, a tenth of an update of a small network.
+    """
+    trainer._logger_connector._callback_metrics.update(figures)
+    for logged in trainer._results.result_metrics:  # type: ignore[union-attr]
+        if logged.meta.name in figures:
+            logged._forward_cache = figures[logged.meta.name]  # else its last value returns
 
 
 def must_leave(module: LightningModule) -> bool:

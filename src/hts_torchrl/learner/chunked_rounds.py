@@ -15,7 +15,7 @@ from hts_torchrl.compat.lightning import (
     is_accumulating,
     leave_gradients,
     logs_after,
-    monitored_names,
+    set_callback_metrics,
 )
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.learner.gradient_chunks import GradientChunks
@@ -140,7 +140,7 @@ class ChunkedRounds(RoundModule):
         end = sum(parameter.numel() for parameter in parameters)
         self._gradient, figures = total[:end], total[end + 1 :]
         if names:
-            self.log_dict(dict(zip(names, figures, strict=True)))
+            self._log(dict(zip(names, figures, strict=True)))
         return total[end]
 
     def _gradient_of(
@@ -217,15 +217,18 @@ class ChunkedRounds(RoundModule):
     def log_losses(self, losses: dict[str, Tensor], group: str = "loss") -> None:
         """Log losses, or another group of figures, when the Trainer's loggers will take them.
 
-        Those that a callback or a learning-rate schedule monitors are there after each step. Of
-        several chunks their means are logged.
+        ``Trainer.callback_metrics`` has them after each step. Of several chunks it has their means.
         """
         if is_accumulating(self.trainer):
             return
-        figures = {f"{group}/{name}": value.detach() for name, value in losses.items()}
-        logs = logs_after(self.trainer, self.trainer.global_step + 1)
-        if logs or not figures.keys().isdisjoint(monitored_names(self.trainer)):
-            if self._figures is None:
-                self.log_dict(figures)
-            else:
-                self._figures |= figures
+        figures = {f"{group}/{name}": value.detach().clone() for name, value in losses.items()}
+        if self._figures is None:
+            self._log(figures)
+        else:
+            self._figures |= figures
+
+    def _log(self, figures: dict[str, Tensor]) -> None:
+        if logs_after(self.trainer, self.trainer.global_step + 1):
+            self.log_dict(figures)
+        else:
+            set_callback_metrics(self.trainer, figures)

@@ -75,6 +75,32 @@ class Kill(Callback):
         signal.raise_signal(signal.SIGTERM)
 
 
+def test_callbacks_read_what_was_set_not_what_was_logged_before(tmp_path):
+    with private_names_of("lightning") as compat:
+
+        class Model(BoringModel):
+            def training_step(self, batch, batch_idx):
+                if batch_idx == 1:
+                    self.log("figure", torch.tensor(10.0))
+                else:
+                    compat.set_callback_metrics(
+                        self.trainer, {"figure": torch.tensor(float(batch_idx))}
+                    )
+                return super().training_step(batch, batch_idx)
+
+        class Reads(Callback):
+            def __init__(self):
+                self.seen = []
+
+            def on_train_batch_end(self, trainer, *_):
+                self.seen.append(trainer.callback_metrics["figure"].item())
+
+        reads = Reads()
+        trainer = fitted(tmp_path, reads, model=Model())
+        assert reads.seen == [0, 10, 2, 3]
+        assert trainer.callback_metrics["figure"] == 3
+
+
 def test_sigterm_is_answered_by_what_was_given(tmp_path):
     before = signal.signal(signal.SIGTERM, lambda *_: None)
     try:
