@@ -169,6 +169,10 @@ class HTSDataModule(LightningDataModule):
         own = ("first_env", "reward_discount")
         return {name: each for name, each in vars(self.pool).items() if name not in own}
 
+    def __str__(self) -> str:
+        """Return what ``repr`` does: Lightning would start a collector to ask how long it is."""
+        return repr(self)
+
     @property
     def env_spec(self) -> EnvSpec:
         """Observations and actions of the environments; makes one to ask it."""

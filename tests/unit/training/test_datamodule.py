@@ -202,6 +202,12 @@ def test_there_is_no_collector_after_training():
         _ = data.collector
 
 
+def test_it_can_be_printed_after_training():
+    data = cartpole()
+    watched_fit(A2C(), data)
+    assert "HTSDataModule" in str(data)
+
+
 def test_a_learner_trains_a_second_time():
     learner = A2C()
     watched_fit(learner, cartpole(3))

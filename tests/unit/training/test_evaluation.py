@@ -13,6 +13,7 @@ from lightning.pytorch import Callback
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import nn
 from torchrl.envs import GymEnv, SerialEnv
+from torchrl.envs.libs import utils  # noqa: F401 - keeps an ImportError, and the stack of that moment
 
 from hts_torchrl import (
     A2C,
