@@ -20,6 +20,7 @@ from hts_torchrl.errors import ConfigurationError, ProtocolError
 from hts_torchrl.learner.deferred_interrupt import DeferredInterrupt
 from hts_torchrl.learner.delayed_gradient import DelayedGradient, DelayedWeights
 from hts_torchrl.learner.finite import require_finite_gradients
+from hts_torchrl.learner.hooks import refuse_replaced_hooks
 from hts_torchrl.learner.modes import SeededDraws
 from hts_torchrl.learner.policy_module import PolicyModule
 from hts_torchrl.learner.resumption import Resumption
@@ -88,6 +89,15 @@ class RoundModule(PolicyModule):
     def delayed(self) -> DelayedGradient:
         """The newest parameters, which are in place, and those that collected the round."""
         return self._weights.parameters
+
+    def configure_model(self) -> None:
+        """Build the policy for the data module's environment, unless it was given.
+
+        Raises:
+            ConfigurationError: if a subclass has replaced a hook that is needed.
+        """
+        refuse_replaced_hooks(self)
+        super().configure_model()
 
     def on_fit_start(self) -> None:
         """Take the behaviour weights of the first round."""

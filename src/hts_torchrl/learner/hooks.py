@@ -1,0 +1,48 @@
+"""Lightning's hooks that a subclass of a learner extends, and may not replace."""
+
+from __future__ import annotations
+
+import inspect
+from itertools import takewhile
+from types import CodeType
+
+from lightning.pytorch import LightningModule
+
+from hts_torchrl.errors import ConfigurationError
+
+HOOKS = {
+    "on_fit_start",
+    "on_train_start",
+    "on_before_optimizer_step",
+    "optimizer_step",
+    "on_train_batch_end",
+    "on_fit_end",
+    "on_save_checkpoint",
+    "on_load_checkpoint",
+}
+"""Of which a learner needs its own: they have weights collect, counted, published and saved."""
+
+
+def refuse_replaced_hooks(module: LightningModule) -> None:
+    """Refuse a subclass whose hook does not call the learner's.
+
+    Raises:
+        ConfigurationError: if the hook's code never names the hook, as ``super().hook()`` does.
+    """
+    for cls in takewhile(_is_of_the_user, type(module).__mro__):
+        for hook in HOOKS & vars(cls).keys():
+            code = getattr(inspect.unwrap(vars(cls)[hook]), "__code__", None)
+            if code is not None and not _names(code, hook):
+                raise ConfigurationError(
+                    f"{cls.__name__}.{hook} replaces what the learner does there; call "
+                    f"super().{hook}(...) in it"
+                )
+
+
+def _is_of_the_user(cls: type) -> bool:
+    return cls.__module__.partition(".")[0] != "hts_torchrl"
+
+
+def _names(code: CodeType, name: str) -> bool:
+    inner = [each for each in code.co_consts if isinstance(each, CodeType)]
+    return name in code.co_names or any(_names(each, name) for each in inner)
