@@ -171,7 +171,7 @@ class TestTrainingStatistics:
         trainer = quiet_trainer(log_every_n_steps=0, logger=logger, callbacks=callbacks)
         trainer.fit(A2C(echo_policy(), gradient_chunks=chunks), datamodule=known_games(10))
         assert (numbers.frames, numbers.episodes) == (60, 20)
-        assert {name.partition("/")[0] for name in trainer.callback_metrics} == {"loss"}  # no "train"
+        assert {name.partition("/")[0] for name in trainer.callback_metrics} == {"loss"}
         assert [path.name for path in tmp_path.rglob("*.*")] == ["hparams.yaml"]
 
     def test_barebones_trains_to_the_same_weights(self):
