@@ -126,6 +126,24 @@ class Weighted(A2C):
         return self.weighted_sum(losses)
 
 
+class CutWeighted(A2C):
+    """A2C's ``ratio`` with weights of at most 1, as V-trace cuts them (Espeholt et al., 2018)."""
+
+    def loss(self, batch: TensorDictBase) -> Tensor:
+        samples = self.samples_of(batch)
+        policy, value = self.evaluate(samples)
+        newest = value.detach().reshape(*batch.shape, 1)
+        targets = self.gae(batch, gae_lambda=self.gae_lambda, unroll=self.unroll, value=newest)
+        log_prob = policy.log_prob(samples["action"])
+        weight = (log_prob.detach() - samples["behaviour_log_prob"]).exp().clamp(max=1)
+        losses = {
+            "policy": policy_gradient_loss(log_prob, weight * targets.advantage.flatten()),
+            "value": value_loss(value, targets.returns.flatten()),
+            "entropy": mean_entropy(policy),
+        }
+        return self.weighted_sum(losses)
+
+
 class RatioNewestValues(NewestValues, PPO):
     pass
 
