@@ -90,7 +90,7 @@ METHODS = {
         "gradient": Method(1, GRADIENT),
         "ratio": Method(1, RATIO),
         "weighted": Method(learner=delayed_learners.Weighted),
-        "ratio, cut": Method(1, RATIO, delayed_learners.CutWeighted),
+        "ratio, uncut": Method(1, RATIO, delayed_learners.Uncut),
         "muon delay0": Method(0, MUON),
         "muon gradient": Method(1, MUON | GRADIENT),
         "extrapolated 1": Method(1, GRADIENT, delayed_learners.ExtrapolatedA2C),

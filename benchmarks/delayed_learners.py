@@ -6,6 +6,7 @@ update would go from theta_j.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -107,15 +108,17 @@ class AlwaysDecoupled(PPO):
     decouples = True
 
 
-class Weighted(A2C):
-    """A2C's ``ratio`` with the values that actors stored: the critic is one update late."""
+class Uncut(A2C):
+    """A2C's ``ratio`` with weights of more than 1 too."""
 
-    reweights = True
+    newest_values = True
 
     def loss(self, batch: TensorDictBase) -> Tensor:
-        targets = self.gae(batch, gae_lambda=self.gae_lambda, unroll=self.unroll)
+        gae = partial(self.gae, batch, gae_lambda=self.gae_lambda, unroll=self.unroll)
+        stored = None if self.newest_values else gae()  # before the pass: it exchanges weights
         samples = self.samples_of(batch)
         policy, value = self.evaluate(samples)
+        targets = stored or gae(value=value.detach().reshape(*batch.shape, 1))
         log_prob = policy.log_prob(samples["action"])
         weight = (log_prob.detach() - samples["behaviour_log_prob"]).exp()
         losses = {
@@ -126,22 +129,10 @@ class Weighted(A2C):
         return self.weighted_sum(losses)
 
 
-class CutWeighted(A2C):
-    """A2C's ``ratio`` with weights of at most 1, as V-trace cuts them (Espeholt et al., 2018)."""
+class Weighted(Uncut):
+    """:class:`Uncut` with the values that actors stored: the critic is one update late."""
 
-    def loss(self, batch: TensorDictBase) -> Tensor:
-        samples = self.samples_of(batch)
-        policy, value = self.evaluate(samples)
-        newest = value.detach().reshape(*batch.shape, 1)
-        targets = self.gae(batch, gae_lambda=self.gae_lambda, unroll=self.unroll, value=newest)
-        log_prob = policy.log_prob(samples["action"])
-        weight = (log_prob.detach() - samples["behaviour_log_prob"]).exp().clamp(max=1)
-        losses = {
-            "policy": policy_gradient_loss(log_prob, weight * targets.advantage.flatten()),
-            "value": value_loss(value, targets.returns.flatten()),
-            "entropy": mean_entropy(policy),
-        }
-        return self.weighted_sum(losses)
+    newest_values = False
 
 
 class RatioNewestValues(NewestValues, PPO):

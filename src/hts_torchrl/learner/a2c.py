@@ -24,7 +24,8 @@ class A2C(Learner):
 
     - ``ratio`` takes the gradient at the newest weights, with the values that these give. Each
       sample is weighted by the probability of its action under the newest weights, divided by that
-      under the weights that collected the round.
+      under the weights that collected the round. A weight is at most 1, as V-trace cuts it
+      (Espeholt et al., 2018).
     - ``gradient`` takes it at the weights that collected the round, and applies it to the newest
       (equation 3 of the paper).
 
@@ -103,7 +104,8 @@ class A2C(Learner):
         weight: Tensor | float = 1.0
         if targets is None:
             targets = gae(value=value.detach().reshape(*batch.shape, 1))
-            weight = (log_prob.detach() - samples["behaviour_log_prob"]).exp()
+            ratio = (log_prob.detach() - samples["behaviour_log_prob"]).exp()
+            weight = ratio.clamp(max=1)
         advantage = weight * targets.advantage.reshape(value.shape)
         losses = {
             "policy": policy_gradient_loss(log_prob, advantage),
