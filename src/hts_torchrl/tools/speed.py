@@ -79,18 +79,20 @@ def _limit_of_cores(costs: Costs, settings: Settings) -> float:
     """Return the steps a second at which no core ever idles.
 
     An actor that has the time answers each executor by itself, in passes with few rows. One that
-    has not is always at work, and takes a core whole, until its passes are full.
+    has not is always at work, until its passes are full. Then it has as much of the cores as the
+    learner, or as all executors if they take more; but a core at most.
     """
     group, rows = settings.envs_per_executor, settings.inference_batch_size
-    others_s = _executor_s(costs, settings) + _learner_s(costs, settings)
+    executor_s, learner_s = _executor_s(costs, settings), _learner_s(costs, settings)
+    others_s = executor_s + learner_s
     full = settings.cores / (others_s + _row_s(costs, settings))
     if settings.num_actors == 0:  # all environments are answered together
         return full
     by_itself_s = math.ceil(group / rows) * costs.pass_s[rows] / group
     unhurried = settings.cores / (others_s + by_itself_s)
-    if unhurried * by_itself_s <= settings.num_actors:
-        return unhurried
-    return min(full, (settings.cores - settings.num_actors) / others_s)
+    shared = settings.cores / (others_s + settings.num_actors * max(executor_s, learner_s))
+    a_core_each = (settings.cores - settings.num_actors) / others_s
+    return min(full, max(unhurried, shared, a_core_each))
 
 
 def collect_s(costs: Costs, settings: Settings) -> float:

@@ -41,6 +41,12 @@ class TestLimits:
         bounds = limits(COSTS, replace(SETTINGS, cores=64))
         assert bounds["cores"] == pytest.approx(64 / (0.0045 + 0.002 / 8 + 0.001))
 
+    @pytest.mark.parametrize(("update_s", "most_s"), [(0.001, 0.0045), (0.006, 0.006)])
+    def test_an_actor_at_work_has_as_much_of_two_cores_as_whoever_has_most(self, update_s, most_s):
+        costs = replace(COSTS, update_s=update_s, pass_s={8: 0.02})
+        bounds = limits(costs, replace(SETTINGS, cores=2))
+        assert bounds["cores"] == pytest.approx(2 / (0.0045 + update_s + most_s))
+
     def test_without_actors_all_environments_are_answered_together(self):
         bounds = limits(COSTS, replace(SETTINGS, num_actors=0, cores=1))
         assert bounds["cores"] == pytest.approx(1 / (0.0045 + 0.002 / 8 + 0.001))
