@@ -20,7 +20,7 @@ HOOKS = {
     "on_save_checkpoint",
     "on_load_checkpoint",
 }
-"""Of which a learner needs its own: they have weights collect, counted, published and saved."""
+"""Hooks in which a learner itself counts, checks, publishes and saves."""
 
 
 def refuse_replaced_hooks(module: LightningModule) -> None:
