@@ -22,7 +22,7 @@ from tests.fakes import ArrayActionEnv, DictEnv, MaskedEnvs, NestedActionEnv, Ne
 from tests.fits import flat, quiet_trainer, watched_fit
 
 LEARNERS = {
-    "A2C": lambda **settings: A2C(learning_rate=0.01, **settings),
+    "A2C": lambda **settings: A2C(learning_rate=0.003, **settings),
     "PPO": lambda **settings: PPO(learning_rate=0.01, epochs=2, minibatches=2, **settings),
     "Impala": lambda **settings: Impala(learning_rate=0.01, **settings),
 }
