@@ -50,6 +50,11 @@ def must_leave(module: LightningModule) -> bool:
     return trainer is not None and trainer.received_sigterm and trainer.world_size == 1
 
 
+def is_compiled(module: LightningModule) -> bool:
+    """Return whether the Trainer was given ``torch.compile(module)``, whose hooks are compiled."""
+    return module._compiler_ctx is not None
+
+
 def is_accumulating(trainer: Trainer) -> bool:
     """Return whether the current batch adds to a gradient that a later one applies."""
     return trainer.fit_loop.epoch_loop._should_accumulate()

@@ -8,6 +8,7 @@ from types import CodeType
 
 from lightning.pytorch import LightningModule
 
+from hts_torchrl.compat.lightning import is_compiled
 from hts_torchrl.errors import ConfigurationError
 
 HOOKS = {
@@ -24,11 +25,17 @@ HOOKS = {
 
 
 def refuse_replaced_hooks(module: LightningModule) -> None:
-    """Refuse a subclass whose hook does not call the learner's.
+    """Refuse a subclass whose hook does not call the learner's, and compiled hooks.
 
     Raises:
-        ConfigurationError: if the hook's code never names the hook, as ``super().hook()`` does.
+        ConfigurationError: if the hook's code never names the hook, as ``super().hook()`` does, or
+            if ``torch.compile(module)`` was given to the Trainer.
     """
+    if is_compiled(module):
+        raise ConfigurationError(
+            f"torch.compile({type(module).__name__}): its training_step exchanges weights and "
+            "cannot be compiled; compile modules within its policy"
+        )
     for cls in takewhile(_is_of_the_user, type(module).__mro__):
         for hook in HOOKS & vars(cls).keys():
             code = getattr(inspect.unwrap(vars(cls)[hook]), "__code__", None)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch import distributions as d
 
 from hts_torchrl.compat.lightning import must_leave
+from hts_torchrl.compat.torch import uncompiled
 from hts_torchrl.config import IS_INIT, EnvSpec, Key
 from hts_torchrl.errors import ConfigurationError, ProtocolError
 from hts_torchrl.learner.modes import evaluating
@@ -46,10 +47,18 @@ class PolicyModule(LightningModule):
         network: ``nature``, ``nips``, ``impala``, ``seed``, ``mlp`` or ``module.Class`` of a trunk;
             ``+lstm`` or ``+gru`` after it adds a memory, as ``lstm`` and ``gru`` alone do.
         squash: pass continuous actions through tanh into their bounds.
+
+    Raises:
+        ConfigurationError: for a policy under ``torch.compile``: its modules are called one by one.
     """
 
     def __init__(self, policy: nn.Module | None, *, network: str, squash: bool) -> None:
         super().__init__()
+        if policy is not None and uncompiled(policy) is not policy:
+            raise ConfigurationError(
+                "a learner calls the modules of its policy one by one, so torch.compile(policy) "
+                "would do nothing; compile modules within it, or set compile_policy for its actors"
+            )
         self.policy = policy
         self.policy_name = None if policy is None else class_name(policy)
         """Class of a policy of the user's own."""

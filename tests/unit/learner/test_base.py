@@ -569,6 +569,12 @@ def test_a_setting_that_does_not_fit_the_environment_is_refused(make, message):
         watched_fit(make(), cartpole())
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated")
+def test_a_compiled_policy_is_refused():
+    with pytest.raises(ConfigurationError, match=r"torch\.compile\(policy\) would do nothing"):
+        PPO(torch.compile(cartpole_policy()))
+
+
 @pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
 def test_a_learner_that_is_to_build_its_policy_needs_a_data_module():
     with pytest.raises(ConfigurationError, match="datamodule=HTSDataModule"):

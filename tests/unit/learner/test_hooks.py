@@ -58,3 +58,9 @@ def test_a_hook_that_extends_the_learners_is_called():
     learner = Extended(epochs=2, minibatches=2)
     watched_fit(learner, cartpole(2))
     assert learner.calls == 2 * 4 * 11
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated")
+def test_a_compiled_learner_is_refused():
+    with pytest.raises(ConfigurationError, match=r"torch\.compile\(PPO\): .* cannot be compiled"):
+        watched_fit(torch.compile(PPO()), cartpole())
