@@ -101,6 +101,7 @@ METHODS = {
         "ratio": Method(1, RATIO),
         "displacement": Method(1, DISPLACEMENT),
         "decoupled": Method(1, DECOUPLED),
+        "decoupled, cut": Method(1, DECOUPLED, delayed_learners.CutDecoupled),
         "delay0, decoupled": Method(0, DECOUPLED, delayed_learners.AlwaysDecoupled),
         "decoupled, one more pass": Method(1, RATIO, delayed_learners.DecoupledByAPass),
         "ratio, newest values": Method(1, RATIO, delayed_learners.RatioNewestValues),

@@ -25,7 +25,7 @@ from hts_torchrl.learner.modes import SeededDraws
 from hts_torchrl.learner.policy_module import PolicyModule
 from hts_torchrl.learner.resumption import Resumption
 from hts_torchrl.learner.round_start import RoundStart
-from hts_torchrl.policy.forward import probabilistic_module
+from hts_torchrl.policy.forward import path_of, probabilistic_module
 from hts_torchrl.policy.normalization import NormalizedPolicy
 from hts_torchrl.rng import update_seed
 from hts_torchrl.schedule import DELAYS
@@ -172,17 +172,23 @@ class RoundModule(PolicyModule):
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
         """Stop a run whose gradients are not finite."""
-        batch, seen = self.part.round, self.observation_keys
-        after = [("next", *((key,) if isinstance(key, str) else key)) for key in seen]
         require_finite_gradients(
             self.actor_critic,
             optimizer,
-            batch,
-            [("next", "reward"), *after, *seen, "state_value", *self._head.log_prob_keys],
-            first_env=self.global_rank * batch.shape[0],
+            self.part.round,
+            self._likely_causes(),
+            first_env=self.global_rank * self.part.round.shape[0],
         )
         if self.part.is_last:
             self._interrupt.hold()
+
+    def _likely_causes(self) -> Iterator[Key]:
+        """Yield what in a round may have made a gradient infinite or NaN."""
+        yield ("next", "reward")
+        yield from (("next", *path_of(key)) for key in self.observation_keys)
+        yield from self.observation_keys
+        yield "state_value"
+        yield from self._head.log_prob_keys
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
         """Step, and end the round after its last part: before a callback saves a checkpoint."""
