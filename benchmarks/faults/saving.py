@@ -127,7 +127,7 @@ def damaged(kind: str, dice: random.Random) -> bool:
             content = bytearray(pickle.dumps(Trap(str(trap))))
         path.write_bytes(content)
         if kind == "code, digest removed":
-            path.with_name("last.ckpt.sha256").unlink()
+            path.with_name("last.ckpt.digests").unlink()
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")

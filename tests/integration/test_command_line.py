@@ -209,7 +209,7 @@ class TestLoggers:
     ):
         monkeypatch.chdir(tmp_path)
         run("fit", *CARTPOLE, *A2C, f"--trainer.logger={logger}", "--trace=1")
-        kept = {name for name in files(tmp_path) if not name.endswith((".sha256", ".previous"))}
+        kept = {name for name in files(tmp_path) if not name.endswith((".digests", ".previous"))}
         names = ["checkpoints/best.ckpt", "checkpoints/last.ckpt"]
         names += ["config.yaml", "learning_curve.png", "trace.json"]
         assert kept == {str(Path(folder, name)) for name in names}

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 import yaml
 from jsonargparse import SUPPRESS, ActionYesNo, Namespace
 from lightning.fabric.plugins import CheckpointIO
+from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Callback, ProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser
@@ -139,6 +140,7 @@ class HTSCommandLine(CommandLine):
         if settings["logger"] in (None, True):  # made here, so that --name decides to the last
             name = self.setting("name")
             kwargs["logger"] = [TensorBoardLogger("runs", name), CSVLogger("runs", name)]
+        kwargs |= _folder_of_job(settings, self.setting("name"))
         plugins = _listed(settings["plugins"])
         if not any(isinstance(plugin, CheckpointIO) for plugin in plugins):
             plugins = [*plugins, DurableCheckpointIO()]
@@ -275,6 +277,17 @@ def _callbacks(
     if settings["enable_progress_bar"] is not False and not own_bar:
         ours.append(ProgressLine())
     return [*given, *(each for each in ours if type(each) not in map(type, given))]
+
+
+def _folder_of_job(settings: Mapping[str, Any], name: str) -> dict[str, str]:
+    """Return ``default_root_dir`` for a job of SLURM, which keeps its number when it is requeued.
+
+    There Lightning saves what the job goes on from, and looks for it whenever a job starts. In the
+    working directory it would find that of another job.
+    """
+    if settings["default_root_dir"] is not None or not SLURMEnvironment.detect():
+        return {}
+    return {"default_root_dir": str(Path("runs", name, f"slurm_{SLURMEnvironment.job_id()}"))}
 
 
 def _listed(given: Any) -> list[Any]:  # noqa: ANN401 - the Trainer takes one, a list or None

@@ -66,15 +66,15 @@ def answer_sigterm(trainer: Trainer, answer: Callable[[int, FrameType | None], N
     connector._sigterm_notifier_fn = answer
 
 
-def requeue_signal(strategy: Strategy) -> int | None:
-    """Return the signal at which Lightning saves and requeues a SLURM job; None if there is none.
+def requeue_signals(trainer: Trainer) -> list[int]:
+    """Return the signal at which Lightning saves and requeues a job of SLURM; elsewhere none.
 
     Lightning leaves it to a handler that is there before it registers its own.
     """
-    environment = getattr(strategy, "cluster_environment", None)
-    if isinstance(environment, SLURMEnvironment) and environment.auto_requeue:
-        return environment.requeue_signal
-    return None
+    environment = trainer._accelerator_connector.cluster_environment
+    if not isinstance(environment, SLURMEnvironment) or not environment.auto_requeue:
+        return []
+    return [number for number in [environment.requeue_signal] if number is not None]
 
 
 def leave_gradients(strategy: Strategy) -> None:

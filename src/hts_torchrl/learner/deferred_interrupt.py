@@ -1,9 +1,10 @@
-"""Ctrl-C, put off while a round is being completed."""
+"""Ctrl-C and SLURM's signal to requeue, put off while a round is being completed."""
 
 from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Sequence
 from types import FrameType
 from typing import Any
 
@@ -13,33 +14,38 @@ class DeferredInterrupt:
 
     Between the last step of the optimiser and the next round, weights, schedules and counts move
     one after the other; a checkpoint written among them would fit no moment of an undisturbed run.
-    A second Ctrl-C is not held back. In a thread other than the main one, which Ctrl-C never
-    reaches, nothing happens.
+    A second Ctrl-C is not held back. In a thread other than the main one, which no signal reaches,
+    nothing happens.
+
+    Args:
+        numbers: signals that are held back, where a function answers them.
     """
 
-    def __init__(self) -> None:
-        self._handler: Any = None
-        self._held = False
+    def __init__(self, numbers: Sequence[int] = (signal.SIGINT,)) -> None:
+        self._numbers = numbers
+        self._handlers: dict[int, Any] = {}
+        self._held: list[int] = []
 
     def hold(self) -> None:
         """Begin to hold back."""
-        handler = signal.getsignal(signal.SIGINT)
-        main = threading.current_thread() is threading.main_thread()
-        if self._handler is None and main and callable(handler):
-            self._handler = handler
-            signal.signal(signal.SIGINT, self._hold)
+        if self._handlers or threading.current_thread() is not threading.main_thread():
+            return
+        handlers = {number: signal.getsignal(number) for number in self._numbers}
+        self._handlers = {n: handler for n, handler in handlers.items() if callable(handler)}
+        for number in self._handlers:
+            signal.signal(number, self._hold)
 
     def _hold(self, number: int, frame: FrameType | None) -> None:
-        if self._held:
-            self._handler(number, frame)
-        self._held = True
+        if number in self._held:
+            self._handlers[number](number, frame)
+        else:
+            self._held.append(number)
 
     def release(self) -> None:
         """Let through what was held back, as if it came now."""
-        if self._handler is None:
-            return
-        handler, held = self._handler, self._held
-        self._handler, self._held = None, False
-        signal.signal(signal.SIGINT, handler)
-        if held:
-            handler(signal.SIGINT, None)
+        handlers, held = self._handlers, self._held
+        self._handlers, self._held = {}, []
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        for number in held:
+            handlers[number](number, None)

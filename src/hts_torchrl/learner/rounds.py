@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -14,7 +15,7 @@ from torch.optim import Optimizer
 
 from hts_torchrl.allocator import keep_freed_memory
 from hts_torchrl.collectors.round_source import RoundSource
-from hts_torchrl.compat.lightning import set_logged_steps
+from hts_torchrl.compat.lightning import requeue_signals, set_logged_steps
 from hts_torchrl.config import Key
 from hts_torchrl.errors import ConfigurationError, ProtocolError
 from hts_torchrl.learner.deferred_interrupt import DeferredInterrupt
@@ -116,6 +117,7 @@ class RoundModule(PolicyModule):
         self.seed = int(getattr(data, "seed", 0))
         debug = bool(getattr(getattr(data, "pool", None), "debug", False))
         self._draws = SeededDraws(inspects=True, watches=debug)
+        self._interrupt = DeferredInterrupt([signal.SIGINT, *requeue_signals(self.trainer)])
 
     def on_fit_end(self) -> None:
         """Let an interrupt through that was put off."""

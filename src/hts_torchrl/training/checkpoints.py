@@ -25,7 +25,7 @@ class DurableCheckpointIO(TorchCheckpointIO):
     Give it to a Trainer as a plugin; the command line does. In this order, each synced::
 
         <name>.previous    a second name for the file in place, if it is whole
-        <name>.sha256      digests of the new file and of that one (``sha256sum -c`` reads it)
+        <name>.digests     of the new file and of that one (``sha256sum -c`` reads them)
         <name>             the new file, by a rename in the same folder
 
     So there is a whole file at every moment, and its digest is known. Lightning's own
@@ -154,7 +154,8 @@ def _digest(path: Path) -> str:
 
 
 def _digests(path: Path) -> Path:
-    return path.with_name(path.name + ".sha256")
+    # Lightning reads the number of an ``hpc_ckpt_1.ckpt`` from all digits in such names.
+    return path.with_name(path.name + ".digests")
 
 
 def _previous(path: Path) -> Path:

@@ -48,6 +48,22 @@ def test_a_second_ctrl_c_is_not_held_back():
         press()
 
 
+def test_other_signals_wait_each_for_itself():
+    came = []
+    before = signal.signal(signal.SIGUSR1, lambda number, _: came.append(number))
+    try:
+        interrupt = DeferredInterrupt([signal.SIGINT, signal.SIGUSR1])
+        interrupt.hold()
+        signal.raise_signal(signal.SIGUSR1)
+        assert not came
+        press()  # the first of its kind
+        with pytest.raises(KeyboardInterrupt):
+            interrupt.release()
+        assert came == [signal.SIGUSR1]
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
 def test_an_ignored_ctrl_c_stays_ignored():
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     interrupt = DeferredInterrupt()

@@ -243,8 +243,8 @@ class Ranks:
         self.world_size, self.is_global_zero = world_size, rank == 0
         self.root_device, self.others = torch.device("cpu"), others
         self.strategy = self
-        if auto_requeue is not None:
-            self.cluster_environment = SLURMEnvironment(auto_requeue)
+        slurm = None if auto_requeue is None else SLURMEnvironment(auto_requeue)
+        self._accelerator_connector = SimpleNamespace(cluster_environment=slurm)
         self._signal_connector = SimpleNamespace()
 
     def reduce(self, tensor, reduce_op):

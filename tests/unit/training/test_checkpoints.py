@@ -49,7 +49,7 @@ class TestSaving:
     def test_keeps_the_checkpoint_before_and_both_digests(self, place):
         for number in (1, 2, 3):
             save(place, number)
-        assert names(place) == ["last.ckpt", "last.ckpt.previous", "last.ckpt.sha256"]
+        assert names(place) == ["last.ckpt", "last.ckpt.digests", "last.ckpt.previous"]
         assert saved(place) == 3
         assert torch.load(f"{place}.previous", weights_only=True)["number"] == 2
 
@@ -57,7 +57,7 @@ class TestSaving:
     def test_sha256sum_reads_the_digests(self, place):
         save(place, 1)
         save(place, 2)
-        subprocess.run(["sha256sum", "-c", "last.ckpt.sha256"], cwd=place.parent, check=True)
+        subprocess.run(["sha256sum", "-c", "last.ckpt.digests"], cwd=place.parent, check=True)
 
     def test_copies_where_there_are_no_hard_links(self, place, monkeypatch):
         def refuse(*_):
@@ -75,7 +75,7 @@ class TestSaving:
         with pytest.raises(AttributeError):
             IO.save_checkpoint({"number": lambda: 2}, place)
         assert saved(place) == 1
-        assert names(place) == ["last.ckpt", "last.ckpt.sha256"]
+        assert names(place) == ["last.ckpt", "last.ckpt.digests"]
 
     @pytest.mark.skipif(not pathlib.Path("/dev/full").exists(), reason="needs /dev/full")
     def test_a_full_disk_is_told_with_the_path(self, place, monkeypatch):
@@ -195,7 +195,7 @@ class TestLoading:
     @pytest.mark.parametrize("digests", [b"", b" \n", b"\xff\xfe\x00", b"no digest  last.ckpt\n"])
     def test_unreadable_digests_tell_nothing_and_are_refused_by_name(self, place, digests):
         DurableCheckpointIO().save_checkpoint({"weights": 1}, place)
-        record = place.with_name(place.name + ".sha256")
+        record = place.with_name(place.name + ".digests")
         record.write_bytes(digests)
         with pytest.raises(ConfigurationError) as raised:
             DurableCheckpointIO().load_checkpoint(place)
@@ -239,7 +239,7 @@ def test_a_trainer_saves_and_goes_on(tmp_path):
     first = trainer(2)
     first.fit(BoringModel())
     path = pathlib.Path(first.checkpoint_callback.best_model_path)
-    assert path.with_name(path.name + ".sha256").is_file()
+    assert path.with_name(path.name + ".digests").is_file()
     second = trainer(4)
     second.fit(BoringModel(), ckpt_path=path)
     assert second.global_step == 4

@@ -12,7 +12,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-from hts_torchrl.compat.lightning import answer_sigterm, requeue_signal
+from hts_torchrl.compat.lightning import answer_sigterm, requeue_signals
 from hts_torchrl.compat.processes import end_with
 from hts_torchrl.errors import NotFiniteError
 from hts_torchrl.training.round_slice import RoundSlice
@@ -42,8 +42,7 @@ class StopTogether(Callback):
         if trainer.world_size > 1 and stage == "fit":
             # Lightning's handlers broadcast and save, wherever in a collective the process is.
             answer_sigterm(trainer, self._note)
-            requeue = requeue_signal(trainer.strategy)
-            numbers = _SIGNALS if requeue is None else (*_SIGNALS, requeue)
+            numbers = [*_SIGNALS, *requeue_signals(trainer)]
             self._before = {number: signal.signal(number, self._note) for number in numbers}
 
     def _note(self, number: int, _: FrameType | None) -> None:
