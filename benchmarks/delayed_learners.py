@@ -15,7 +15,6 @@ from torch import Tensor
 
 from hts_torchrl import A2C, PPO, PQN
 from hts_torchrl.objectives.a2c import mean_entropy, policy_gradient_loss, value_loss
-from hts_torchrl.objectives.ppo import clipped_ratio_loss, clipped_value_loss
 from hts_torchrl.objectives.returns import Targets
 
 
@@ -110,33 +109,12 @@ class AlwaysDecoupled(PPO):
 
 
 class CutDecoupled(PPO):
-    """PPO's ``decoupled`` with weights of at most 1."""
+    """PPO's ``decoupled`` with weights of at most 1, as A2C's ``ratio`` has them."""
 
-    def loss(self, samples: TensorDictBase) -> Tensor:
-        if not self.decouples:
-            return super().loss(samples)
-        policy, value = self.evaluate(samples)
-        log_prob = policy.log_prob(samples["action"])
-        if self.in_first_epoch:
-            self.keep_in_round(
-                samples, proximal_log_prob=log_prob.detach(), proximal_value=value.detach()
-            )
-        old_log_prob, old_value = samples["proximal_log_prob"], samples["proximal_value"]
-        weight = (old_log_prob - samples["behaviour_log_prob"]).exp().clamp(max=1)
-        advantage = samples["advantage"] * weight
-        ratio = clipped_ratio_loss(log_prob, old_log_prob, advantage, self.clip)
-        losses = {
-            "policy": ratio.loss,
-            "value": (
-                clipped_value_loss(value, old_value, samples["returns"], self.clip)
-                if self.clip_value
-                else value_loss(value, samples["returns"])
-            ),
-            "entropy": mean_entropy(policy),
-            "clip_fraction": ratio.clip_fraction,
-            "approx_kl": ratio.approx_kl,
-        }
-        return self.weighted_sum(losses)
+    def keep_in_round(self, samples: TensorDictBase, **entries: Tensor) -> None:
+        """Let no sample be likelier by the proximal policy than by the behaviour policy."""
+        behaviour = torch.maximum(samples["behaviour_log_prob"], entries["proximal_log_prob"])
+        super().keep_in_round(samples, behaviour_log_prob=behaviour, **entries)
 
 
 class Uncut(A2C):
