@@ -7,11 +7,12 @@ import platform
 import resource
 from pathlib import Path
 
+from hts_torchrl.control_group import allowed_memory
 from hts_torchrl.errors import ConfigurationError
 
 
 def require_memory(size: int, what: str, remedy: str) -> None:
-    """Refuse what the machine can never hold; else the kernel would end the run when it is full.
+    """Refuse what machine or container can never hold; else the kernel would end the run.
 
     Args:
         size: in bytes.
@@ -21,10 +22,11 @@ def require_memory(size: int, what: str, remedy: str) -> None:
     Raises:
         ConfigurationError: naming both sizes.
     """
-    whole = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if size > whole:
+    whole, allowed = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), allowed_memory()
+    if size > min(whole, allowed):
+        has = "the container may use" if allowed < whole else "the machine has"
         raise ConfigurationError(
-            f"{what} {size / 1e9:.1f} GB, and the machine has {whole / 1e9:.1f} GB: {remedy}"
+            f"{what} {size / 1e9:.1f} GB, and {has} {min(whole, allowed) / 1e9:.1f} GB: {remedy}"
         )
 
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from hts_torchrl import machine
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.machine import cpu_model, require_descriptors, require_memory
 
@@ -15,6 +16,13 @@ def test_memory_that_no_machine_has_is_refused_with_both_sizes():
 
 def test_memory_that_the_machine_has_is_fine():
     require_memory(1, "it takes", "less is needed")
+
+
+def test_memory_that_the_container_may_not_use_is_refused(monkeypatch):
+    monkeypatch.setattr(machine, "allowed_memory", lambda: 2e9)
+    require_memory(2 * 10**9, "it takes", "less is needed")
+    with pytest.raises(ConfigurationError, match=r"the container may use 2\.0 GB: less is"):
+        require_memory(2 * 10**9 + 1, "it takes", "less is needed")
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import os
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -14,6 +13,7 @@ from lightning.pytorch import Callback, Trainer
 
 from hts_torchrl.collectors.hts import HTSCollector
 from hts_torchrl.config import Precision
+from hts_torchrl.control_group import allowed_cores
 from hts_torchrl.envs.group import Array
 from hts_torchrl.envs.make_group import make_group
 from hts_torchrl.learner import Learner
@@ -47,7 +47,7 @@ class Advisor:
 
     def __init__(self, learner: Learner, data: HTSDataModule, trainer: Trainer) -> None:
         self._learner, self._data, self._trainer = learner, data, trainer
-        self._cores = len(os.sched_getaffinity(0))
+        self._cores = max(1, int(allowed_cores()))
         self._group = make_group(data.env, [0])
 
     def report(self, seconds: float) -> Iterator[str]:

@@ -15,6 +15,7 @@ import torch
 from hts_torchrl.allocator import keep_freed_memory
 from hts_torchrl.compat.torch import bfloat16_in_hardware
 from hts_torchrl.config import ActionSpec, ArraySpec, EnvSpec, Precision
+from hts_torchrl.control_group import allowed_cores, allowed_memory
 from hts_torchrl.envs.atari import AtariEnvs
 from hts_torchrl.envs.football.envs import FootballEnvs
 from hts_torchrl.errors import ConfigurationError
@@ -55,12 +56,11 @@ def examine() -> Iterator[Finding]:
 
 
 def _cores() -> Finding:
-    cores, allowed = len(os.sched_getaffinity(0)), _cgroup("cpu.max")
-    if allowed and allowed[0] != "max" and int(allowed[0]) / int(allowed[1]) < cores:
-        share = int(allowed[0]) / int(allowed[1])
+    cores, allowed = len(os.sched_getaffinity(0)), allowed_cores()
+    if allowed < cores:
         return Finding(
             "cores",
-            f"{cores}, of which the container may use {share:g}",
+            f"{cores}, of which the container may use {allowed:g}",
             "raise the container's limit, or start with taskset on as many cores as it may use",
         )
     return Finding("cores", f"{cores}")
@@ -74,20 +74,12 @@ def _processor() -> Finding:
 def _memory() -> Finding:
     lines = Path("/proc/meminfo").read_text().splitlines()
     fields = dict(line.split(":") for line in lines)
-    available_gb = int(fields["MemAvailable"].split()[0]) / 1024**2
-    limit = _cgroup("memory.max")
-    if limit and limit[0] != "max":
-        available_gb = min(available_gb, int(limit[0]) / 1024**3)
+    free_gb = int(fields["MemAvailable"].split()[0]) / 1024**2
+    available_gb = min(free_gb, allowed_memory() / 1024**3)
     remedy = (
         "" if available_gb >= 2 else "Atari with 16 environments needs about 2 GB: lower num_envs"
     )
     return Finding("memory", f"{available_gb:.1f} GB; /dev/shm is not used", remedy)
-
-
-def _cgroup(name: str) -> list[str]:
-    """Return the words of a limit of this process's control group (version 2), if it has one."""
-    path = Path("/sys/fs/cgroup", name)
-    return path.read_text().split() if path.is_file() else []
 
 
 def _descriptors() -> Finding:

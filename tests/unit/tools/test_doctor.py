@@ -36,16 +36,16 @@ def test_what_is_wrong_comes_with_what_mends_it():
 
 
 def test_a_container_with_less_than_its_cores_is_told(monkeypatch):
-    monkeypatch.setattr(doctor, "_cgroup", {"cpu.max": ["50000", "100000"]}.get)
+    monkeypatch.setattr(doctor, "allowed_cores", lambda: 0.5)
     finding = doctor._cores()
     assert finding.found.endswith("of which the container may use 0.5")
     assert "taskset" in finding.remedy
-    monkeypatch.setattr(doctor, "_cgroup", {"cpu.max": ["max", "100000"]}.get)
+    monkeypatch.setattr(doctor, "allowed_cores", lambda: float(len(os.sched_getaffinity(0))))
     assert doctor._cores().remedy == ""
 
 
 def test_a_container_with_little_memory_is_told(monkeypatch):
-    monkeypatch.setattr(doctor, "_cgroup", {"memory.max": [str(1024**3)]}.get)
+    monkeypatch.setattr(doctor, "allowed_memory", lambda: 1024.0**3)
     finding = doctor._memory()
     assert finding.found.startswith("1.0 GB")
     assert "lower num_envs" in finding.remedy
