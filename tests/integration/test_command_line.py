@@ -471,6 +471,27 @@ def test_a_signal_ends_training_with_a_checkpoint_and_no_process_left(
     assert torch.load(last, weights_only=True)["updates"] > 0
 
 
+@pytest.mark.processes
+def test_a_reader_that_leaves_ends_the_run_as_a_signal_does(tmp_path):
+    with endless_fit(tmp_path) as process:
+        process.stdout.readline()
+        process.stdout.close()  # as `| head -1` does
+        ends_with_all_it_started(process)
+    assert process.returncode == 128 + signal.SIGPIPE
+    assert "BrokenPipeError" not in (tmp_path / "errors").read_text()
+
+
+def test_nobody_has_to_read_what_is_told(tmp_path):
+    fit = shlex.join([sys.executable, "-m", "hts_torchrl.cli", "fit", *CARTPOLE, *A2C])
+    closed = subprocess.run(
+        ["sh", "-c", f"{fit} >&- 2>&-"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert closed.returncode == 0
+    assert (tmp_path / "runs/run/version_0/checkpoints/last.ckpt").is_file()
+
+
 @pytest.mark.slow
 @pytest.mark.processes
 def test_a_rank_does_not_outlive_the_process_that_started_it(tmp_path):

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import resource
+import select
 import signal
 import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
@@ -81,11 +84,28 @@ def program() -> None:
     """Run the command line as a process of its own, which signals end in good order."""
     signal.signal(signal.SIGTERM, _terminate)
     end_with_parent()
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # the caller has closed it
+            setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115 - to the end
     try:
         main()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        if not _reader_has_left():
+            raise
+        # Else the interpreter reports it once more, when it closes the pipe.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(128 + signal.SIGPIPE) from None
     finally:  # another signal would end the process before it has cleared away its files
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
+
+
+def _reader_has_left() -> bool:
+    """Return whether nobody reads any more what is printed, as behind ``| head``."""
+    output = select.poll()
+    output.register(sys.stdout.fileno(), 0)  # it always tells of errors
+    return any(events & select.POLLERR for _, events in output.poll(0))
 
 
 def _terminate(number: int, _: FrameType | None) -> None:
