@@ -15,9 +15,13 @@ import torch
 
 
 def pytest_collection_finish() -> None:
-    """Exclude what was imported from garbage collections, each of which takes a second with it."""
+    """Exclude what was imported from garbage collections, each of which takes a second with it.
+
+    Use one thread of torch, also in the fixtures of modules, which come before those of tests.
+    """
     gc.collect()
     gc.freeze()
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)

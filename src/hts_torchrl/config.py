@@ -100,7 +100,15 @@ class MemorySpec:
         return specs
 
 
-_TAKEN = frozenset({"action", "next", "reward", "done", "terminated", "truncated", "collector"})
+_TAKEN = frozenset(
+    {"action", "next", "reward", "done", "terminated", "truncated", "collector"}
+    | {"episode_end", "discounted_return"}
+)
+_COUNTED = {
+    "episode_reward": ArraySpec((1,), np.dtype(np.float32)),
+    "step_count": ArraySpec((1,), np.dtype(np.int64)),
+}
+"""What an environment may count itself, as TorchRL's ``RewardSum`` and ``StepCounter`` do."""
 
 
 @dataclass(frozen=True)
@@ -129,6 +137,14 @@ class EnvSpec:
                 "batch: give them other names, with gymnasium.wrappers.TransformObservation or "
                 "torchrl's RenameTransform"
             )
+        for name, counted in _COUNTED.items():
+            seen = self.observations.get(name, counted)
+            if (seen.shape, seen.dtype) != (counted.shape, counted.dtype):
+                raise ConfigurationError(
+                    f"the environment's observation {name!r} is {seen}, and a batch has {counted} "
+                    "under that name, of the game so far: give it another name, with "
+                    "gymnasium.wrappers.TransformObservation or torchrl's RenameTransform"
+                )
 
     @property
     def action_mask(self) -> Key | None:

@@ -7,7 +7,14 @@ import pytest
 import torch
 from torchrl.collectors import Collector
 from torchrl.collectors.utils import split_trajectories
-from torchrl.envs import GymEnv, StepCounter, TransformedEnv
+from torchrl.envs import (
+    Compose,
+    GymEnv,
+    RewardScaling,
+    RewardSum,
+    StepCounter,
+    TransformedEnv,
+)
 from torchrl.envs.utils import ExplorationType
 
 from hts_torchrl import ConfigurationError, GymEnvs, HTSCollector, env_spec_of, make_actor_critic
@@ -168,6 +175,20 @@ class TestEnds:
         create = lambda: TransformedEnv(GymEnv("CartPole-v1"), StepCounter())  # noqa: E731
         with pytest.raises(ConfigurationError, match="has a step_count already"):
             HTSCollector(create, policy_factory=list, frames_per_batch=16, max_frames_per_traj=3)
+
+    @pytest.mark.filterwarnings("ignore:the policy's answer to an observation depends")
+    def test_what_an_environment_counts_itself_is_kept(self):
+        def create():
+            counts = StepCounter(), RewardSum(), RewardScaling(0.0, 0.25)
+            return TransformedEnv(GymEnv("CartPole-v1"), Compose(*counts))
+
+        batch = play(collect(create))[-1]
+        ours, after = batch["episode_reward"], batch["next", "episode_reward"]
+        goes_on = ~batch["next", "done"][:, :-1]
+        assert goes_on.any()
+        assert torch.equal(ours[:, 1:][goes_on], after[:, :-1][goes_on])
+        assert torch.equal(after, ours + batch["next", "reward"] / 0.25)
+        assert torch.equal(batch["next", "step_count"], batch["step_count"] + 1)
 
     @pytest.mark.parametrize("given", [{"max_frames_per_traj": 3}, {"create_env_kwargs": {"a": 1}}])
     def test_a_factory_is_told_itself(self, given):

@@ -88,10 +88,21 @@ def test_an_environment_without_observations_is_refused():
         EnvSpec({}, continuous(-1.0))
 
 
-@pytest.mark.parametrize("name", ["action", "reward", "done", "next"])
+@pytest.mark.parametrize("name", ["action", "reward", "done", "next", "episode_end"])
 def test_an_observation_named_as_another_entry_of_a_batch_is_refused(name):
     with pytest.raises(ConfigurationError, match=rf"observations named \['{name}'\]"):
         EnvSpec({name: VECTOR, "observation": VECTOR}, continuous(-1.0))
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"), [("step_count", np.int64), ("episode_reward", np.float32)]
+)
+def test_what_an_environment_counts_itself_has_the_shape_and_type_of_torchrls(name, dtype):
+    spec = EnvSpec({name: ArraySpec((1,), np.dtype(dtype))}, continuous(-1.0))
+    assert name in spec.observations
+    for other in (ArraySpec((), np.dtype(dtype)), ArraySpec((1,), np.dtype(np.int32))):
+        with pytest.raises(ConfigurationError, match=f"observation '{name}' is .* another name"):
+            EnvSpec({name: other, "observation": VECTOR}, continuous(-1.0))
 
 
 def test_a_spec_is_described_in_one_line():

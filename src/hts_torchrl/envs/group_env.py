@@ -66,10 +66,10 @@ class GroupEnv(EnvBase):
         count = len(self._seeds)
         return self._tensordict(
             {
-                **self._observation,
                 "episode_end": np.zeros((count, 1), bool),
                 "episode_reward": self._score[:, None],
                 "step_count": self._steps[:, None],
+                **self._observation,  # an environment may count too
             }
         )
 
@@ -88,7 +88,7 @@ class GroupEnv(EnvBase):
             "step_count": self._steps,
         }
         columns = {key: array[:, None] for key, array in numbers.items()}
-        step = self._tensordict({**transition.observation, **columns})
+        step = self._tensordict({**columns, **transition.observation})
         self._score[ends] = 0.0
         self._steps[ends] = 0
         return step

@@ -24,7 +24,7 @@ from torchrl.data import (
 )
 from torchrl.envs import EnvBase, StepCounter, TransformedEnv
 
-from hts_torchrl.config import ActionSpec, ArraySpec, EnvSpec, Key, MemorySpec
+from hts_torchrl.config import ActionKind, ActionSpec, ArraySpec, EnvSpec, Key, MemorySpec
 from hts_torchrl.envs.group import (
     Array,
     Observation,
@@ -260,8 +260,9 @@ def _action_of(spec: TensorSpec) -> ActionSpec:
             return ActionSpec("multi_discrete", _array_spec(spec), sizes)
         case Binary() if len(spec.shape) == 1:
             return ActionSpec("multi_discrete", _array_spec(spec), (2,) * spec.shape[0])
-        case Categorical() if not isinstance(spec, MultiCategorical | Binary):
-            return ActionSpec("discrete", _array_spec(spec), (int(spec.n),))
+        case Categorical() if not isinstance(spec, MultiCategorical | Binary) and spec.ndim < 2:
+            kind: ActionKind = "multi_discrete" if spec.ndim else "discrete"
+            return ActionSpec(kind, _array_spec(spec), (int(spec.n),) * spec.shape.numel())
         case Bounded() | Unbounded() if spec.dtype.is_floating_point:
             low = spec.space.low.numpy() if isinstance(spec, Bounded) else None
             high = spec.space.high.numpy() if isinstance(spec, Bounded) else None

@@ -100,7 +100,6 @@ class Executor:
         self._answers = {key: array[self._rows] for key, array in shared.actions.answers.items()}
         self._actions = self._answers[shared.spec.action.key]
         following = {key: next_key(key) for key in shared.spec.observations}
-        # An environment may count its steps too, as TorchRL's StepCounter does: ours is written.
         self._next_keys = {k: after for k, after in following.items() if after not in NUMBERS}
         self._cells_of = [shared.storages[half].cells(self._rows) for half in range(2)]
 
@@ -191,15 +190,19 @@ class Executor:
             self._discounted = self._discounted * np.float32(self._discount) + transition.reward
 
     def _record(self, step: int, transition: Transition) -> None:
-        cells = self._cells
+        cells, seen = self._cells, transition.observation
         for key, after in self._next_keys.items():
-            cells[after][step] = transition.observation[key]
+            cells[after][step] = seen[key]
+        # An environment may count too, as TorchRL's RewardSum and StepCounter do.
+        total, count = seen.get("episode_reward"), seen.get("step_count")
         cells["next", "reward"][step] = transition.reward
         cells["next", "terminated"][step] = transition.terminated
         cells["next", "truncated"][step] = transition.truncated
         cells["next", "episode_end"][step] = transition.episode_end
-        cells["next", "episode_reward"][step] = self._episode_reward
-        cells["next", "step_count"][step] = self._step_count
+        cells["next", "episode_reward"][step] = (
+            self._episode_reward if total is None else total[:, 0]
+        )
+        cells["next", "step_count"][step] = self._step_count if count is None else count[:, 0]
         cells["collector", "traj_ids"][step] = self._trajectory
         if self._discount is not None:
             cells[DISCOUNTED][step] = self._discounted

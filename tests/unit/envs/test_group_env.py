@@ -1,6 +1,14 @@
 import numpy as np
 import torch
-from torchrl.envs import check_env_specs
+from torchrl.envs import (
+    Compose,
+    GymEnv,
+    RewardScaling,
+    RewardSum,
+    StepCounter,
+    TransformedEnv,
+    check_env_specs,
+)
 
 from hts_torchrl import GymEnvs
 from hts_torchrl.envs.group_env import GroupEnv
@@ -30,6 +38,21 @@ def test_torchrl_finds_the_specs_kept():
         env = GroupEnv(make, [0, 1], [0, 1])
         check_env_specs(env)
         env.close()
+
+
+def test_what_an_environment_counts_itself_is_kept():
+    def make():
+        counts = RewardSum(), RewardScaling(0.0, 0.5)
+        return TransformedEnv(GymEnv("CartPole-v1"), Compose(StepCounter(), *counts))
+
+    env = GroupEnv(make, [0, 1], [0, 1])
+    policy = lambda td: td.set("action", torch.tensor([[0, 1], [1, 0]]))  # noqa: E731
+    batch = env.rollout(5, policy, break_when_any_done=False)
+    env.close()
+    assert batch["next", "reward"].unique().tolist() == [0.5]
+    steps = torch.arange(1, 6).expand(2, 5).unsqueeze(-1)
+    assert torch.equal(batch["next", "episode_reward"], steps.float())
+    assert torch.equal(batch["next", "step_count"], steps)
 
 
 def test_a_game_that_ends_is_followed_by_the_next_ones_first_observation():

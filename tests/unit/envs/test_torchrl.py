@@ -26,6 +26,7 @@ ACTIONS = {
     "multi_discrete": MultiCategorical([3, 5], dtype=torch.int64),
     "continuous": Bounded(-1.0, 2.0, shape=(2,), dtype=torch.float32),
     "bits": Binary(2),
+    "alike": Categorical(5, shape=(2,)),
 }
 
 
@@ -144,8 +145,12 @@ def test_rewards_are_single_precision_and_equal_the_score():
 @pytest.mark.parametrize("kind", ACTIONS)
 def test_every_kind_of_action_is_described(kind):
     action = group(kind).spec.action
-    kind_of = "multi_discrete" if kind == "bits" else kind
+    kind_of = "multi_discrete" if kind in ("bits", "alike") else kind
     assert (action.kind, action.array.shape) == (kind_of, tuple(ACTIONS[kind].shape))
+
+
+def test_several_choices_of_one_size_are_counted():
+    assert group("alike").spec.action.sizes == (5, 5)
 
 
 def test_continuous_actions_have_their_bounds():
@@ -160,6 +165,7 @@ def test_continuous_actions_have_their_bounds():
         ("multi_discrete", np.array([[2, 4], [0, 1]])),
         ("continuous", np.array([[0.5, -0.5], [1.0, 0.0]], np.float32)),
         ("bits", np.array([[1, 0], [0, 1]])),
+        ("alike", np.array([[4, 0], [2, 3]])),
     ],
 )
 def test_actions_of_every_kind_reach_the_environment(kind, actions):
@@ -173,6 +179,7 @@ def test_actions_of_every_kind_reach_the_environment(kind, actions):
     "action",
     [
         MultiOneHot([2, 3]),
+        Categorical(3, shape=(2, 2)),
         Binary(3, shape=(2, 3)),
         Bounded(0, 5, shape=(2,), dtype=torch.int64),
         MultiCategorical([[2, 3], [4, 5]]),
