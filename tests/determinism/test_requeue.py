@@ -124,3 +124,9 @@ def test_the_command_line_keeps_jobs_apart(requeues, tmp_path, monkeypatch, capl
     monkeypatch.setenv("SLURM_JOB_ID", "78")
     run(*fit)
     assert "Restoring" not in caplog.text
+    with pytest.raises(SystemExit):
+        run(
+            *(*fit, requeued, "--trainer.callbacks.moment=in a backward pass"),
+            f"--trainer.default_root_dir={tmp_path / 'own'}",
+        )
+    assert (tmp_path / "own" / "hpc_ckpt_1.ckpt").is_file()

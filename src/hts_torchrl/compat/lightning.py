@@ -74,7 +74,8 @@ def requeue_signals(trainer: Trainer) -> list[int]:
     environment = trainer._accelerator_connector.cluster_environment
     if not isinstance(environment, SLURMEnvironment) or not environment.auto_requeue:
         return []
-    return [number for number in [environment.requeue_signal] if number is not None]
+    number = environment.requeue_signal
+    return [] if number is None else [number]
 
 
 def leave_gradients(strategy: Strategy) -> None:

@@ -10,12 +10,12 @@ from typing import Any
 
 
 class DeferredInterrupt:
-    """Holds back one Ctrl-C from :meth:`hold` to :meth:`release`.
+    """Holds back one signal of each kind from :meth:`hold` to :meth:`release`.
 
     Between the last step of the optimiser and the next round, weights, schedules and counts move
     one after the other; a checkpoint written among them would fit no moment of an undisturbed run.
-    A second Ctrl-C is not held back. In a thread other than the main one, which no signal reaches,
-    nothing happens.
+    A second one of a kind is not held back. In a thread other than the main one, which no signal
+    reaches, nothing happens.
 
     Args:
         numbers: signals that are held back, where a function answers them.
