@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 
 import pytest
@@ -13,6 +14,7 @@ from hts_torchrl import PPO
 from hts_torchrl.training.checkpoints import DurableCheckpointIO
 from tests.command_line import CARTPOLE, run
 from tests.fits import cartpole, quiet_trainer
+from tests.ranks import run_ranks
 
 pytestmark = pytest.mark.filterwarnings("ignore:.weights_only. was not set")
 
@@ -62,7 +64,18 @@ MOMENTS = {
 """Each with the rounds that are done then."""
 
 
-def trained(folder, *callbacks) -> list[torch.Tensor]:
+class Signalled(Callback):
+    """Sends signals in backward passes, each in that of a batch."""
+
+    def __init__(self, numbers: dict[int, int]) -> None:
+        self.numbers = numbers
+
+    def on_before_backward(self, trainer, pl_module, loss):  # noqa: ARG002
+        if trainer.fit_loop.batch_idx in self.numbers:
+            signal.raise_signal(self.numbers[trainer.fit_loop.batch_idx])
+
+
+def trained(folder, *callbacks, **settings) -> list[torch.Tensor]:
     torch.manual_seed(0)
     learner = Scheduled(epochs=2, minibatches=2, learning_rate_decay=True)
     trainer = quiet_trainer(
@@ -70,6 +83,7 @@ def trained(folder, *callbacks) -> list[torch.Tensor]:
         plugins=[DurableCheckpointIO()],
         callbacks=[*callbacks],
         limit_val_batches=1,
+        **settings,
     )
     trainer.fit(learner, cartpole(ROUNDS, evaluation_episodes=1, evaluation_frames=32))
     return [parameter.detach() for parameter in learner.parameters()]
@@ -84,13 +98,19 @@ def requeues(monkeypatch, tmp_path):
     program.write_text(f'#!/bin/sh\necho "$@" >> {asked}\n')
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(program.parent), prepend=":")
-    for name, value in {
-        "NTASKS": 1, "NTASKS_PER_NODE": 1, "JOB_NAME": "train", "JOB_ID": 77,
-        "PROCID": 0, "LOCALID": 0, "NODEID": 0, "NODELIST": "localhost",
-    }.items():  # fmt: skip
-        monkeypatch.setenv(f"SLURM_{name}", str(value))
+    for name, value in job_of(1, 0).items():
+        monkeypatch.setenv(name, value)
     yield asked
     signal.signal(signal.SIGUSR1, before)
+
+
+def job_of(ranks: int, rank: int) -> dict[str, str]:
+    """SLURM's variables for one of so many ranks of a node."""
+    variables = {
+        "NTASKS": ranks, "NTASKS_PER_NODE": ranks, "JOB_NAME": "train", "JOB_ID": 77,
+        "PROCID": rank, "LOCALID": rank, "NODEID": 0, "NODELIST": "localhost",
+    }  # fmt: skip
+    return {f"SLURM_{name}": str(value) for name, value in variables.items()}
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
@@ -103,6 +123,27 @@ def test_a_requeued_job_has_the_bits_of_an_undisturbed_run(moment, requeues, tmp
     assert saved["updates"] == MOMENTS[moment]
     for mine, undisturbed in zip(trained(tmp_path / "job"), wanted, strict=True):
         assert torch.equal(mine, undisturbed)
+
+
+def rank_of_a_job(folder, numbers) -> None:
+    """Be one of two ranks, each of which is sent other signals."""
+    rank = int(os.environ["RANK"])
+    os.environ.update(job_of(2, rank))
+    ranks = {"devices": 2, "strategy": "ddp"}
+    wanted = trained(folder / "undisturbed", **ranks)
+    with pytest.raises(SIGTERMException):
+        trained(folder / "job", Signalled(numbers[rank]), **ranks)
+    saved = torch.load(folder / "job" / "hpc_ckpt_1.ckpt", weights_only=True)
+    assert saved["updates"] == ROUND + 1
+    for mine, undisturbed in zip(trained(folder / "job", **ranks), wanted, strict=True):
+        assert torch.equal(mine, undisturbed)
+
+
+def test_ranks_are_requeued_together_and_once(requeues, tmp_path):
+    later = {(ROUND + 1) * PARTS + 1: signal.SIGUSR1, (ROUND + 2) * PARTS: signal.SIGTERM}
+    run_ranks(2, rank_of_a_job, tmp_path, [later, {ROUND * PARTS + 1: signal.SIGUSR1}])
+    assert requeues.read_text() == "requeue 77\n"
+    assert not (tmp_path / "job" / "hpc_ckpt_2.ckpt").exists()
 
 
 def test_the_command_line_keeps_jobs_apart(requeues, tmp_path, monkeypatch, caplog):

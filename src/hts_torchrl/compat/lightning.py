@@ -1,4 +1,4 @@
-"""What Lightning keeps private: its loops' counts, its answer to SIGTERM, LightningCLI's steps."""
+"""What Lightning keeps private: its loops' counts, its answers to signals, LightningCLI's steps."""
 
 from __future__ import annotations
 
@@ -76,6 +76,12 @@ def requeue_signals(trainer: Trainer) -> list[int]:
         return []
     number = environment.requeue_signal
     return [] if number is None else [number]
+
+
+def requeue(trainer: Trainer, number: int) -> None:
+    """Save a checkpoint and have SLURM requeue the job, as Lightning answers that signal."""
+    connector: Any = trainer._signal_connector
+    connector._slurm_sigusr_handler_fn(number, None)
 
 
 def leave_gradients(strategy: Strategy) -> None:

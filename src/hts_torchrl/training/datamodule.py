@@ -21,6 +21,7 @@ from hts_torchrl.errors import ConfigurationError, require
 from hts_torchrl.policy.as_policy import as_policy
 from hts_torchrl.portable import is_portable
 from hts_torchrl.settings import takes_settings
+from hts_torchrl.training.callbacks.stop_together import StopTogether
 from hts_torchrl.training.data_state import DataState
 from hts_torchrl.training.evaluation import Evaluation
 from hts_torchrl.training.loaders import ONE_EPOCH, EvaluationLoader, RoundLoader
@@ -229,6 +230,7 @@ class HTSDataModule(LightningDataModule):
         self._refuse_backend()
         require_divided_rounds(self._trainer, self._parts_per_round)
         self._share = share_of(self.pool, self._trainer.global_rank, self._trainer.world_size)
+        StopTogether.put_into(self._trainer)
         self._set_publisher()
         self._refuse_normalization()
         assert self.schedule.num_rounds is not None

@@ -36,7 +36,10 @@ class WeightPublisher(Callback):
 
     @classmethod
     def put_into(cls, trainer: Trainer, publisher: WeightPublisher | None) -> None:
-        """Replace the Trainer's publisher of an earlier run, or take it away."""
+        """Replace the Trainer's publisher of an earlier run, or take it away.
+
+        Callbacks that save come last, as Lightning has them.
+        """
         others = [each for each in _callbacks(trainer) if not isinstance(each, cls)]
         saving = [each for each in others if isinstance(each, Checkpoint)]
         first = [each for each in others if not isinstance(each, Checkpoint)]

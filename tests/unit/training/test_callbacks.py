@@ -246,6 +246,12 @@ class Ranks:
         slurm = None if auto_requeue is None else SLURMEnvironment(auto_requeue)
         self._accelerator_connector = SimpleNamespace(cluster_environment=slurm)
         self._signal_connector = SimpleNamespace()
+        self.requeued = []
+        if auto_requeue:
+            self._signal_connector._slurm_sigusr_handler_fn = self._requeue
+
+    def _requeue(self, number, frame):  # noqa: ARG002
+        self.requeued.append(number)
 
     def reduce(self, tensor, reduce_op):
         assert reduce_op == "max"
@@ -290,13 +296,37 @@ class TestStopTogether:
         assert trainer._signal_connector._sigterm_notifier_fn == callback._note
 
     @pytest.mark.parametrize("stop", [{"auto_requeue": True}], indirect=True)
-    def test_slurms_signal_to_requeue_ends_all_ranks(self, stop):
+    def test_slurms_signal_to_requeue_is_lightnings_at_the_start_of_a_round(self, stop):
         callback, trainer = stop
         assert signal.getsignal(signal.SIGUSR1) == callback._note  # else it ends this process
         signal.raise_signal(signal.SIGUSR1)
-        with pytest.raises(SIGTERMException) as stopped:
+        callback.on_train_batch_start(trainer, None, PARTS[1], 1)
+        assert trainer.requeued == []
+        callback.on_train_batch_start(trainer, None, PARTS[0], 2)
+        assert trainer.requeued == [signal.SIGUSR1]
+
+    @pytest.mark.parametrize(
+        "stop", [{"auto_requeue": True, "others": signal.SIGUSR1}], indirect=True
+    )
+    def test_that_signal_is_answered_once_though_it_comes_later_here(self, stop):
+        callback, trainer = stop
+        callback.on_train_batch_start(trainer, None, PARTS[0], 0)
+        trainer.others = 0
+        signal.raise_signal(signal.SIGUSR1)
+        callback.on_train_batch_start(trainer, None, PARTS[0], 2)
+        assert trainer.requeued == [signal.SIGUSR1]
+        signal.raise_signal(signal.SIGTERM)
+        with pytest.raises(SIGTERMException):
+            callback.on_train_batch_start(trainer, None, PARTS[0], 4)
+
+    @pytest.mark.parametrize("stop", [{"auto_requeue": True}], indirect=True)
+    def test_a_job_that_is_told_to_end_is_not_requeued(self, stop):
+        callback, trainer = stop
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGUSR1)
+        with pytest.raises(SIGTERMException):
             callback.on_train_batch_start(trainer, None, PARTS[0], 0)
-        assert stopped.value.code == 128 + signal.SIGUSR1
+        assert trainer.requeued == []
 
     @pytest.mark.parametrize("stop", [{}, {"auto_requeue": False}], indirect=True)
     def test_that_signal_is_left_alone_where_nothing_is_requeued(self, stop):
@@ -310,6 +340,17 @@ class TestStopTogether:
         callback, trainer = stop
         callback.on_exception(trainer, None, error)
         assert callback._last.save_on_exception == saves
+
+    @pytest.mark.parametrize(("devices", "given", "wanted"), [(2, 0, 1), (2, 1, 1), (1, 0, 0)])
+    def test_the_data_module_adds_it_to_several_ranks_that_have_none(self, devices, given, wanted):
+        strategy = {"strategy": "ddp"} if devices > 1 else {}
+        trainer = quiet_trainer(
+            devices=devices, callbacks=[StopTogether() for _ in range(given)], **strategy
+        )
+        data = cartpole(1)
+        data.trainer = trainer
+        data.setup("fit")
+        assert sum(isinstance(each, StopTogether) for each in trainer.callbacks) == wanted
 
     @pytest.mark.parametrize("stop", [{"world_size": 1}], indirect=True)
     def test_a_single_rank_is_left_to_lightning(self, stop):

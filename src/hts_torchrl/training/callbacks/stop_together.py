@@ -1,4 +1,4 @@
-"""Runs of several ranks: a signal ends all of them with the same round."""
+"""Runs of several ranks: a signal is answered by all of them at the same round."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-from hts_torchrl.compat.lightning import answer_sigterm, requeue_signals
+from hts_torchrl.compat.lightning import answer_sigterm, requeue, requeue_signals
 from hts_torchrl.compat.processes import end_with
 from hts_torchrl.errors import NotFiniteError
 from hts_torchrl.training.round_slice import RoundSlice
@@ -25,8 +25,9 @@ class StopTogether(Callback):
     """Notes Ctrl-C and SIGTERM, and raises in all ranks at the start of the next round.
 
     A rank that left by itself would let the others wait for it for ever, and a checkpoint takes all
-    of them. SLURM's signal to requeue (SIGUSR1) ends them too, and requeues nothing. Does nothing
-    in a run of one rank.
+    of them. At SLURM's signal to requeue (SIGUSR1) they save there as Lightning does, and go on
+    until SLURM ends the job. Does nothing in a run of one rank. The data module adds it to a
+    Trainer of several ranks that has none.
 
     Args:
         last: writes a checkpoint when all ranks end together, and only then.
@@ -34,8 +35,16 @@ class StopTogether(Callback):
 
     def __init__(self, last: ModelCheckpoint | None = None) -> None:
         self._last = last
-        self._number = 0
+        self._noted: set[int] = set()
+        self._answered: set[int] = set()
         self._before: dict[int, Any] = {}
+
+    @classmethod
+    def put_into(cls, trainer: Trainer) -> None:
+        """Add one to the callbacks of a Trainer of several ranks, unless there is one."""
+        callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+        if trainer.world_size > 1 and not any(isinstance(each, cls) for each in callbacks):
+            callbacks.append(cls())
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Begin to note signals."""
@@ -43,20 +52,25 @@ class StopTogether(Callback):
             # Lightning's handlers broadcast and save, wherever in a collective the process is.
             answer_sigterm(trainer, self._note)
             numbers = [*_SIGNALS, *requeue_signals(trainer)]
+            self._noted, self._answered = set(), set()
             self._before = {number: signal.signal(number, self._note) for number in numbers}
 
     def _note(self, number: int, _: FrameType | None) -> None:
-        self._number = number
+        self._noted.add(number)
 
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: RoundSlice, batch_idx: int
     ) -> None:
-        """Ask at the start of a round whether a rank has been told to stop."""
+        """Ask at the start of a round whether a rank has been sent a signal."""
         if trainer.world_size == 1 or not batch.is_first:
             return
-        noted = torch.tensor(self._number, device=trainer.strategy.root_device)
+        open_one = max(self._noted - self._answered, default=0)
+        noted = torch.tensor(open_one, device=trainer.strategy.root_device)
         number = int(trainer.strategy.reduce(noted, reduce_op="max"))
-        if number:
+        if number in requeue_signals(trainer):
+            self._answered.add(number)  # it may still be on its way to other ranks
+            requeue(trainer, number)
+        elif number:
             # Lightning kills the first rank where another leaves with an error.
             raise Stopped(128 + number if trainer.is_global_zero else 0)
 
