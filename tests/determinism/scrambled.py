@@ -10,10 +10,10 @@ from __future__ import annotations
 import copy
 from functools import partial
 
-import cloudpickle
 import numpy as np
 
 from hts_torchrl import HTSCollector
+from hts_torchrl.envs.registered import pickle_envs
 from hts_torchrl.workers.actor import Actor
 from hts_torchrl.workers.executor import Executor
 from hts_torchrl.workers.make_pool import segments
@@ -71,7 +71,7 @@ class ScrambledCrew:
 
 def make_scrambled_pool(shared, action_log, *, order, create_env_fn, make_policy, settings, seed):
     """Make a worker pool of two actors, in the order that ``order`` decides."""
-    pickled = cloudpickle.dumps(create_env_fn)
+    pickled = pickle_envs(create_env_fn)
     executors = [
         Executor(shared, index, pickled, seed) for index in range(shared.config.num_executors)
     ]

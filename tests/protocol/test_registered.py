@@ -1,11 +1,17 @@
-"""Environments that a user's module registers: worker processes know them if they import it."""
+"""Environments that a user's module or program registers are known to worker processes."""
 
 import sys
+import threading
+from functools import partial
 
+import ale_py
+import cloudpickle
 import gymnasium
 import pytest
+import torchrl.envs.libs.utils  # noqa: F401 - it keeps the frames of whoever imports it first
+from torchrl.envs import GymEnv
 
-from hts_torchrl import ConfigurationError, GymEnvs, HTSCollector
+from hts_torchrl import ConfigurationError, GymEnvs, HTSCollector, env_spec_of, make_actor_critic
 from tests.fakes import CoordinateEnv, write_package
 from tests.policies import echo_policy
 from tests.runs import play
@@ -25,11 +31,16 @@ def package(tmp_path, monkeypatch):
     sys.modules.pop("worker_test_package", None)
 
 
-def collect(create, start_method) -> HTSCollector:
+def collect(create, start_method, policy=None) -> HTSCollector:
     return HTSCollector(
-        create, echo_policy(), num_envs=2, frames_per_batch=8, total_frames=16, num_actors=1,
+        create,
+        policy or echo_policy(),
+        num_envs=2,
+        frames_per_batch=8,
+        total_frames=16,
+        num_actors=1,
         start_method=start_method,
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("start_method", ["forkserver", SPAWN])
@@ -41,11 +52,54 @@ def test_workers_import_the_module_that_registers(package, start_method, named):
     assert batches[0]["observation"][:, :, 2].tolist() == [[0, 1, 2, 0], [0, 1, 2, 0]]
 
 
-def test_what_only_the_main_program_registers_is_refused_with_the_remedy():
-    gymnasium.register("Mine-v0", entry_point=lambda: CoordinateEnv(0))
-    try:
-        GymEnvs("Mine-v0").group([0]).close()
-        with pytest.raises(ConfigurationError, match=r"workers must import .*id='module:Mine-v0'"):
+class Mine(CoordinateEnv):
+    """Of the environment that a program registers itself."""
+
+    def __init__(self, lock=None):  # noqa: ARG002
+        super().__init__(0, lengths=(3,))
+
+
+@pytest.fixture
+def main_program(monkeypatch):
+    """This test's program, which no worker runs, and what it has registered."""
+    monkeypatch.setattr(sys.modules["__main__"], "Mine", Mine, raising=False)
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    yield
+    cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+    gymnasium.registry.pop("Mine-v0", None)
+
+
+MAKERS = {
+    "by its id": GymEnvs("Mine-v0"),
+    "gymnasium.make": lambda: gymnasium.make("Mine-v0"),
+    "gymnasium.make_vec": lambda: gymnasium.make_vec("Mine-v0", num_envs=1),
+    "TorchRL's GymEnv": lambda: GymEnv("Mine-v0", categorical_action_encoding=True),
+}
+
+
+@pytest.mark.usefixtures("main_program")
+class TestWhatTheProgramRegisters:
+    @pytest.mark.parametrize("maker", MAKERS)
+    @pytest.mark.parametrize("entry_point", [Mine, "__main__:Mine"])
+    def test_is_known_to_workers(self, entry_point, maker):
+        gymnasium.register("Mine-v0", entry_point)
+        batches = play(collect(MAKERS[maker], "forkserver"))
+        assert batches[0]["observation"][:, :, 2].tolist() == [[0, 1, 2, 0], [0, 1, 2, 0]]
+
+    def test_is_what_it_was_when_the_workers_started(self):
+        gymnasium.register("Mine-v0", Mine, max_episode_steps=2)
+        batches = play(collect(GymEnvs("Mine-v0"), "forkserver"))
+        assert batches[0]["observation"][:, :, 2].tolist() == [[0, 1, 0, 1], [0, 1, 0, 1]]
+
+    def test_is_left_out_if_it_cannot_be_pickled(self):
+        gymnasium.register("Mine-v0", partial(Mine, threading.Lock()))
+        with pytest.raises(ConfigurationError, match=r"no environment 'Mine-v0'.*imports="):
             play(collect(GymEnvs("Mine-v0"), "forkserver"))
-    finally:
-        gymnasium.registry.pop("Mine-v0")
+
+
+def test_what_a_package_registers_when_imported_is_known_to_workers_and_does_not_warn(capfd):
+    """Gymnasium warns where a package registers what is registered already."""
+    gymnasium.register_envs(ale_py)
+    maker = partial(gymnasium.make, "ALE/Pong-v5", obs_type="ram")
+    play(collect(maker, "forkserver", make_actor_critic("mlp", env_spec_of(maker))))
+    assert "Overriding environment" not in capfd.readouterr().err

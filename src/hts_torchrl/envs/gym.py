@@ -26,6 +26,7 @@ from hts_torchrl.envs.group import (
 from hts_torchrl.envs.gym_action import action_maker
 from hts_torchrl.envs.minatar import seeded_whole
 from hts_torchrl.envs.observed import DeclaredSpace, as_flag, as_returned, as_reward, observing
+from hts_torchrl.envs.registered import made
 from hts_torchrl.envs.spaces import env_spec
 from hts_torchrl.errors import ConfigurationError
 
@@ -70,8 +71,8 @@ class GymEnvs(EnvFactory):
             hint = f"; near to it: {', '.join(near)}" if near else ""
             named = f"module:{self.id.rpartition(':')[2]}"
             raise ConfigurationError(
-                f"Gymnasium knows no environment {self.id!r}{hint}; if a module of yours registers "
-                f"it, workers must import that too: id={named!r} or imports=['module']"
+                f"Gymnasium knows no environment {self.id!r}{hint}; if a module registers it, name "
+                f"that module: id={named!r} or imports=['module']"
             ) from error
         except (gymnasium.error.Error, ImportError, TypeError, ValueError, AssertionError) as error:
             raise ConfigurationError(f"environment {self.id!r}: {error}") from error
@@ -79,7 +80,7 @@ class GymEnvs(EnvFactory):
 
     def _make(self, index: int, kwargs: dict[str, Any]) -> gymnasium.Env[Any, Any]:
         with called("make", index):
-            return seeded_whole(gymnasium.make(self.id, **kwargs))
+            return seeded_whole(made(lambda: gymnasium.make(self.id, **kwargs)))
 
 
 def _let_plugin_register(env_id: str) -> None:

@@ -17,6 +17,7 @@ from hts_torchrl.config import EnvSpec, PoolConfig
 from hts_torchrl.envs.group import CreateEnv, EnvFactory, EnvGroup, called
 from hts_torchrl.envs.gym import SerialGroup
 from hts_torchrl.envs.layers import is_a
+from hts_torchrl.envs.registered import made
 from hts_torchrl.envs.vector import VectorGroup
 from hts_torchrl.errors import ConfigurationError
 
@@ -209,7 +210,7 @@ def _make(maker: Any, index: int) -> Any:  # noqa: ANN401
             f"EnvBase, or a list of these, is needed{hint}"
         )
     with called("create_env_fn", index):
-        return maker(index) if _takes_index(maker) else maker()
+        return made(partial(maker, index) if _takes_index(maker) else maker)
 
 
 def _batch_size(env: Any) -> int:  # noqa: ANN401

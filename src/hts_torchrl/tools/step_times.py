@@ -8,12 +8,12 @@ import time
 from collections.abc import Iterator
 from multiprocessing.synchronize import Semaphore
 
-import cloudpickle
 import numpy as np
 
 from hts_torchrl.config import ActionSpec
 from hts_torchrl.envs.group import Array, EnvFactory, EnvGroup
 from hts_torchrl.envs.make_group import make_group
+from hts_torchrl.envs.registered import pickle_envs, unpickle_envs
 
 _MOST_START_S = 60.0
 
@@ -63,7 +63,7 @@ def busy_cores(env: EnvFactory, count: int) -> Iterator[None]:
         count: of processes.
     """
     context = multiprocessing.get_context("spawn")
-    make, stepping = cloudpickle.dumps(env), context.Semaphore(0)
+    make, stepping = pickle_envs(env), context.Semaphore(0)
     others = [
         context.Process(target=_step_on, args=(make, stepping), daemon=True) for _ in range(count)
     ]
@@ -81,7 +81,7 @@ def busy_cores(env: EnvFactory, count: int) -> Iterator[None]:
 
 
 def _step_on(make: bytes, stepping: Semaphore) -> None:
-    group = make_group(cloudpickle.loads(make), [0])
+    group = make_group(unpickle_envs(make), [0])
     stepping.release()
     for _ in measured_step_times(group, float("inf")):
         pass

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 
-import cloudpickle
 import numpy as np
 
 from hts_torchrl.config import ArraySpec, Key, next_key
 from hts_torchrl.envs.group import Observation, SeededGroup, Transition, require_alike
 from hts_torchrl.envs.make_group import make_group
 from hts_torchrl.envs.observed import as_declared, observing, require_choice
+from hts_torchrl.envs.registered import unpickle_envs
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.rng import draws_of, env_seed
 from hts_torchrl.shared.action_log import Segment
@@ -56,7 +56,7 @@ class Executor:
         self.envs = np.asarray(envs, np.int32)
         self._rows = slice(envs[0], envs[-1] + 1)
         self._global_envs = [shared.config.first_env + env for env in envs]
-        self._group = make_group(cloudpickle.loads(create_env_fn), self._global_envs)
+        self._group = make_group(unpickle_envs(create_env_fn), self._global_envs)
         self._seeded = self._group if isinstance(self._group, SeededGroup) else None
 
     def restore(self, segments: Sequence[Segment]) -> None:

@@ -11,6 +11,7 @@ import cloudpickle
 from torch import nn
 
 from hts_torchrl.envs.group import CreateEnv, EnvFactory
+from hts_torchrl.envs.registered import pickle_envs
 from hts_torchrl.shared.action_log import ActionLog, Segment
 from hts_torchrl.shared.buffers import SharedBuffers
 from hts_torchrl.workers.actor import Actor, ActorSettings, make_actor
@@ -48,11 +49,11 @@ def make_pool(
     if shared.config.num_nodes:
         from hts_torchrl.workers.ray_pool import RayPool  # noqa: PLC0415 - its nodes call this
 
-        parts = {"create_env_fn": create_env_fn, "make_policy": make_policy}
+        parts = {"create_env_fn": pickle_envs(create_env_fn), "make_policy": make_policy}
         return RayPool(
             shared, action_log, cloudpickle.dumps({**parts, "settings": settings, "seed": seed})
         )
-    pickled: bytes = cloudpickle.dumps(create_env_fn)
+    pickled = pickle_envs(create_env_fn)
     if shared.config.num_actors == 0:
         actor = Actor(shared, copy.deepcopy(make_policy()), settings)
         return SerialPool(shared, _executors(shared, action_log, pickled, seed), actor)

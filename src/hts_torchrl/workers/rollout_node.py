@@ -13,6 +13,7 @@ import torch
 
 from hts_torchrl.allocator import keep_freed_memory
 from hts_torchrl.config import Array, ArraySpec, EnvSpec, Key, PoolConfig
+from hts_torchrl.envs.registered import unpickle_envs
 from hts_torchrl.errors import ProtocolError
 from hts_torchrl.machine import cpu_model
 from hts_torchrl.portable import is_portable
@@ -119,6 +120,7 @@ class RolloutNode:
             ReplayError: if an environment does not do again what it did, without processes.
         """
         parts: dict[str, Any] = cloudpickle.loads(task.parts)
+        parts["create_env_fn"] = unpickle_envs(parts["create_env_fn"])
         keep_freed_memory()
         parts["settings"].apply()  # the passes are in this process, if there are no actors
         self._shared = shared = SharedBuffers(

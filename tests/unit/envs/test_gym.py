@@ -408,7 +408,7 @@ class TestGymEnvs:
             GymEnvs("CartPol-v1").group([0])
 
     def test_an_id_that_is_not_found_may_need_an_import(self):
-        message = r"workers must import that too: id='module:Mine-v0' or imports=\['module'\]"
+        message = r"name that module: id='module:Mine-v0' or imports=\['module'\]"
         with pytest.raises(ConfigurationError, match=message):
             GymEnvs("Mine-v0").group([0])
 

@@ -2,7 +2,6 @@ from dataclasses import replace
 from multiprocessing import Pipe
 from types import SimpleNamespace
 
-import cloudpickle
 import numpy as np
 import pytest
 from gymnasium import spaces
@@ -11,6 +10,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from hts_torchrl.config import ArraySpec, PoolConfig
 from hts_torchrl.envs.gym import SerialGroup
 from hts_torchrl.envs.make_group import make_group
+from hts_torchrl.envs.registered import pickle_envs
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.schedule import Schedule
 from hts_torchrl.shared.action_log import ActionLog, Segment
@@ -38,7 +38,7 @@ def shared():
 
 
 def make(shared, create, segments=None):
-    executor = Executor(shared, 1, cloudpickle.dumps(create), 5)
+    executor = Executor(shared, 1, pickle_envs(create), 5)
     executor.restore(blank_stretches(shared) if segments is None else segments)
     return executor
 
@@ -290,7 +290,7 @@ class TestAnnouncements:
 
         monkeypatch.setattr(shared, "ready", SimpleNamespace(put=answer))
         monkeypatch.setattr(shared, "finished", SimpleNamespace(put=finish))
-        create = cloudpickle.dumps(CoordinateEnvs())
+        create = pickle_envs(CoordinateEnvs())
         task = ExecutorTask(shared, 1, create, 5, blank_stretches(shared), 0)
         shared.doorbells[1].ring()
         with lifeline, pytest.raises(PoolStopped):

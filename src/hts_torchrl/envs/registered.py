@@ -1,0 +1,78 @@
+"""What a program registers with Gymnasium, in processes that never run the program."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import importlib
+import sys
+from collections.abc import Callable
+from typing import TypeVar
+
+import cloudpickle
+import gymnasium
+from gymnasium.envs.registration import EnvSpec
+
+from hts_torchrl.envs.group import CreateEnv, EnvFactory
+
+Made = TypeVar("Made")
+
+_MAIN = "__main__"
+_carried: dict[str, bytes] = {}
+"""By id, what only the process knew which sent this one its environments: pickled specs."""
+
+
+def pickle_envs(create_env_fn: CreateEnv | EnvFactory) -> bytes:
+    """Pickle what makes environments, with what this process has registered with Gymnasium."""
+    pickled: bytes = cloudpickle.dumps((_registrations(), create_env_fn))
+    return pickled
+
+
+def unpickle_envs(pickled: bytes) -> CreateEnv | EnvFactory:
+    """Return what makes environments; :func:`made` knows what was registered for them."""
+    registrations, create_env_fn = cloudpickle.loads(pickled)
+    _carried.update(
+        {each: spec for each, spec in registrations.items() if each not in gymnasium.registry}
+    )
+    return create_env_fn  # type: ignore[no-any-return]
+
+
+def made(make: Callable[[], Made]) -> Made:
+    """Call what makes an environment, a second time if Gymnasium did not know it at first."""
+    try:
+        return make()
+    except gymnasium.error.UnregisteredEnv:
+        if not _register():
+            raise
+    return make()
+
+
+def _registrations() -> dict[str, bytes]:
+    """Return what Gymnasium itself does not register; what cannot be pickled is left out."""
+    pickled = dict(_carried)
+    for spec in gymnasium.registry.values():
+        if not str(spec.entry_point).startswith("gymnasium."):
+            with contextlib.suppress(Exception):
+                pickled[spec.id] = cloudpickle.dumps(_without_main(spec))
+    return pickled
+
+
+def _without_main(spec: EnvSpec) -> EnvSpec:
+    """Return a spec whose entry point is not looked up in the program, which others do not run."""
+    module, _, name = str(spec.entry_point).partition(":")
+    if module == _MAIN:
+        spec = copy.copy(spec)
+        spec.entry_point = getattr(sys.modules[_MAIN], name)
+    return spec
+
+
+def _register() -> bool:
+    """Register all that was carried here; return whether Gymnasium knows more than before."""
+    known = len(gymnasium.registry)
+    for pickled in _carried.values():
+        with contextlib.suppress(Exception):  # the one that is wanted is reported as unknown
+            spec = cloudpickle.loads(pickled)
+            if isinstance(spec.entry_point, str):  # most packages register theirs when imported
+                importlib.import_module(spec.entry_point.partition(":")[0])
+            gymnasium.registry.setdefault(spec.id, spec)
+    return len(gymnasium.registry) > known
