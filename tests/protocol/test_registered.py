@@ -1,5 +1,6 @@
 """Environments that a user's module or program registers are known to worker processes."""
 
+import copy
 import sys
 import threading
 from functools import partial
@@ -90,6 +91,13 @@ class TestWhatTheProgramRegisters:
         gymnasium.register("Mine-v0", Mine, max_episode_steps=2)
         batches = play(collect(GymEnvs("Mine-v0"), "forkserver"))
         assert batches[0]["observation"][:, :, 2].tolist() == [[0, 1, 0, 1], [0, 1, 0, 1]]
+
+    def test_takes_the_place_of_gymnasiums_own(self, monkeypatch):
+        spec = copy.copy(gymnasium.spec("CartPole-v1"))
+        spec.entry_point = Mine
+        monkeypatch.setitem(gymnasium.registry, "CartPole-v1", spec)
+        batches = play(collect(GymEnvs("CartPole-v1"), "forkserver"))
+        assert batches[0]["observation"][:, :, 2].tolist() == [[0, 1, 2, 0], [0, 1, 2, 0]]
 
     def test_is_left_out_if_it_cannot_be_pickled(self):
         gymnasium.register("Mine-v0", partial(Mine, threading.Lock()))

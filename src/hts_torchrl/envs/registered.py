@@ -6,6 +6,7 @@ import contextlib
 import copy
 import importlib
 import sys
+import uuid
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -18,22 +19,27 @@ from hts_torchrl.envs.group import CreateEnv, EnvFactory
 Made = TypeVar("Made")
 
 _MAIN = "__main__"
+_PROCESS = uuid.uuid4().hex
+"""Of this process, and of those that are forked from it."""
 _carried: dict[str, bytes] = {}
 """By id, what only the process knew which sent this one its environments: pickled specs."""
 
 
 def pickle_envs(create_env_fn: CreateEnv | EnvFactory) -> bytes:
     """Pickle what makes environments, with what this process has registered with Gymnasium."""
-    pickled: bytes = cloudpickle.dumps((_registrations(), create_env_fn))
+    pickled: bytes = cloudpickle.dumps((_PROCESS, _registrations(), create_env_fn))
     return pickled
 
 
 def unpickle_envs(pickled: bytes) -> CreateEnv | EnvFactory:
     """Return what makes environments; :func:`made` knows what was registered for them."""
-    registrations, create_env_fn = cloudpickle.loads(pickled)
-    _carried.update(
-        {each: spec for each, spec in registrations.items() if each not in gymnasium.registry}
-    )
+    process, registrations, create_env_fn = cloudpickle.loads(pickled)
+    if process != _PROCESS:
+        for name, spec in registrations.items():
+            if name in gymnasium.registry:  # where a program replaces it, all processes do
+                gymnasium.registry[name] = cloudpickle.loads(spec)
+            else:
+                _carried[name] = spec
     return create_env_fn  # type: ignore[no-any-return]
 
 
@@ -48,12 +54,11 @@ def made(make: Callable[[], Made]) -> Made:
 
 
 def _registrations() -> dict[str, bytes]:
-    """Return what Gymnasium itself does not register; what cannot be pickled is left out."""
+    """Return all that Gymnasium knows here, by id; what cannot be pickled is left out."""
     pickled = dict(_carried)
     for spec in gymnasium.registry.values():
-        if not str(spec.entry_point).startswith("gymnasium."):
-            with contextlib.suppress(Exception):
-                pickled[spec.id] = cloudpickle.dumps(_without_main(spec))
+        with contextlib.suppress(Exception):
+            pickled[spec.id] = cloudpickle.dumps(_without_main(spec))
     return pickled
 
 
