@@ -3,6 +3,7 @@
 import copy
 import csv
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import matplotlib.image
@@ -351,6 +352,13 @@ class TestStopTogether:
         data.trainer = trainer
         data.setup("fit")
         assert sum(isinstance(each, StopTogether) for each in trainer.callbacks) == wanted
+
+    def test_a_fit_in_another_thread_has_no_signals_to_note(self):
+        before, trainer = signal.getsignal(signal.SIGTERM), Ranks()
+        with ThreadPoolExecutor(1) as thread:
+            thread.submit(StopTogether().setup, trainer, None, "fit").result()
+        assert signal.getsignal(signal.SIGTERM) is before
+        assert vars(trainer._signal_connector) == {}
 
     @pytest.mark.parametrize("stop", [{"world_size": 1}], indirect=True)
     def test_a_single_rank_is_left_to_lightning(self, stop):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from types import FrameType
 from typing import Any
 
@@ -47,8 +48,9 @@ class StopTogether(Callback):
             callbacks.append(cls())
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Begin to note signals."""
-        if trainer.world_size > 1 and stage == "fit":
+        """Begin to note signals, which reach the main thread only."""
+        in_main_thread = threading.current_thread() is threading.main_thread()
+        if trainer.world_size > 1 and stage == "fit" and in_main_thread:
             # Lightning's handlers broadcast and save, wherever in a collective the process is.
             answer_sigterm(trainer, self._note)
             numbers = [*_SIGNALS, *requeue_signals(trainer)]
