@@ -7,6 +7,7 @@ import dataclasses
 import logging
 import signal
 
+import gymnasium
 import pytest
 import torch
 
@@ -16,7 +17,7 @@ from tests.command_line import A2C as MODEL
 from tests.command_line import CARTPOLE, run
 from tests.determinism.tasks import TASKS
 from tests.determinism.test_recovery import ENVS, ROUNDS, STEPS, collect, policy
-from tests.fakes import DeadlyEnvs, FailingEnv
+from tests.fakes import CoordinateEnv, DeadlyEnvs, FailingEnv
 from tests.fits import cartpole, flat, quiet_trainer
 from tests.policies import echo_policy
 from tests.ray_machines import Machines, machines
@@ -65,6 +66,20 @@ def test_the_bits_are_those_of_the_serial_twin_for_any_number_of_nodes(
     want = digest(play(task.collector(**alone), perturbed(task.policy())))
     collector = task.collector(**settings, **on_nodes(nodes))
     assert digest(play(collector, perturbed(task.policy()))) == want
+
+
+@pytest.mark.parametrize("num_actors", [0, 1])
+def test_nodes_and_their_workers_know_what_the_program_registers(num_actors, on_nodes):
+    gymnasium.register("Mine-v0", lambda: CoordinateEnv(0, lengths=(3,)))
+    try:
+        collector = HTSCollector(
+            lambda: gymnasium.make("Mine-v0"), echo_policy(), num_envs=2, frames_per_batch=8,
+            total_frames=16, num_actors=num_actors, **on_nodes(2),
+        )  # fmt: skip
+        batches = play(collector)
+    finally:
+        gymnasium.registry.pop("Mine-v0")
+    assert batches[0]["observation"][:, :, 2].tolist() == [[0, 1, 2, 0], [0, 1, 2, 0]]
 
 
 def undisturbed() -> str:
