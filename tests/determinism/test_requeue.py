@@ -8,6 +8,7 @@ import signal
 import pytest
 import torch
 from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from hts_torchrl import PPO
@@ -131,10 +132,14 @@ def rank_of_a_job(folder, numbers) -> None:
     os.environ.update(job_of(2, rank))
     ranks = {"devices": 2, "strategy": "ddp"}
     wanted = trained(folder / "undisturbed", **ranks)
-    with pytest.raises(SIGTERMException):
-        trained(folder / "job", Signalled(numbers[rank]), **ranks)
-    saved = torch.load(folder / "job" / "hpc_ckpt_1.ckpt", weights_only=True)
-    assert saved["updates"] == ROUND + 1
+    at_the_end = ModelCheckpoint(folder / "end", every_n_train_steps=1000, save_on_exception=True)
+    callbacks = (Signalled(numbers[rank]), at_the_end)
+    with pytest.raises(SIGTERMException) as left:
+        trained(folder / "job", *callbacks, **ranks, enable_checkpointing=True)
+    assert left.value.code == (0 if rank else 128 + signal.SIGTERM)
+    (last,) = (folder / "end").glob("*.ckpt")
+    for path, updates in {folder / "job" / "hpc_ckpt_1.ckpt": ROUND + 1, last: ROUND + 3}.items():
+        assert torch.load(path, weights_only=True)["updates"] == updates
     for mine, undisturbed in zip(trained(folder / "job", **ranks), wanted, strict=True):
         assert torch.equal(mine, undisturbed)
 
