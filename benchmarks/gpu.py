@@ -24,6 +24,7 @@ import time
 import traceback
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -65,6 +66,8 @@ ON_GPU = {"accelerator": "gpu", "devices": 1, "deterministic": True}
 TASKS = ("CartPole", "LSTM", "Pong")
 POOLS = ((0, 1), (1, 1), (2, 1), (4, 1), (1, 2), (2, 4), (0, 8))
 """Actors, and environments of an executor."""
+AT_ONCE = max(1, CORES // 4)
+"""Processes side by side, where nothing is timed."""
 
 
 def gpu() -> str:
@@ -82,6 +85,8 @@ def gpu() -> str:
 
 def tests(_: Namespace) -> Iterator[str]:
     command = [sys.executable, "-m", "pytest", "-m", "gpu", "-q", "-rfE", "-p", "no:cacheprovider"]
+    if importlib.util.find_spec("xdist"):
+        command += ["-n", str(AT_ONCE), "--dist", "worksteal"]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     lines = result.stdout.splitlines()[-40:]
     yield "\n".join(["```text", *lines, "```", ""])
@@ -108,12 +113,20 @@ def bits(arguments: Namespace) -> Iterator[str]:
     updates, pools = (4, POOLS[:3]) if arguments.quick else (20, POOLS)
     yield f"{updates} updates; a column is actors x environments of an executor.\n\n"
     differing = []
-    for task in TASKS[:1] if arguments.quick else TASKS:
-        for algorithm in ("A2C", "PPO ratio"):
+    tasks = TASKS[:1] if arguments.quick else TASKS
+    trainings = [(task, algorithm) for task in tasks for algorithm in ("A2C", "PPO ratio")]
+    jobs = [
+        {"task": task, "algorithm": algorithm, "data": data, "updates": updates, "pools": pools}
+        for task, algorithm in trainings
+        for data in ACTORS.values()
+    ]
+    with ThreadPoolExecutor(AT_ONCE) as side_by_side:
+        digests = side_by_side.map(
+            lambda job: in_fresh_process(__file__, {"bits": job}, seconds=1800), jobs
+        )
+        for task, algorithm in trainings:
             rows, on_gpu = [], set()
-            for acting, data in ACTORS.items():
-                job = {"task": task, "algorithm": algorithm, "data": data, "updates": updates}
-                found = in_fresh_process(__file__, {"bits": job | {"pools": pools}}, seconds=1800)
+            for acting, found in zip(ACTORS, digests, strict=False):
                 same = len(set(found)) == 1
                 on_gpu |= set(found) if acting != "CPU" else set()
                 row = {f"{task}, {algorithm}, actors on": acting}
@@ -130,22 +143,38 @@ def bits(arguments: Namespace) -> Iterator[str]:
         raise RuntimeError(f"other bits in: {'; '.join(differing)}")
 
 
-def timed(job: dict[str, Any]) -> list[float]:
-    """Return the microseconds of each pass, from numpy to numpy, in this process."""
+def timed(job: dict[str, Any]) -> dict[str, dict[str, list[float]]]:
+    """Return the microseconds of each pass, from numpy to numpy, in this process.
+
+    By the rows of a pass, and by where it is computed.
+    """
     torch.set_num_threads(1)
     spec = EnvSpec(
         {"observation": NETWORKS[job["network"]]},
         ActionSpec("discrete", ArraySpec((), np.dtype(np.int64)), (6,)),
     )
-    inference = PolicyInference(
-        make_actor_critic(job["network"], spec), spec, batch_size=job["rows"],
-        precision=job["precision"], **job["acting"],
-    )  # fmt: skip
+    policy = make_actor_critic(job["network"], spec)
+    return {
+        str(rows): {
+            label: _passes(
+                PolicyInference(
+                    policy, spec, batch_size=rows, precision=job["precision"], **acting
+                ),
+                job["seconds"],
+            )
+            for label, acting in job["acting"].items()
+        }
+        for rows in job["rows"]
+    }  # fmt: skip
+
+
+def _passes(inference: PolicyInference, seconds: float) -> list[float]:
+    """Return the microseconds of at most 2,000 passes, after 20 that warm it up."""
     fill_at_random(inference, np.random.default_rng(0))
     inputs = {key: value.numpy().copy() for key, value in inference.inputs.items()}
     draws, taken = inference.draws.numpy().copy(), []
-    ends_s = time.perf_counter() + job["seconds"]
-    while len(taken) < 40 or (time.perf_counter() < ends_s and len(taken) < 2000):
+    ends_s = time.perf_counter() + seconds
+    while len(taken) < 40 or (time.perf_counter() < ends_s and len(taken) < 2020):
         began_s = time.perf_counter()
         inference.answer(inputs, draws)
         taken.append((time.perf_counter() - began_s) * 1e6)
@@ -157,18 +186,20 @@ def latency(arguments: Namespace) -> Iterator[str]:
         "Microseconds of a pass from numpy to numpy, with both copies and the wait: median "
         "(smallest to largest). The CPU computes with one thread, as actors do.\n\n"
     )
-    several = [8, 64] if arguments.quick else [8, 16, 32, 64, 128, 256]
+    job = {
+        "rows": [8, 64] if arguments.quick else [8, 16, 32, 64, 128, 256],
+        "acting": ACTING,
+        "seconds": 0.5 if arguments.quick else 2,
+    }
     for network in NETWORKS:
         for precision in ("32-true", "bf16-mixed"):
-            rows = []
-            for count in several:
-                row: dict[str, object] = {f"{network}, {precision}, rows": str(count)}
-                for label, acting in ACTING.items():
-                    job = {"network": network, "rows": count, "precision": precision}
-                    job |= {"acting": acting, "seconds": 1 if arguments.quick else 5}
-                    row[label] = spread(in_fresh_process(__file__, {"latency": job}))
-                rows.append(row)
-            yield markdown(rows) + "\n"
+            asked = job | {"network": network, "precision": precision}
+            found = in_fresh_process(__file__, {"latency": asked})
+            yield markdown([
+                {f"{network}, {precision}, rows": rows}
+                | {label: spread(taken) for label, taken in each.items()}
+                for rows, each in found.items()
+            ]) + "\n"  # fmt: skip
 
 
 def contestants(task: Run) -> list[Run]:
@@ -202,9 +233,11 @@ def speed(arguments: Namespace) -> Iterator[str]:
         for num_envs in arguments.num_envs:
             task = Run("", "breakout", num_envs, steps, seconds, algorithm)
             # Alone first: in a contest one that fails ends all.
-            able = []
-            for run in contestants(task):
-                (able if measure(run) else failed).append(run)
+            runs = contestants(task)
+            with ThreadPoolExecutor(AT_ONCE) as side_by_side:
+                speeds = dict(zip(runs, side_by_side.map(measure, runs), strict=True))
+            able = [run for run in runs if speeds[run]]
+            failed += [run for run in runs if not speeds[run]]
             try:
                 if able:
                     yield report(contest(able, turns, seconds)) + "\n"

@@ -58,11 +58,13 @@ def test_a_part_that_fails_is_told_and_the_others_go_on(gpu, monkeypatch, tmp_pa
 def test_a_pass_is_timed_and_a_training_has_a_digest_for_each_pool(gpu, monkeypatch):
     monkeypatch.setattr(gpu, "ON_GPU", {"accelerator": "cpu"})
     times = gpu.timed(
-        {"network": "mlp", "rows": 8, "precision": "32-true", "acting": {"device": "cpu"},
-         "seconds": 0}
+        {"network": "mlp", "rows": [4, 8], "precision": "32-true", "seconds": 0,
+         "acting": {"here": {"device": "cpu"}}}
     )  # fmt: skip
-    assert len(times) == 20
-    assert min(times) > 0
+    assert list(times) == ["4", "8"]
+    for each in times.values():
+        assert len(each["here"]) == 20
+        assert min(each["here"]) > 0
     job = {"task": "CartPole", "algorithm": "A2C", "data": {"policy_device": "cpu"}, "updates": 2}
     found = gpu.trained(job | {"pools": [(0, 1), (0, 8)]})
     assert len(found) == 2
