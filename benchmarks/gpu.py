@@ -32,8 +32,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from harness import CORES, in_fresh_process, machine, markdown, options, spread
-from throughput import Run, contest, measure, report
+from harness import AT_ONCE, CORES, Failed, in_fresh_process, machine, markdown, options, spread
+from throughput import Run, contest, report
 
 import determinism
 from hts_torchrl import ActionSpec, ArraySpec, EnvSpec, make_actor_critic
@@ -66,8 +66,6 @@ ON_GPU = {"accelerator": "gpu", "devices": 1, "deterministic": True}
 TASKS = ("CartPole", "LSTM", "Pong")
 POOLS = ((0, 1), (1, 1), (2, 1), (4, 1), (1, 2), (2, 4), (0, 8))
 """Actors, and environments of an executor."""
-AT_ONCE = max(1, CORES // 4)
-"""Processes side by side, where nothing is timed."""
 
 
 def gpu() -> str:
@@ -227,30 +225,27 @@ def contestants(task: Run) -> list[Run]:
 
 def speed(arguments: Namespace) -> Iterator[str]:
     yield f"{ANCHORS}\nNot tuned: each row has the settings in its last column.\n\n"
-    failed = []
+    failed: dict[Run, str] = {}
     turns, seconds = (2, 3.0) if arguments.quick else (arguments.turns, arguments.seconds)
     for algorithm, steps in (("a2c", 5), ("ppo", 128)):
         for num_envs in arguments.num_envs:
             task = Run("", "breakout", num_envs, steps, seconds, algorithm)
-            # Alone first: in a contest one that fails ends all.
-            runs = contestants(task)
-            with ThreadPoolExecutor(AT_ONCE) as side_by_side:
-                speeds = dict(zip(runs, side_by_side.map(measure, runs), strict=True))
-            able = [run for run in runs if speeds[run]]
-            failed += [run for run in runs if not speeds[run]]
             try:
-                if able:
-                    yield report(contest(able, turns, seconds)) + "\n"
-            except SystemExit as error:
-                failed += able
-                yield f"{num_envs} environments, {algorithm}: no contest, {error}\n\n"
+                if speeds := contest(contestants(task), turns, seconds, failed):
+                    yield report(speeds) + "\n"
+            except Failed as error:
+                failed[task] = str(error)
             if arguments.quick:
                 break
     if not importlib.util.find_spec("envpool"):
         yield "EnvPool is not installed here, and took no part.\n\n"
     if failed:
-        told = (f"{run.name}, {run.algorithm}, {run.num_envs}: {run.setting}" for run in failed)
-        raise RuntimeError("these rows failed, by themselves or together:\n" + "\n".join(told))
+        told = (
+            f"{run.name if run.system else 'a contest'}, {run.algorithm}, {run.num_envs}: "
+            f"{run.setting}\n{why}"
+            for run, why in failed.items()
+        )
+        raise RuntimeError("these failed:\n" + "\n".join(told))
 
 
 PARTS: dict[str, Callable[[Namespace], Iterator[str]]] = {

@@ -37,6 +37,8 @@ from hts_torchrl import keep_freed_memory
 __all__ = ["keep_freed_memory"]  # every contestant calls it
 
 CORES = len(os.sched_getaffinity(0))
+AT_ONCE = max(1, CORES // 2)
+"""Programs side by side, where nothing is timed."""
 PASSIVE = ("env", "OMP_WAIT_POLICY=passive")
 """Before a command: its threads sleep while they wait, and leave their cores to others."""
 OUTPUT = Path(__file__).parent / "output"
@@ -80,6 +82,10 @@ class Turn(NamedTuple):
     rounds: int
     seconds: float
     cpu_s: float
+
+
+class Failed(SystemExit):
+    """A contestant ended, or did nothing for too long; ends this program if nobody catches it."""
 
 
 class _Contestant:
@@ -129,7 +135,7 @@ class _Contestant:
     def _require_life(self, waited_s: float) -> None:
         problem = "ended" if self._process.poll() is not None else f"had no round in {_LIMIT_S:g} s"
         if problem == "ended" or waited_s > _LIMIT_S:
-            sys.exit(f"{self._process.args} {problem}\n{self._errors.read_text()[-3000:]}")
+            raise Failed(f"{self._process.args} {problem}\n{self._errors.read_text()[-3000:]}")
 
     def _signal(self, number: int) -> None:
         signal_session(self._process.pid, number)
@@ -174,18 +180,34 @@ def exit_at_sigterm() -> None:
 
 
 def take_turns(
-    commands: Mapping[Name, Command], turns: int, seconds: float
+    commands: Mapping[Name, Command],
+    turns: int,
+    seconds: float,
+    failed: dict[Name, str] | None = None,
 ) -> dict[Name, list[Turn]]:
-    """Start the programs, one after the other; returns what each did in each of its turns."""
+    """Start the programs, a few at once; returns what each did in each of its turns.
+
+    One that does not start ends all, or goes to ``failed`` with its reason if that is given.
+    """
     exit_at_sigterm()
-    taken: dict[Name, list[Turn]] = {name: [] for name in commands}
+    taken: dict[Name, list[Turn]] = {}
     with ExitStack() as stack:
-        contestants = {}
-        for name, command in commands.items():
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            contestants[name] = stack.enter_context(_Contestant(command, folder))
-            contestants[name].warm_up()
-        order = list(contestants)
+        contestants: dict[Name, _Contestant] = {}
+        names = list(commands)
+        for few in (names[i : i + AT_ONCE] for i in range(0, len(names), AT_ONCE)):
+            for name in few:
+                folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+                contestants[name] = stack.enter_context(_Contestant(commands[name], folder))
+            for name in few:
+                try:
+                    contestants[name].warm_up()
+                except Failed as error:
+                    if failed is None:
+                        raise
+                    failed[name] = str(error)
+                else:
+                    taken[name] = []
+        order = list(taken)
         for _ in range(turns):
             for name in order:
                 taken[name].append(contestants[name].turn(seconds))

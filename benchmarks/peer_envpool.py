@@ -140,7 +140,7 @@ class Rollouts:
 
     @torch.no_grad()
     def advantages(self, gae_lambda: float) -> Tensor:
-        advantages, last = torch.zeros_like(self.rewards), torch.zeros(self.rewards.shape[1])
+        advantages, last = torch.zeros_like(self.rewards), torch.zeros_like(self.rewards[0])
         next_value = self.agent(self.observation)[1]
         for step in reversed(range(self.steps)):
             going_on = 1.0 - self.ends[step]

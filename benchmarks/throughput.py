@@ -244,9 +244,11 @@ def measure(run: Run) -> float:
     return speed
 
 
-def contest(runs: Sequence[Run], turns: int, seconds: float) -> dict[Run, list[float]]:
+def contest(
+    runs: Sequence[Run], turns: int, seconds: float, failed: dict[Run, str] | None = None
+) -> dict[Run, list[float]]:
     """Return the steps a second of each run in each of its turns."""
-    taken = take_turns({run: command(run) for run in runs}, turns, seconds)
+    taken = take_turns({run: command(run) for run in runs}, turns, seconds, failed)
     return {
         run: [turn.rounds * run.frames / turn.seconds for turn in each]
         for run, each in taken.items()
