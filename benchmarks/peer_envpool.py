@@ -43,6 +43,10 @@ class Settings:
     total_steps: int = 0
     falls: bool = True
     """Whether the learning rate falls in a straight line, to 0 at the last step."""
+    network: str = "nature"
+    """Or ``nips``, the smaller one; of pixels."""
+    normalize: bool = False
+    """Whether one mean and deviation of all pixels so far take the place of 0 and 255."""
 
 
 PPO = {"ppo": True, "epochs": 4, "minibatches": 4, "gae_lambda": 0.95, "learning_rate": 2.5e-4}
@@ -58,10 +62,14 @@ def layer(module: Any, gain: float = 2**0.5) -> Any:
     return module
 
 
-def nature() -> nn.Sequential:
-    convolutions = [(4, 32, 8, 4), (32, 64, 4, 2), (64, 64, 3, 1)]
+def pixel_trunk(network: str) -> tuple[nn.Sequential, int]:
+    """Return it and the number of its features."""
+    convolutions, inputs, width = {
+        "nature": ([(4, 32, 8, 4), (32, 64, 4, 2), (64, 64, 3, 1)], 3136, 512),
+        "nips": ([(4, 16, 8, 4), (16, 32, 4, 2)], 2592, 256),
+    }[network]
     layers = [m for sizes in convolutions for m in (layer(nn.Conv2d(*sizes)), nn.ReLU())]
-    return nn.Sequential(*layers, nn.Flatten(), layer(nn.Linear(3136, 512)), nn.ReLU())
+    return nn.Sequential(*layers, nn.Flatten(), layer(nn.Linear(inputs, width)), nn.ReLU()), width
 
 
 def mlp(inputs: int) -> nn.Sequential:
@@ -70,26 +78,45 @@ def mlp(inputs: int) -> nn.Sequential:
 
 
 class Agent(nn.Module):
-    """The Nature network with two heads, or a multilayer perceptron for each of them."""
+    """A network of pixels with two heads, or a multilayer perceptron for each of them."""
 
     def __init__(
-        self, shape: tuple[int, ...], num_actions: int, memory_format: torch.memory_format
-    ) -> None:
+        self, shape: tuple[int, ...], num_actions: int, memory_format: torch.memory_format,
+        network: str,
+    ) -> None:  # fmt: skip
         super().__init__()
         self.pixels, self.memory_format = len(shape) == 3, memory_format
-        self.trunk = nature() if self.pixels else mlp(shape[0])
+        self.mean, self.deviation = 0.0, 255.0
+        self.trunk, width = pixel_trunk(network) if self.pixels else (mlp(shape[0]), 64)
         self.critic_trunk = self.trunk if self.pixels else mlp(shape[0])
-        width = 512 if self.pixels else 64
         self.actor = layer(nn.Linear(width, num_actions), 0.01)
         self.critic = layer(nn.Linear(width, 1), 1.0)
         self.to(memory_format=memory_format)
 
     def forward(self, observation: Tensor) -> tuple[torch.distributions.Categorical, Tensor]:
         if self.pixels:
-            observation = (observation / 255.0).contiguous(memory_format=self.memory_format)
+            if self.mean:
+                observation = observation - self.mean
+            observation = observation / self.deviation
+            observation = observation.contiguous(memory_format=self.memory_format)
         hidden = self.trunk(observation)
         value = self.critic(hidden if self.pixels else self.critic_trunk(observation))
         return torch.distributions.Categorical(logits=self.actor(hidden)), value.squeeze(-1)
+
+
+class Moments:
+    """Mean and deviation of all pixels of the last steps of all rounds."""
+
+    def __init__(self) -> None:
+        self.count, self.total, self.squares = 0, 0.0, 0.0
+
+    def of(self, pixels: Tensor) -> tuple[float, float]:
+        """Add the pixels of a step, and return both."""
+        self.count += pixels.numel()
+        self.total += float(pixels.sum(dtype=torch.float64))
+        self.squares += float(pixels.double().square().sum())
+        mean = self.total / self.count
+        return mean, (self.squares / self.count - mean * mean) ** 0.5
 
 
 class Games:
@@ -187,7 +214,10 @@ class Training:
         )  # fmt: skip
         layout = torch.channels_last if run["channels_last"] and pixels else torch.contiguous_format
         self.device = torch.device(run["device"])
-        self.agent = Agent(envs.observation_space.shape, envs.action_space.n, layout)
+        self.agent = Agent(
+            envs.observation_space.shape, envs.action_space.n, layout, settings.network
+        )
+        self.moments = Moments() if settings.normalize else None
         self.agent.to(self.device)
         optimizer = torch.optim.Adam if settings.ppo else torch.optim.RMSprop
         self.optimizer: torch.optim.Optimizer = optimizer(
@@ -217,6 +247,8 @@ class Training:
                 loss_of(self.agent, tuple(column[rows] for column in batch), settings).backward()
                 nn.utils.clip_grad_norm_(self.agent.parameters(), 0.5)
                 self.optimizer.step()
+        if self.moments is not None:
+            self.agent.mean, self.agent.deviation = self.moments.of(rollouts.observations[-1])
 
 
 def measure_speed(run: dict[str, Any]) -> None:

@@ -22,11 +22,11 @@ def merged(task: str) -> dict[str, Any]:
     return found
 
 
-def recipe_of(task: str) -> dict[str, Any]:
+def recipe_of(task: str, method: str) -> dict[str, Any]:
     """Return how a config plays Atari with PPO, in plain numbers.
 
     Raises:
-        ValueError: if the config has a setting that other programs do not.
+        ValueError: if the config has a setting that the other system's program does not.
     """
     config = merged(task)
     data, model = config["data"], config["model"]
@@ -35,9 +35,12 @@ def recipe_of(task: str) -> dict[str, Any]:
     settings = model["init_args"]
     learner = PPO(**settings)
     others = {name: getattr(learner, name) for name in FIXED}
-    plain = settings.get("network") == "nature" and not data.get("normalize_observation")
-    if not plain or others != FIXED or config["trainer"]["gradient_clip_val"] != 0.5:
-        raise ValueError(f"{task} has settings that other programs do not")
+    network, normalized = settings.get("network"), bool(data.get("normalize_observation"))
+    known = (network, normalized) == ("nature", False)
+    if method == "cleanrl_envpool":
+        known = network in ("nature", "nips")
+    if not known or others != FIXED or config["trainer"]["gradient_clip_val"] != 0.5:
+        raise ValueError(f"{task} has settings that the program of {method} does not")
     return {
         "total_steps": data["total_frames"],
         "num_envs": data["num_envs"],
@@ -50,4 +53,4 @@ def recipe_of(task: str) -> dict[str, Any]:
         "clip": learner.clip,
         "clip_value": learner.clip_value,
         "value_coef": learner.value_coef,
-    }
+    } | ({"network": network, "normalize": normalized} if method == "cleanrl_envpool" else {})

@@ -192,7 +192,10 @@ def given(text: str, task: Run) -> Run:
     system, *pairs = text.split()
     kinds = {field.name: type(field.default) for field in fields(Run)[6:]}
     values = dict(pair.split("=", 1) for pair in pairs)
-    if system not in ROWS or not values.keys() <= kinds.keys():
+    known = system in ROWS and values.keys() <= kinds.keys()
+    if not known or any(
+        kinds[name] is bool and value not in ("True", "False") for name, value in values.items()
+    ):
         raise ValueError(text)
     typed = {
         name: value == "True" if kinds[name] is bool else kinds[name](value)

@@ -143,7 +143,7 @@ def train(run: Run, folder: Path, scores: Sequence[float]) -> Curve:
             watch = {"path": str(path), "scores": list(scores), "max_minutes": run.max_minutes}
             setting, same, _ = run.arguments.partition(SAME_RECIPE)
             peer = peer_run(run.method, run.task, [f"{run.method} {setting}"])
-            recipe = {"recipe": recipe_of(run.task)} if same else {}
+            recipe = {"recipe": recipe_of(run.task, run.method)} if same else {}
             command = throughput.command(peer, seed=run.seed, scores=watch, **recipe)
         else:
             command = fit_command(run, scores, path)
@@ -216,7 +216,7 @@ def wanted(args: argparse.Namespace, parser: argparse.ArgumentParser) -> list[Ru
                 if method not in TAKES_RECIPES:
                     parser.error(f"--same-recipe: {method} has its own recipe only")
                 try:
-                    recipe_of(task)
+                    recipe_of(task, method)
                 except ValueError as error:
                     parser.error(f"--same-recipe: {error}")
                 arguments += SAME_RECIPE

@@ -158,14 +158,20 @@ class TestOtherSystems:
         assert same["recipe"] == {
             "total_steps": 1_024_000, "num_envs": 16, "steps": 128, "epochs": 4, "minibatches": 4,
             "gae_lambda": 0.95, "learning_rate": 1e-3, "falls": False, "clip": 0.1,
-            "clip_value": True, "value_coef": 0.5,
+            "clip_value": True, "value_coef": 0.5, "network": "nature", "normalize": False,
         }  # fmt: skip
+        recipe = program.recipe_of("pong", "cleanrl_envpool")
+        assert (recipe["network"], recipe["normalize"]) == ("nips", True)
 
     @pytest.mark.parametrize(
         ("method", "task", "reason"),
         [
             ("sample_factory", "breakout", "sample_factory has its own recipe only"),
-            ("cleanrl_envpool", "pong", "pong has settings that other programs do not"),
+            (
+                "stable_baselines3",
+                "pong",
+                "pong has settings that the program of stable_baselines3 does not",
+            ),
             ("cleanrl_envpool", "cartpole_ppo", "cartpole_ppo is not PPO on Atari"),
             ("stable_baselines3", "atari/pong_a2c", "atari/pong_a2c is not PPO on Atari"),
         ],
