@@ -152,6 +152,10 @@ class DecoupledNewestValues(NewestValues, DecoupledByAPass):
     pass
 
 
+class NewestDecoupled(NewestValues, PPO):
+    """PPO's ``decoupled`` whose advantages and returns come from the critic of theta_j."""
+
+
 class ReanchoredNewestValues(NewestValues, Reanchored):
     pass
 
