@@ -108,6 +108,9 @@ class _Contestant:
     def __exit__(
         self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None
     ) -> None:
+        self.end()
+
+    def end(self) -> None:
         end_session(self._process)
 
     def warm_up(self) -> None:
@@ -205,6 +208,7 @@ def take_turns(
                     if failed is None:
                         raise
                     failed[name] = str(error)
+                    contestants[name].end()  # one that waits for ever would disturb the others
                 else:
                     taken[name] = []
         order = list(taken)

@@ -36,9 +36,8 @@ def recipe_of(task: str, method: str) -> dict[str, Any]:
     learner = PPO(**settings)
     others = {name: getattr(learner, name) for name in FIXED}
     network, normalized = settings.get("network"), bool(data.get("normalize_observation"))
-    known = (network, normalized) == ("nature", False)
-    if method == "cleanrl_envpool":
-        known = network in ("nature", "nips")
+    plain = network == "nature" and not normalized
+    known = network in ("nature", "nips") if method == "cleanrl_envpool" else plain
     if not known or others != FIXED or config["trainer"]["gradient_clip_val"] != 0.5:
         raise ValueError(f"{task} has settings that the program of {method} does not")
     return {
@@ -53,4 +52,6 @@ def recipe_of(task: str, method: str) -> dict[str, Any]:
         "clip": learner.clip,
         "clip_value": learner.clip_value,
         "value_coef": learner.value_coef,
-    } | ({"network": network, "normalize": normalized} if method == "cleanrl_envpool" else {})
+        "network": network,
+        "normalize": normalized,
+    }

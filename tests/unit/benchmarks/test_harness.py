@@ -2,6 +2,7 @@
 
 import signal
 import sys
+import time
 
 import pytest
 from benchmarks import harness
@@ -29,7 +30,9 @@ def _own_signals():
     signal.signal(signal.SIGTERM, before)
 
 
-def test_each_has_all_its_turns():
+@pytest.mark.parametrize("at_once", [1, 2])
+def test_each_has_all_its_turns(at_once, monkeypatch):
+    monkeypatch.setattr(harness, "AT_ONCE", at_once)
     taken = harness.take_turns({"one": WORKS, "two": WORKS}, turns=2, seconds=0.1)
     assert list(taken) == ["one", "two"]
     for turns in taken.values():
@@ -49,3 +52,23 @@ def test_one_that_does_not_start_is_left_out_where_that_is_asked_for():
     assert list(taken) == ["one"]
     assert list(failed) == ["broken"]
     assert "no such game" in failed["broken"]
+
+
+def test_one_that_hangs_is_ended_before_the_turns(monkeypatch, tmp_path):
+    here = tmp_path / "alive"
+    beats = (
+        f"import pathlib, time\nwhile True: pathlib.Path({str(here)!r}).touch(); time.sleep(0.01)"
+    )
+    monkeypatch.setattr(harness, "_LIMIT_S", 1.0)
+    ended = []
+
+    def turn(_, seconds):
+        here.unlink(missing_ok=True)
+        time.sleep(0.1)
+        ended.append(not here.exists())
+        return harness.Turn(1, seconds, 0.0)
+
+    monkeypatch.setattr(harness._Contestant, "turn", turn)
+    commands = {"hangs": [sys.executable, "-c", beats], "one": WORKS}
+    harness.take_turns(commands, turns=2, seconds=0.1, failed={})
+    assert ended == [True, True]

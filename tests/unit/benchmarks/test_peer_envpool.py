@@ -1,0 +1,37 @@
+"""EnvPool's program: what a config's recipe adds to it."""
+
+import importlib
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+FOLDER = Path(__file__).parents[3] / "benchmarks"
+
+
+@pytest.fixture
+def peer(monkeypatch):
+    """The program as a module; what it imports beside itself goes again."""
+    before = set(sys.modules)
+    monkeypatch.syspath_prepend(FOLDER)
+    yield importlib.import_module("peer_envpool")
+    for module in set(sys.modules) - before:
+        if FOLDER in Path(getattr(sys.modules[module], "__file__", None) or "/").parents:
+            del sys.modules[module]
+
+
+def test_pixels_are_normalised_by_the_last_steps_of_all_rounds(peer):
+    run = {"game": "pong", "emulator_threads": 1, "channels_last": True, "device": "cpu"}
+    recipe = {"network": "nips", "normalize": True, "epochs": 1, "minibatches": 2}
+    training = peer.Training(run, peer.Settings(2, 4, ppo=True, **recipe), scored=False)
+    assert (training.agent.mean, training.agent.deviation) == (0.0, 255.0)
+    assert [tuple(m.weight.shape) for m in training.agent.trunk if hasattr(m, "weight")] == [
+        (16, 4, 8, 8), (32, 16, 4, 4), (256, 2592),
+    ]  # fmt: skip
+    last = []
+    for _ in range(2):
+        training.round()
+        last.append(training.rollouts.observations[-1].numpy().copy())
+    assert training.agent.mean == pytest.approx(np.mean(last))
+    assert training.agent.deviation == pytest.approx(np.std(last))
