@@ -9,6 +9,7 @@ EnvPool takes part if it is installed here.
 - tests: ``pytest -m gpu``.
 - bits: digests of trainings with 0 (the serial twin), 1, 2 and 4 actors and several groupings.
 - latency: an actor's pass of 8 to 256 rows on CPU and GPU, with and without CUDA graphs.
+- updates: how long the learner's take, and how much of that the GPU is busy.
 - speed: training on Breakout, A2C with rounds of 5 steps and PPO with 128, in turns
   (``throughput.py``).
 """
@@ -26,14 +27,26 @@ from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from harness import AT_ONCE, CORES, Failed, in_fresh_process, machine, markdown, options, spread
+from harness import (
+    AT_ONCE,
+    CORES,
+    Failed,
+    in_fresh_process,
+    machine,
+    markdown,
+    number,
+    options,
+    spread,
+)
 from throughput import Run, contest, report
+from trainer import train
+from update_times import UpdateTimes
 
 import determinism
 from hts_torchrl import ActionSpec, ArraySpec, EnvSpec, make_actor_critic
@@ -200,6 +213,41 @@ def latency(arguments: Namespace) -> Iterator[str]:
             ]) + "\n"  # fmt: skip
 
 
+def timed_updates(job: dict[str, Any]) -> dict[str, Any]:
+    """Return what the updates of a training take, in this process."""
+    times = UpdateTimes(job["warm_up"], job["timed"], job["traced"])
+    train(job["run"], times)
+    return {
+        "update": times.update_ms,
+        "between": times.between_ms,
+        "operations": times.operations,
+        "busy": times.busy_ms,
+    }
+
+
+def updates(arguments: Namespace) -> Iterator[str]:
+    yield (
+        "Milliseconds of an update of Breakout with 16 environments, of the time from it to the "
+        "next (publishing, waiting, copying a round to the GPU), and in which the GPU is busy for "
+        "the learner meanwhile: median (smallest to largest), and the mean of what was traced.\n\n"
+    )
+    rows = []
+    for algorithm, steps, warm_up, timed, traced in (("a2c", 5, 30, 200, 6), ("ppo", 128, 2, 8, 1)):
+        task = Run("", "breakout", 16, steps, 0.0, algorithm)
+        for run in contestants(task)[:1] if arguments.quick else contestants(task)[:2]:
+            job = {"warm_up": warm_up, "timed": timed, "traced": traced, "run": asdict(run)}
+            found = in_fresh_process(__file__, {"updates": job})
+            rows.append({
+                "algorithm": algorithm,
+                "update": spread(found["update"]),
+                "to the next": spread(found["between"]),
+                "GPU busy": number(found["busy"]),
+                "operations on the GPU": number(found["operations"]),
+                "setting": run.setting,
+            })  # fmt: skip
+    yield markdown(rows) + "\n"
+
+
 def contestants(task: Run) -> list[Run]:
     """Return the rows of a task; the first is what the others are compared with."""
     workers = max(n for n in range(1, CORES + 1) if task.num_envs % n == 0)
@@ -252,7 +300,14 @@ PARTS: dict[str, Callable[[Namespace], Iterator[str]]] = {
     "tests": tests,
     "bits": bits,
     "latency": latency,
+    "updates": updates,
     "speed": speed,
+}
+
+CHILDREN: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "bits": trained,
+    "latency": timed,
+    "updates": timed_updates,
 }
 
 
@@ -300,7 +355,7 @@ def main() -> int:
         return 2
     if arguments.child:
         ((kind, job),) = arguments.child.items()
-        print(json.dumps({"bits": trained, "latency": timed}[kind](job)), flush=True)
+        print(json.dumps(CHILDREN[kind](job)), flush=True)
         return 0
     return 1 if write(arguments.output / "gpu.md", arguments, arguments.parts) else 0
 

@@ -79,3 +79,12 @@ def test_all_rows_train_on_the_gpu_and_have_whole_groups(gpu, algorithm, steps):
     assert {run.device for run in runs} == {"cuda"}
     assert all(run.num_envs % run.workers == 0 for run in runs)
     assert ("collector" in {run.system for run in runs}) is (algorithm == "a2c")
+
+
+def test_updates_are_timed_after_a_warm_up_and_then_traced(gpu):
+    task = gpu.Run("trainer", "cartpole", 4, 8, 0.0, "ppo", workers=2, inference_batch=4)
+    job = {"warm_up": 2, "timed": 3, "traced": 2, "run": gpu.asdict(task)}
+    found = gpu.timed_updates(job)
+    assert len(found["update"]) == len(found["between"]) == 3
+    assert min(found["update"] + found["between"]) > 0
+    assert found["busy"] == found["operations"] == 0  # of a GPU
