@@ -117,6 +117,34 @@ class CutDecoupled(PPO):
         super().keep_in_round(samples, behaviour_log_prob=behaviour, **entries)
 
 
+class RateByKL(PPO):
+    """Lets the rate follow how far an update went, as the adaptive schedule of rl_games does.
+
+    The last epoch's mean divergence is to stay between half the target and twice the target. A rate
+    that falls by itself is to be left out (``learning_rate_decay=False``).
+    """
+
+    target = 0.008
+    factor = 1.5
+    smallest, largest = 1e-6, 1e-2
+
+    def weighted_sum(self, losses: dict[str, Tensor]) -> Tensor:
+        epoch, minibatch = divmod(self.part.index, self.minibatches)
+        if epoch == self.epochs - 1:
+            self._divergences = [] if minibatch == 0 else self._divergences
+            self._divergences.append(losses["approx_kl"].detach())
+        return super().weighted_sum(losses)
+
+    def on_round_end(self) -> None:
+        super().on_round_end()
+        divergence = torch.stack(self._divergences).mean().item()
+        for group in self.optimizers().param_groups:
+            if divergence > 2 * self.target:
+                group["lr"] = max(group["lr"] / self.factor, self.smallest)
+            elif divergence < self.target / 2:
+                group["lr"] = min(group["lr"] * self.factor, self.largest)
+
+
 class Uncut(A2C):
     """A2C's ``ratio`` with weights of more than 1 too."""
 
