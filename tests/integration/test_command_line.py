@@ -492,6 +492,24 @@ def test_nobody_has_to_read_what_is_told(tmp_path):
     assert (tmp_path / "runs/run/version_0/checkpoints/last.ckpt").is_file()
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("command", [["doctor"], ["fit", *CARTPOLE, *A2C]], ids=["doctor", "fit"])
+def test_a_full_disk_under_the_output_ends_the_run_with_one_line(tmp_path, command):
+    with Path("/dev/full").open("w") as full:
+        ended = subprocess.run(
+            [sys.executable, "-m", "hts_torchrl.cli", *command],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    assert ended.returncode == 1
+    assert ended.stderr == (
+        "hts-torchrl: error: the output or a log cannot be written: No space left on device\n"
+    )
+
+
 @pytest.mark.slow
 @pytest.mark.processes
 def test_a_rank_does_not_outlive_the_process_that_started_it(tmp_path):

@@ -36,6 +36,8 @@ from hts_torchrl.errors import (
 from hts_torchrl.tools.doctor import examine
 from hts_torchrl.training.callbacks.stop_together import leave_together
 
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; wrong input ends with one line and status 2."""
@@ -93,12 +95,22 @@ def program() -> None:
     except BrokenPipeError:
         if not _reader_has_left():
             raise
-        # Else the interpreter reports it once more, when it closes the pipe.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
         raise SystemExit(128 + signal.SIGPIPE) from None
+    except OSError as error:
+        if error.errno not in _DISK_FULL:
+            raise
+        _discard_output()
+        what = error.filename or "the output or a log"
+        _leave(OSError(f"{what} cannot be written: {error.strerror}"), status=1)
     finally:  # another signal would end the process before it has cleared away its files
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
+
+
+def _discard_output() -> None:
+    """Print into nothing: else the interpreter reports the same error once more at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _reader_has_left() -> bool:
