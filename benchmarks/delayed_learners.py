@@ -145,6 +145,23 @@ class RateByKL(PPO):
                 group["lr"] = min(group["lr"] * self.factor, self.largest)
 
 
+class StatisticsFirst(PPO):
+    """Learns nothing from the first rounds: what a policy without statistics saw is not normalised.
+
+    With a delay that is true of two rounds. Two more make the statistics better.
+    """
+
+    rounds = 4
+
+    def loss(self, samples: TensorDictBase) -> Tensor:
+        loss = super().loss(samples)
+        return loss * float(self.updates >= self.rounds)
+
+
+class TwoOfStatisticsFirst(StatisticsFirst):
+    rounds = 2
+
+
 class Uncut(A2C):
     """A2C's ``ratio`` with weights of more than 1 too."""
 
