@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
+from torch.optim import Optimizer
 
 from hts_torchrl import A2C, PPO, PQN
 from hts_torchrl.objectives.a2c import mean_entropy, policy_gradient_loss, value_loss
@@ -146,20 +147,15 @@ class RateByKL(PPO):
 
 
 class StatisticsFirst(PPO):
-    """Learns nothing from the first rounds: what a policy without statistics saw is not normalised.
+    """Learns nothing from what the first weights collected: it was not normalised yet.
 
-    With a delay that is true of two rounds. Two more make the statistics better.
+    With a delay that is two rounds. They give statistics only.
     """
 
-    rounds = 4
-
-    def loss(self, samples: TensorDictBase) -> Tensor:
-        loss = super().loss(samples)
-        return loss * float(self.updates >= self.rounds)
-
-
-class TwoOfStatisticsFirst(StatisticsFirst):
-    rounds = 2
+    def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
+        super().on_before_optimizer_step(optimizer)
+        if self.normalizes and not self.part.round["collector", "policy_version"].any():
+            optimizer.zero_grad()
 
 
 class Uncut(A2C):
