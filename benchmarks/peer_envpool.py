@@ -229,8 +229,16 @@ class Training:
         )
 
     def round(self) -> None:
+        self.rollouts.collect()
+        # Ours learns nothing from what was not normalised yet, either.
+        if self.moments is None or self.moments.count:
+            self._learn()
+        if self.moments is not None:
+            pixels = self.rollouts.observations[-1]
+            self.agent.mean, self.agent.deviation = self.moments.of(pixels)
+
+    def _learn(self) -> None:
         rollouts, settings = self.rollouts, self.settings
-        rollouts.collect()
         advantages = rollouts.advantages(settings.gae_lambda)
         columns = (
             rollouts.observations, rollouts.actions, rollouts.log_probs, advantages,
@@ -247,8 +255,6 @@ class Training:
                 loss_of(self.agent, tuple(column[rows] for column in batch), settings).backward()
                 nn.utils.clip_grad_norm_(self.agent.parameters(), 0.5)
                 self.optimizer.step()
-        if self.moments is not None:
-            self.agent.mean, self.agent.deviation = self.moments.of(rollouts.observations[-1])
 
 
 def measure_speed(run: dict[str, Any]) -> None:

@@ -1,5 +1,7 @@
 """Normalised observations, rewards and values, from the collector to a checkpoint."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -48,6 +50,23 @@ def test_statistics_are_of_all_finished_rounds(make):
     (statistics,) = learner.policy.normalizer.statistics
     np.testing.assert_allclose(statistics.mean, rows.mean(0), rtol=1e-9, atol=1e-9)
     np.testing.assert_allclose(statistics.variance, rows.var(0), rtol=1e-9)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [A2C, lambda: A2C(delayed_step="gradient"), lambda: PPO(epochs=2, minibatches=2), Impala],
+)
+@pytest.mark.parametrize(
+    ("normalize", "delay", "still"), [(True, 0, 1), (True, 1, 2), (False, 0, 0), (False, 1, 0)]
+)
+def test_rounds_that_the_first_weights_collected_give_statistics_only(
+    make, normalize, delay, still
+):
+    data = cartpole(4, env=PENDULUM, delay=delay, normalize_observation=normalize)
+    watch = watched_fit(make(), data)
+    weights = [*watch.round_weights, watch.final_weights]
+    moved = [not torch.equal(before, after) for before, after in pairwise(weights)]
+    assert moved == [False] * still + [True] * (4 - still)
 
 
 def test_rewards_are_divided_by_the_deviation_of_discounted_returns():

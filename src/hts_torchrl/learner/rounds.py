@@ -77,6 +77,8 @@ class RoundModule(PolicyModule):
         self._draws = SeededDraws(inspects=False, watches=False)
         self._interrupt = DeferredInterrupt()
         self._round_open = False
+        self._lacks_statistics = False
+        """Whether the round's observations were to be normalised, and there were no statistics."""
         self._round_start: RoundStart | None = None
         self.resumption: Resumption | None = None
         """What the Trainer has yet to take up of the run that this one goes on with."""
@@ -169,11 +171,16 @@ class RoundModule(PolicyModule):
                 f"the round was collected {self.lag} updates ago (policy_version {version}, "
                 f"updates {self.updates}); {DELAYS[0]} or {DELAYS[1]} is possible"
             )
+        self._lacks_statistics = self.normalizes and version == 0
         self._weights.begin_round()
         self._round_open = True
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
-        """Stop a run whose gradients are not finite."""
+        """Stop a run whose gradients are not finite; learn nothing from a round without statistics.
+
+        What the first weights collected was not normalised yet. Its gradients would lead away from
+        what the same weights mean once statistics scale their inputs.
+        """
         require_finite_gradients(
             self.actor_critic,
             optimizer,
@@ -181,6 +188,8 @@ class RoundModule(PolicyModule):
             self._likely_causes(),
             first_env=self.global_rank * self.part.round.shape[0],
         )
+        if self._lacks_statistics:
+            optimizer.zero_grad()
         if self.part.is_last:
             self._interrupt.hold()
 

@@ -29,9 +29,13 @@ def test_pixels_are_normalised_by_the_last_steps_of_all_rounds(peer):
     assert [tuple(m.weight.shape) for m in training.agent.trunk if hasattr(m, "weight")] == [
         (16, 4, 8, 8), (32, 16, 4, 4), (256, 2592),
     ]  # fmt: skip
-    last = []
+    last, moved = [], []
     for _ in range(2):
+        before = [p.detach().clone() for p in training.agent.parameters()]
         training.round()
+        after = training.agent.parameters()
+        moved.append(any(not old.equal(new) for old, new in zip(before, after, strict=True)))
         last.append(training.rollouts.observations[-1].numpy().copy())
     assert training.agent.mean == pytest.approx(np.mean(last))
     assert training.agent.deviation == pytest.approx(np.std(last))
+    assert moved == [False, True]  # the first round gives statistics only
