@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
-from torch.optim import Optimizer
 
 from hts_torchrl import A2C, PPO, PQN
 from hts_torchrl.objectives.a2c import mean_entropy, policy_gradient_loss, value_loss
@@ -144,18 +143,6 @@ class RateByKL(PPO):
                 group["lr"] = max(group["lr"] / self.factor, self.smallest)
             elif divergence < self.target / 2:
                 group["lr"] = min(group["lr"] * self.factor, self.largest)
-
-
-class StatisticsFirst(PPO):
-    """Learns nothing from what the first weights collected: it was not normalised yet.
-
-    With a delay that is two rounds. They give statistics only.
-    """
-
-    def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
-        super().on_before_optimizer_step(optimizer)
-        if self.normalizes and not self.part.round["collector", "policy_version"].any():
-            optimizer.zero_grad()
 
 
 class Uncut(A2C):

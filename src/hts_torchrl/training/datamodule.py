@@ -64,7 +64,8 @@ class HTSDataModule(LightningDataModule):
             GPU; the bits are those of a pass without.
         normalize_observation: show the policy observations of floats, and pictures to this
             package's networks, with mean 0 and variance 1, by running statistics of all finished
-            rounds that are frozen in evaluation.
+            rounds that are frozen in evaluation. What the first weights collect gives statistics;
+            a ``RoundModule`` learns nothing else from it.
         normalize_reward: divide what is learned from by the running deviation of discounted
             returns; scores stay what they are.
         resume_envs: keep the running games in checkpoints, and go on with those of a checkpoint, so
