@@ -77,8 +77,6 @@ class RoundModule(PolicyModule):
         self._draws = SeededDraws(inspects=False, watches=False)
         self._interrupt = DeferredInterrupt()
         self._round_open = False
-        self._lacks_statistics = False
-        """Whether the round's observations were to be normalised, and there were no statistics."""
         self._round_start: RoundStart | None = None
         self.resumption: Resumption | None = None
         """What the Trainer has yet to take up of the run that this one goes on with."""
@@ -171,7 +169,6 @@ class RoundModule(PolicyModule):
                 f"the round was collected {self.lag} updates ago (policy_version {version}, "
                 f"updates {self.updates}); {DELAYS[0]} or {DELAYS[1]} is possible"
             )
-        self._lacks_statistics = self.normalizes and version == 0
         self._weights.begin_round()
         self._round_open = True
 
@@ -192,6 +189,11 @@ class RoundModule(PolicyModule):
             optimizer.zero_grad()
         if self.part.is_last:
             self._interrupt.hold()
+
+    @property
+    def _lacks_statistics(self) -> bool:
+        """Whether the first weights collected the round, before anything could be normalised."""
+        return self.normalizes and self.updates == self.lag
 
     def _likely_causes(self) -> Iterator[Key]:
         """Yield what in a round may have made a gradient infinite or NaN."""
