@@ -395,15 +395,15 @@ TWO_RANKS = ["--trainer.devices=2", "--trainer.strategy=ddp"]
 
 
 @contextlib.contextmanager
-def endless_fit(folder, *arguments):
+def endless_fit(folder, *arguments, frames=100_000_000, folders=()):
     """A run as a program of its own; yields it, and kills what it leaves."""
     flags = [*CARTPOLE, *A2C, "--data.num_actors=1", "--data.envs_per_executor=2", *arguments]
-    endless = ["--data.total_frames=100000000", "--trainer.enable_progress_bar=true"]
+    endless = [f"--data.total_frames={frames}", "--trainer.enable_progress_bar=true"]
     with (folder / "errors").open("w") as errors:
         process = subprocess.Popen(
             [sys.executable, "-u", "-m", "hts_torchrl.cli", "fit", *flags, *endless],
             cwd=folder,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([*folders, *sys.path])},
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,
@@ -417,6 +417,35 @@ def endless_fit(folder, *arguments):
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
+
+
+THREADED = """
+import threading
+from gymnasium.envs.classic_control import CartPoleEnv
+
+class Threaded(CartPoleEnv):
+    def __init__(self, **settings):
+        super().__init__(**settings)
+        threading.Thread(target=threading.Event().wait, name="emulator").start()
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_thread_that_an_environment_leaves_is_named_and_a_signal_ends_it(number, tmp_path):
+    (tmp_path / "threaded.py").write_text(
+        f"{THREADED}\nimport gymnasium\ngymnasium.register('Threaded-v0', Threaded)\n"
+    )
+    with endless_fit(
+        tmp_path, "--data.env.id=threaded:Threaded-v0", frames=96, folders=[str(tmp_path)]
+    ) as process:
+        errors = tmp_path / "errors"
+        while "waiting for threads that others started: emulator" not in errors.read_text():
+            assert process.poll() is None
+            time.sleep(0.1)
+        process.send_signal(number)
+        ends_with_all_it_started(process)
+        assert process.returncode == -number
 
 
 def wait_until_it_trains(process):

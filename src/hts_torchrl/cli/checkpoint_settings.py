@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
+import json
+import shlex
 import warnings
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, Self
 
 import torch
@@ -18,7 +23,7 @@ from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.learner import A2C, PPO, PQN, Impala
 from hts_torchrl.models.trunks import is_built_in
 from hts_torchrl.training.datamodule import HTSDataModule
-from hts_torchrl.training.run_settings import known_arguments
+from hts_torchrl.training.run_settings import class_name, known_arguments, taking
 
 _LEARNERS: dict[str, type] = {each.__name__: each for each in (A2C, PPO, PQN, Impala)}
 _FACTORIES: dict[str, type] = {
@@ -49,10 +54,16 @@ class CheckpointSettings:
     """What would have to be imported, by the setting that names it."""
     known: bool
     """Whether the checkpoint tells its settings; those of older versions do not."""
+    unnamed: dict[str, Any] = field(default_factory=dict)
+    """What arguments of the model that were withheld are where the user names none."""
 
     @classmethod
-    def read(cls, path: Path) -> Self:
+    def read(cls, path: Path, own: Mapping[str, type] = MappingProxyType({})) -> Self:
         """Read a checkpoint; nothing in it is run, and nothing beside it is read.
+
+        Args:
+            path: of the checkpoint.
+            own: learners that the user's own command or config names, by that name.
 
         Raises:
             ConfigurationError: if it is no checkpoint, or a setting is of a wrong type.
@@ -65,27 +76,35 @@ class CheckpointSettings:
             raise ConfigurationError(_NO_CHECKPOINT)
         settings = cls({}, {}, known="learner" in content)
         if settings.known:
-            settings._add_learner(content["learner"])
+            settings._add_learner(content["learner"], own)
         data = content.get(HTSDataModule.__qualname__)
         if isinstance(data, dict) and "settings" in data:
             settings._add_data(data["settings"])
         return settings
 
-    def _add_learner(self, learner: object) -> None:
+    def _add_learner(self, learner: object, own: Mapping[str, type]) -> None:
         name, arguments = _class_and_arguments(learner, "model")
         policy = learner.get("policy") if isinstance(learner, dict) else None
-        if name not in _LEARNERS:
+        make = _LEARNERS.get(name, own.get(name))
+        if make is None:
             self.withheld["model"] = name
             return
-        known = _known(_LEARNERS[name], arguments, "model", besides=("policy",))
+        known = _known(make, arguments, "model", besides=("policy",))
+        for each, default in _own_arguments(make).items():
+            if not _is_number(known.get(each)):  # it may name what is imported
+                self._withhold(f"model.{each}", known.pop(each), default)
         if policy is not None:
-            self.withheld["model.policy"] = str(policy)
+            self._withhold("model.policy", policy, None)
             known.pop("network", None)
         elif not is_built_in(known.get("network", "mlp")):
-            self.withheld["model.network"] = known.pop("network")
+            self._withhold("model.network", known.pop("network"), "mlp")
         if "." in known.get("optimizer", ""):
             self.withheld["model.optimizer"] = known.pop("optimizer")
         self.config["model"] = {"class_path": name, "init_args": known}
+
+    def _withhold(self, setting: str, value: object, unnamed: object) -> None:
+        self.withheld[setting] = str(value)
+        self.unnamed[setting] = unnamed
 
     def _add_data(self, settings: object) -> None:
         if not isinstance(settings, dict) or not {"data", "trainer"} <= settings.keys():
@@ -109,9 +128,13 @@ class CheckpointSettings:
         known = _known(_FACTORIES[name], arguments, "data.env")
         may_import = name in ("EnvPoolEnvs", "GymEnvs") and _may_import(known)
         if may_import or name == "PettingZooEnvs":
-            imports = known.get("imports")
-            flag = f" --data.env.imports={imports}" if imports else ""
-            self.withheld["data.env"] = f"{name} --data.env.id={known.get('id')}{flag}"
+            flags = [name, f"--data.env.id={known.get('id')}"]
+            if imports := known.get("imports"):
+                flags.append(f"--data.env.imports={imports}")
+            if kwargs := known.get("kwargs"):
+                self.withheld["data.env.kwargs"] = shlex.quote(json.dumps(kwargs))
+                flags.append(f"--data.env.kwargs={self.withheld['data.env.kwargs']}")
+            self.withheld["data.env"] = " ".join(flags)
             return
         data["env"] = {"class_path": name, "init_args": known}
 
@@ -119,8 +142,9 @@ class CheckpointSettings:
         """Return what to say where the user names nothing for a setting that was withheld."""
         value = " ".join(self.withheld[setting].split())
         shown = value if len(value) <= 100 else f"{value[:97]}..."
+        taken = "taken" if setting == "data.env.kwargs" else "imported"
         return ConfigurationError(
-            f"the checkpoint's {setting} is {shown}, which is imported only if your command names "
+            f"the checkpoint's {setting} is {shown}, which is {taken} only if your command names "
             f"it: add --{setting}={shown} (or --config with the config.yaml of its run)"
         )
 
@@ -144,8 +168,20 @@ def _has_weights(content: dict[Any, Any]) -> bool:
 def _may_import(arguments: dict[str, Any]) -> bool:
     """Return whether a module or a program could be run that an id or its arguments name."""
     values = arguments.get("kwargs", {}).values()
-    numbers = all(value is None or type(value) in (bool, int, float) for value in values)
+    numbers = all(map(_is_number, values))
     return ":" in arguments.get("id", "") or not numbers or bool(arguments.get("imports"))
+
+
+def _is_number(value: object) -> bool:
+    return value is None or type(value) in (bool, int, float)
+
+
+def _own_arguments(make: type) -> dict[str, Any]:
+    """Return the arguments that none of this package's learners has, with their defaults."""
+    package = [each for each in taking(make) if "." not in class_name(each)]
+    known = {name for each in package for name in inspect.signature(each).parameters}
+    arguments = inspect.signature(make).parameters.items()
+    return {name: each.default for name, each in arguments if name not in known}
 
 
 def _class_and_arguments(described: object, where: str) -> tuple[str, object]:

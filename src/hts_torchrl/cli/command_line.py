@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import pkgutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 import yaml
@@ -163,8 +165,18 @@ class HTSCommandLine(CommandLine):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:  # noqa: ARG002
         """Put the checkpoint's settings before everything that the user has given."""
+        path = checkpoint_of(sys.argv[1:])
+        self._checkpoint = _settings_of(path)
+        self._parse(parser)
+        if self._checkpoint is not None and "model" in self._checkpoint.withheld:
+            name = self._checkpoint.withheld["model"]
+            if self.config[self.config.subcommand].get("model.class_path") == name:
+                self._checkpoint = _settings_of(path, {name: pkgutil.resolve_name(name)})
+                self._parse(parser)
+        _require_possible(self.config[self.config.subcommand])
+
+    def _parse(self, parser: LightningArgumentParser) -> None:
         arguments = sys.argv[1:]
-        self._checkpoint = _settings_of(checkpoint_of(arguments))
         if self._checkpoint is not None:
             config = json.dumps(self._checkpoint.config)
             arguments = [*arguments[:1], "--config", config, *arguments[1:]]
@@ -178,7 +190,6 @@ class HTSCommandLine(CommandLine):
         except ConfigurationError as error:
             self._explain(error)
             raise
-        _require_possible(self.config[self.config.subcommand])
 
     def _explain(self, error: ConfigurationError) -> None:
         """Say of a setting that is missing why the checkpoint does not give it."""
@@ -199,13 +210,19 @@ class HTSCommandLine(CommandLine):
         if self._checkpoint is None:
             return
         arguments["ckpt_path"] = str(whole_checkpoint(Path(arguments["ckpt_path"])))
+        withheld = self._checkpoint.withheld
         own = arguments["model"].get("init_args", {})  # of a class that may know neither
-        for name, default in (("policy", None), ("network", "mlp")):
-            withheld = f"model.{name}" in self._checkpoint.withheld
-            if withheld and name in own and own[name] == default:
-                raise self._checkpoint.refusal(f"model.{name}")
-        if "model.optimizer" in self._checkpoint.withheld and "." not in own.get("optimizer", "."):
+        for setting, unnamed in self._checkpoint.unnamed.items():
+            name = setting.removeprefix("model.")
+            if name in own and own[name] == unnamed:
+                raise self._checkpoint.refusal(setting)
+        if "model.optimizer" in withheld and "." not in own.get("optimizer", "."):
             raise self._checkpoint.refusal("model.optimizer")
+        if self.config.subcommand != "fit" and "data.env.kwargs" in withheld:
+            env, given = (arguments.get(f"data.env.{each}") for each in ("class_path", "init_args"))
+            same = f"{env.rpartition('.')[2]} --data.env.id={given.get('id')} "
+            if withheld["data.env"].startswith(same) and not given.get("kwargs"):
+                raise self._checkpoint.refusal("data.env.kwargs")
 
     def seed_run(self) -> None:
         """Report a seed that is out of bounds in one line."""
@@ -297,6 +314,8 @@ def _listed(given: Any) -> list[Any]:  # noqa: ANN401 - the Trainer takes one, a
 def _require_possible(settings: Namespace) -> None:
     """Refuse numbers beyond those of arrays and loops, a model of no class, too many devices."""
     for name, value in settings.items():
+        if name == "seed_everything" and isinstance(value, bool):
+            raise ConfigurationError(f"--{name}={str(value).lower()}: give a number, such as 0")
         if isinstance(value, int) and abs(value) > sys.maxsize:
             raise ConfigurationError(f"--{name}={value}; at most {sys.maxsize} is possible")
     if settings.get("model.class_path") == "hts_torchrl.Learner":  # which settings alone stand for
@@ -309,7 +328,9 @@ def _require_possible(settings: Namespace) -> None:
         )
 
 
-def _settings_of(path: str | None) -> CheckpointSettings | None:
+def _settings_of(
+    path: str | None, own: Mapping[str, type] = MappingProxyType({})
+) -> CheckpointSettings | None:
     """Read the checkpoint that the user names, or the one before if it is damaged."""
     if path is None:
         return None
@@ -318,6 +339,6 @@ def _settings_of(path: str | None) -> CheckpointSettings | None:
     except ConfigurationError as error:
         raise ConfigurationError(f"--ckpt_path={error}") from error
     try:
-        return CheckpointSettings.read(whole)
+        return CheckpointSettings.read(whole, own)
     except ConfigurationError as error:
         raise ConfigurationError(f"--ckpt_path={path}: {error}") from error

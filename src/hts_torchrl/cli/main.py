@@ -9,6 +9,7 @@ import resource
 import select
 import signal
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
@@ -58,6 +59,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _leave(WorkerKilled(error.place, f"{error.cause}; {hint}"), status=1)
     except (CheckpointError, WorkerError, NotFiniteError, ReplayError, DifferenceError) as error:
         _leave(error, status=1)
+    except RuntimeError as error:
+        if not str(error).startswith("Early stopping conditioned on metric"):
+            raise
+        _leave(error, status=2)
     except SIGTERMException as stopped:
         leave_together()
         status = 128 + signal.SIGTERM if stopped.code is None else stopped.code
@@ -104,8 +109,18 @@ def program() -> None:
         what = error.filename or "the output or a log"
         _leave(OSError(f"{what} cannot be written: {error.strerror}"), status=1)
     finally:  # another signal would end the process before it has cleared away its files
+        others = _other_threads()
         for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.SIG_IGN)
+            signal.signal(number, signal.SIG_DFL if others else signal.SIG_IGN)
+        if others:
+            names = ", ".join(others)
+            sys.stderr.write(f"hts-torchrl: waiting for threads that others started: {names}\n")
+
+
+def _other_threads() -> list[str]:
+    """Return the names of threads that Python will wait for before the process ends."""
+    others = [each for each in threading.enumerate() if not each.daemon]
+    return [each.name for each in others if each is not threading.main_thread()]
 
 
 def _discard_output() -> None:

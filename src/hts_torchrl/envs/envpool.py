@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
@@ -45,6 +45,7 @@ class EnvPoolEnvs(EnvFactory):
 
     def __post_init__(self) -> None:
         """Refuse arguments that the collector decides."""
+        require(isinstance(self.kwargs, Mapping), f"kwargs={self.kwargs!r}", "a mapping")
         taken = [name for name in _OURS if name in self.kwargs]
         require(not taken, f"kwargs has {taken[:1]}", "no number of environments, threads or seeds")
 

@@ -142,7 +142,13 @@ class called:
         """Begin."""
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        """Name the environments in what was raised."""
+        """Name the environments in what was raised.
+
+        Raises:
+            ConfigurationError: if the call would end the process as if all had gone well.
+        """
+        if isinstance(error, SystemExit) and not error.code:
+            raise ConfigurationError(f"{self.place} calls sys.exit(); raise an error there instead")
         if error is not None:
             with contextlib.suppress(Exception):  # of a class that takes no notes
                 error.add_note(f"raised by {self.place}")

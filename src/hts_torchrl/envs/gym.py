@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from typing import Any
@@ -28,7 +28,7 @@ from hts_torchrl.envs.minatar import seeded_whole
 from hts_torchrl.envs.observed import DeclaredSpace, as_flag, as_returned, as_reward, observing
 from hts_torchrl.envs.registered import made
 from hts_torchrl.envs.spaces import env_spec
-from hts_torchrl.errors import ConfigurationError
+from hts_torchrl.errors import ConfigurationError, require
 
 _RESET = ("observation", "info")
 _STEP = ("observation", "reward", "terminated", "truncated", "info")
@@ -53,6 +53,12 @@ class GymEnvs(EnvFactory):
     """Further arguments of ``gymnasium.make``."""
     imports: list[str] = field(default_factory=list)
     """Modules that each process imports first, because they register environments."""
+
+    def __post_init__(self) -> None:
+        """Refuse what is no collection."""
+        require(isinstance(self.kwargs, Mapping), f"kwargs={self.kwargs!r}", "a mapping")
+        lists = isinstance(self.imports, list | tuple)
+        require(lists, f"imports={self.imports!r}", "a list of modules")
 
     def group(self, indices: Sequence[int], *, render: bool = False) -> EnvGroup:
         """Make the environments of the given indices (:class:`EnvFactory`).

@@ -45,7 +45,7 @@ def env_action(spec: ActionSpec, action: Array, space: gymnasium.Space[Any]) -> 
     """Turn an answer of the policy into what the environment accepts, in memory of its own.
 
     Choices begin where the space begins. Continuous actions are clipped to the bounds, as in
-    Stable-Baselines3; the storage keeps the action that was drawn.
+    Stable-Baselines3, and have the dtype of the space; the storage keeps the action that was drawn.
 
     Args:
         spec: of the action.
@@ -53,6 +53,7 @@ def env_action(spec: ActionSpec, action: Array, space: gymnasium.Space[Any]) -> 
         space: the environment's own.
     """
     if spec.kind == "continuous":
-        return np.asarray(np.clip(action, spec.low, spec.high))
+        low, high = space.low, space.high  # type: ignore[attr-defined] # of a Box
+        return np.asarray(np.clip(action, low, high), dtype=space.dtype)
     chosen = action + getattr(space, "start", 0)
     return chosen if chosen.dtype == space.dtype else chosen.astype(space.dtype)

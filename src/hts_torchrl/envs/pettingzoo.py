@@ -22,7 +22,7 @@ from hts_torchrl.envs.gym import store
 from hts_torchrl.envs.gym_action import action_maker
 from hts_torchrl.envs.observed import DeclaredSpace, as_flag, as_returned, as_reward, observing
 from hts_torchrl.envs.spaces import env_spec
-from hts_torchrl.errors import ConfigurationError
+from hts_torchrl.errors import ConfigurationError, require
 
 _RESET = ("observations", "infos")
 _STEP = ("observations", "rewards", "terminations", "truncations", "infos")
@@ -49,6 +49,10 @@ class PettingZooEnvs(EnvFactory):
     """Module with a ``parallel_env``, ``module:function``, or the function that makes a game."""
     kwargs: dict[str, Any] = field(default_factory=dict)
     """Arguments of that function."""
+
+    def __post_init__(self) -> None:
+        """Refuse arguments without names."""
+        require(isinstance(self.kwargs, Mapping), f"kwargs={self.kwargs!r}", "a mapping")
 
     def group(self, indices: Sequence[int], *, render: bool = False) -> EnvGroup:
         """Make the games of the given environments, the last of them whole (:class:`EnvFactory`).

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import types
 from collections.abc import Callable, Mapping
@@ -24,29 +23,30 @@ def class_name(thing: object) -> str:
 
 
 def described(thing: object) -> dict[str, Any]:
-    """Return class and fields of a dataclass in the words of a config file, as plain data."""
-    fields = dataclasses.fields(thing) if dataclasses.is_dataclass(thing) else ()
-    values = {field.name: getattr(thing, field.name) for field in fields}
+    """Return the class and its arguments in the words of a config file, as plain data.
+
+    Arguments are those that the object keeps as attributes of the same names, as a dataclass does.
+    """
+    try:
+        arguments = [*inspect.signature(type(thing)).parameters]
+    except ValueError:  # of a class in C that tells none
+        arguments = []
+    values = {name: getattr(thing, name) for name in arguments if hasattr(thing, name)}
     return {"class_path": class_name(thing), "init_args": plain(values)}
 
 
 def plain(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values as a checkpoint can hold them: of what is not plain, the type's name."""
-    kept: dict[str, Any] = {}
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            kept[name] = plain(value)
-        elif _is_plain(value):
-            kept[name] = value
-        elif isinstance(value, list | tuple) and all(map(_is_plain, value)):
-            kept[name] = list(value)
-        else:
-            kept[name] = f"<{type(value).__name__}>"
-    return kept
+    return {name: _plain(value) for name, value in values.items()}
 
 
-def _is_plain(value: object) -> bool:
-    return value is None or type(value) in (bool, int, float, str)
+def _plain(value: object) -> Any:  # noqa: ANN401
+    if isinstance(value, Mapping):
+        return plain(value)
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    is_plain = value is None or type(value) in (bool, int, float, str)
+    return value if is_plain else f"<{type(value).__name__}>"
 
 
 def changes(saved: Mapping[str, Any], own: Mapping[str, Any]) -> Changes:

@@ -2,11 +2,13 @@
 
 import contextlib
 import sys
+from typing import Any, ClassVar
 
 import pytest
 import torch
 import yaml
 
+from hts_torchrl import A2C as A2CLearner
 from hts_torchrl import EnvPoolEnvs
 from hts_torchrl.cli.checkpoint_settings import CheckpointSettings
 from hts_torchrl.errors import ConfigurationError
@@ -100,6 +102,70 @@ class TestPrecedence:
         config = trained.parent.parent / "config.yaml"
         line = made("validate", "--ckpt_path=old.ckpt", f"--config={config}")
         assert line.model.learning_rate == 0.125
+
+
+class Penalised(A2CLearner):
+    """A learner of the user's own."""
+
+    def __init__(
+        self, policy=None, *, weight: float = 0.5, of: str = "gradient", **settings: Any
+    ) -> None:
+        super().__init__(policy, **settings)
+        self.weight = weight
+        self.of = of
+
+
+OWN = f"{__name__}.{Penalised.__name__}"
+OF_THE_USER = {
+    "class_path": OWN,
+    "init_args": {"weight": 0.75, "learning_rate": 0.125, "network": "mlp"},
+}
+
+
+class TestALearnerOfTheUsersOwn:
+    def test_has_the_checkpoints_settings_once_the_command_names_it(self, forged, made):
+        line = made("validate", forged(learner=OF_THE_USER), f"--model={OWN}", *QUIET)
+        assert (line.model.weight, line.model.learning_rate) == (0.75, 0.125)
+
+    def test_has_those_of_the_command_before_them(self, forged, made):
+        path = forged(learner=OF_THE_USER)
+        line = made("validate", path, f"--model={OWN}", "--model.weight=2", *QUIET)
+        assert (line.model.weight, line.model.learning_rate) == (2.0, 0.125)
+
+    def test_is_not_mixed_up_with_another(self, forged, made):
+        path = forged(learner=OF_THE_USER)
+        assert made("validate", path, "--model=A2C", *QUIET).model.learning_rate != 0.125
+
+    def test_takes_no_word_that_may_name_code(self, forged, capsys):
+        path = forged(learner={"class_path": OWN, "init_args": {"of": "this.s"}})
+        message = refused(capsys, "validate", path, f"--model={OWN}", *QUIET)
+        assert message.startswith("the checkpoint's model.of is this.s, which is imported only if")
+
+
+class TestArgumentsOfAnEnvironmentThatIsImported:
+    ENV: ClassVar = {"init_args": {"id": "tests.fakes:Any-v0", "kwargs": {"rew": 5.0}}}
+    NAMED: ClassVar = ["--data.env=GymEnvs", "--data.env.id=tests.fakes:Any-v0"]
+
+    def test_are_in_the_command_that_is_proposed(self, forged, capsys):
+        message = refused(capsys, "validate", forged(env=self.ENV), *QUIET)
+        assert """--data.env.id=tests.fakes:Any-v0 --data.env.kwargs='{"rew": 5.0}'""" in message
+
+    @pytest.mark.parametrize("subcommand", ["validate", "play", "export"])
+    def test_are_not_dropped_without_a_word(self, subcommand, forged, capsys):
+        message = refused(capsys, subcommand, forged(env=self.ENV), *self.NAMED, *QUIET)
+        assert message.startswith("""the checkpoint's data.env.kwargs is '{"rew": 5.0}', which""")
+        assert """add --data.env.kwargs='{"rew": 5.0}'""" in message
+
+    @pytest.mark.parametrize(
+        "flags",
+        [
+            [*NAMED, "--data.env.kwargs={rew: 7}"],
+            ["--data.env=GymEnvs", "--data.env.id=Pendulum-v1"],
+        ],
+    )
+    def test_are_those_of_the_command_where_it_names_some(self, flags, forged, made):
+        given = made("validate", forged(env=self.ENV), *flags, *QUIET).datamodule.env.kwargs
+        assert given == ({"rew": 7} if len(flags) > 2 else {})
 
 
 CODE = ["builtins.print", "sys.exit", "os.system", "tests.command_line.Valued"]

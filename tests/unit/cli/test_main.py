@@ -185,6 +185,11 @@ class Letters(Billion):
     observation_space = gymnasium.spaces.Text(5)
 
 
+def leaving(code):
+    raise SystemExit(code)
+
+
+gymnasium.register("Leaving-v0", leaving)
 gymnasium.register("Billion-v0", Billion)
 gymnasium.register("Letters-v0", Letters)
 
@@ -358,6 +363,22 @@ WRONG = {
     "an argument that nests deeply": (
         [f"--data.env.kwargs={'[' * 3000 + ']' * 3000}"],
         "",
+    ),
+    "arguments that are none": (["--data.env.kwargs=null"], "kwargs=None; a mapping is needed"),
+    "modules that are none": (["--data.env.imports=null"], "imports=None; a list of modules is"),
+    "no seed": (["--seed_everything=false"], "--seed_everything=false: give a number, such as 0"),
+    "any seed": (["--seed_everything=true"], "--seed_everything=true: give a number, such as 0"),
+    "an environment that ends the process": (
+        ["--data.env.id=Leaving-v0", "--data.env.kwargs={code: 0}"],
+        "environment 'Leaving-v0': make() of environment 0 calls sys.exit(); raise an error there",
+    ),
+    "a metric that nobody logs": (
+        [
+            "--data.evaluation_frames=32",
+            "--trainer.callbacks=EarlyStopping",
+            "--trainer.callbacks.monitor=eval/scor",
+        ],
+        "Early stopping conditioned on metric `eval/scor` which is not available",
     ),
     "a missing checkpoint": (["--ckpt_path=none.ckpt"], "--ckpt_path=none.ckpt: there is no such"),
 }

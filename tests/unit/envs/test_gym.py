@@ -128,6 +128,17 @@ class TestActions:
         group.step(np.array([[3.0, -7.0]], np.float32))
         assert recording.actions[0].tolist() == [0.5, -1.0]
 
+    @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+    @pytest.mark.parametrize("within", [spaces.Dict, spaces.Tuple, None])
+    def test_continuous_actions_lie_in_the_space_of_any_precision(self, dtype, within):
+        box = spaces.Box(-0.1, 0.1, (2,), dtype)  # as float32 its bounds are wider than as float64
+        space = box if within is None else within([box] if within is spaces.Tuple else {"a": box})
+        recording = RecordingEnv(space)
+        group = make_group(recording, [0])
+        group.reset([0])
+        group.step(np.array([[3.0, -7.0]], np.float32))
+        assert space.contains(recording.actions[0])
+
     def test_the_answer_of_the_policy_is_not_clipped_in_place(self):
         group = make_group(RecordingEnv(spaces.Box(-1.0, 1.0, (2,))), [0])
         group.reset([0])
