@@ -253,7 +253,7 @@ def parts_of(env: EnvBase) -> dict[Key, ActionSpec]:
 
 def _action_of(spec: TensorSpec) -> ActionSpec:
     match spec:
-        case OneHot() if not isinstance(spec, MultiOneHot):
+        case OneHot() if not isinstance(spec, MultiOneHot) and spec.shape[:-1].numel() == 1:
             return ActionSpec("one_hot", _array_spec(spec), (int(spec.n),))
         case MultiCategorical() if spec.nvec.ndim == 1:  # which is a Categorical too
             sizes = tuple(int(n) for n in spec.nvec)
@@ -268,6 +268,6 @@ def _action_of(spec: TensorSpec) -> ActionSpec:
             high = spec.space.high.numpy() if isinstance(spec, Bounded) else None
             return ActionSpec("continuous", _array_spec(spec), low=low, high=high)
     raise ConfigurationError(
-        f"the action spec {in_one_line(spec)} is not supported; OneHot, Categorical, a flat "
+        f"the action spec {in_one_line(spec)} is not supported; a flat OneHot, Categorical, "
         "MultiCategorical or Binary and a Bounded or Unbounded of floats are"
     )

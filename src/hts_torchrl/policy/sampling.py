@@ -70,25 +70,37 @@ def _decide(dist: d.Distribution, draws: Tensor) -> Tensor | None:
     """Return what the draws decide, or None for "any other" distribution, at whatever depth."""
     match dist:
         case _ if isinstance(dist, _ONE_HOT):
-            index = _invert(dist.probs, draws[:, 0])
-            return one_hot(index, dist.probs.shape[-1])
+            index = _choose(dist.probs, draws)
+            return None if index is None else one_hot(index, dist.probs.shape[-1])
         case d.Categorical():
-            probs = dist.probs
-            return _invert(probs, draws[:, 0] if probs.ndim == 2 else draws)
+            return _choose(dist.probs, draws)
         case ChoicesAndNumbers():
             uniform, normal = torch.split(draws, [dist.num_choices, dist.num_numbers], -1)
             return dist.joined(sample(dist.choices, uniform), sample(dist.numbers, normal))
         case d.TransformedDistribution():
-            action = _decide(dist.base_dist, draws)
-            if action is not None:
-                for transform in dist.transforms:
-                    action = transform(action)
-            return action
+            base = _decide(dist.base_dist, draws)
+            if base is None:
+                return None
+            action = base
+            for transform in dist.transforms:
+                action = transform(action)
+            return action if action.is_floating_point() == base.is_floating_point() else None
         case d.Independent():
             return _decide(dist.base_dist, draws)
         case d.Normal():
-            return dist.loc + dist.scale * draws.to(dist.loc.dtype).view(dist.loc.shape)
+            own = _one_each(draws, dist.loc.shape)
+            return None if own is None else dist.loc + dist.scale * own.to(dist.loc.dtype)
     return None
+
+
+def _choose(probs: Tensor, draws: Tensor) -> Tensor | None:
+    own = _one_each(draws, probs.shape[:-1])
+    return None if own is None else _invert(probs, own)
+
+
+def _one_each(draws: Tensor, shape: torch.Size) -> Tensor | None:
+    """Return a draw for each of independent parts ``[B, ...]``; None if there are not as many."""
+    return draws.reshape(shape) if draws.numel() == shape.numel() else None
 
 
 def mode(dist: d.Distribution) -> Tensor | TensorDictBase:

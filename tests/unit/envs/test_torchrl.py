@@ -179,6 +179,7 @@ def test_actions_of_every_kind_reach_the_environment(kind, actions):
     "action",
     [
         MultiOneHot([2, 3]),
+        OneHot(3, shape=(2, 3)),
         Categorical(3, shape=(2, 2)),
         Binary(3, shape=(2, 3)),
         Bounded(0, 5, shape=(2,), dtype=torch.int64),

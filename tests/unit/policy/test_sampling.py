@@ -115,6 +115,29 @@ def test_a_smaller_choice_never_takes_a_category_of_the_larger():
     assert sample(MultiCategorical(torch.zeros(1, 7), (2, 5)), draws).tolist() == [[1, 4]]
 
 
+@pytest.mark.parametrize("of", [OneHotCategorical, d.Categorical])
+@pytest.mark.parametrize("width", [1, 3])
+def test_no_two_choices_of_an_action_share_a_draw(of, width):
+    def dist(rows):
+        return of(logits=torch.zeros(rows, 3, 5))
+
+    actions = sample(dist(2000), uniform(2000, width), lambda _: dist(1))
+    choices = actions.argmax(-1) if of is OneHotCategorical else actions
+    for one, other in ((0, 1), (0, 2), (1, 2)):
+        alike = (choices[:, one] == choices[:, other]).float().mean()
+        assert alike.item() == pytest.approx(1 / 5, abs=0.04)
+
+
+def test_numbers_that_are_made_of_categories_are_as_likely_as_these():
+    def dist(rows):
+        return d.TransformedDistribution(
+            d.Categorical(PROBS.expand(rows, 4)), [d.AffineTransform(0.5, 2.0)]
+        )
+
+    actions = sample(dist(5000), normal(5000), lambda _: dist(1))
+    assert frequencies(((actions - 0.5) / 2).long(), 4) == pytest.approx(PROBS.tolist(), abs=0.03)
+
+
 def test_a_gaussian_action_is_the_draw_scaled_and_shifted():
     loc, scale = torch.tensor([[1.0, -2.0]]), torch.tensor([[0.5, 3.0]])
     draws = torch.tensor([[2.0, -1.0]], dtype=torch.float64)
@@ -157,15 +180,19 @@ def scaled_beta(rows: int):
     return d.TransformedDistribution(beta(rows), [d.AffineTransform(-1.0, 2.0, event_dim=1)])
 
 
+def logistic(rows: int):
+    return d.LogisticNormal(torch.zeros(rows, 2), torch.ones(rows, 2))
+
+
 def truncated(rows: int):
     return TruncatedNormal(torch.zeros(rows, 1), torch.ones(rows, 1), low=-0.5, high=1.0)
 
 
-@pytest.mark.parametrize("make", [beta, scaled_beta, truncated])
+@pytest.mark.parametrize("make", [beta, scaled_beta, truncated, logistic])
 def test_other_distributions_are_sampled_as_torch_samples_them(make):
     rows = 1500
-    ours = sample(make(rows), uniform(rows), lambda _: make(1))
     theirs = make(10_000).sample()
+    ours = sample(make(rows), uniform(rows, theirs.shape[-1]), lambda _: make(1))
     levels = torch.tensor([0.1, 0.25, 0.5, 0.75, 0.9])
     assert torch.allclose(ours.quantile(levels), theirs.quantile(levels), atol=0.08)
 
