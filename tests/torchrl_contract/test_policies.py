@@ -4,10 +4,12 @@ import gymnasium
 import pytest
 import torch
 from tensordict import TensorDict
+from tensordict.nn import NormalParamExtractor, TensorDictModule
+from torch import distributions as d
 from torch import nn
-from torchrl.data import Bounded, Unbounded
-from torchrl.envs import EnvBase
-from torchrl.modules import RandomPolicy
+from torchrl.data import Bounded, Categorical, Unbounded
+from torchrl.envs import EnvBase, ExplorationType
+from torchrl.modules import ProbabilisticActor, RandomPolicy
 
 from hts_torchrl import ConfigurationError, HTSCollector
 from tests.runs import digest, play
@@ -106,6 +108,68 @@ class TestPlainModules:
 
         with pytest.raises(ConfigurationError, match="'other'; wrap the policy in a TensorDictM"):
             rounds(Two())
+
+
+NEAR = Bounded(-0.1, 0.1, (1,))
+
+
+def actor(distribution=d.Normal, net=None, **settings):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 2), NormalParamExtractor()) if net is None else net
+    keys = (
+        ["loc", "scale"] if distribution.arg_constraints.keys() == {"loc", "scale"} else ["probs"]
+    )
+    module = TensorDictModule(net, ["observation"], keys)
+    return ProbabilisticActor(
+        module, keys, distribution_class=distribution, return_log_prob=True, **settings
+    )
+
+
+class TestASafeActor:
+    @pytest.mark.parametrize("kind", [ExplorationType.RANDOM, ExplorationType.DETERMINISTIC])
+    def test_projects_what_was_drawn_into_its_spec(self, kind):
+        near, far = (
+            rounds(actor(spec=NEAR, safe=safe), make_pendulum, exploration_type=kind)[0][:, 0]
+            for safe in (True, False)
+        )
+        assert (far["action"].abs() > 0.1).any()
+        assert torch.equal(near["action"], NEAR.project(far["action"]))
+        assert torch.equal(near["action_log_prob"], far["action_log_prob"])  # as TorchRL writes it
+
+    @pytest.mark.parametrize(
+        ("spec", "words"),
+        [(Bounded(-1, 1, (4, 1)), r"shape \(4, 1\)"), (Categorical(3), "of 3 choices")],
+    )
+    def test_of_a_spec_that_is_not_the_environments_is_refused(self, spec, words):
+        with pytest.raises(ConfigurationError, match=f"safe=True.*{words}"):
+            rounds(actor(spec=spec, safe=True), make_pendulum)
+
+
+class Near(d.Normal):
+    def rsample(self, sample_shape=()):
+        return super().rsample(sample_shape).clamp(-0.1, 0.1)
+
+
+class LeftTwice(d.Categorical):
+    """Takes the smaller of two draws."""
+
+    def sample(self, sample_shape=()):
+        return torch.minimum(super().sample(sample_shape), super().sample(sample_shape))
+
+
+class TestADistributionThatSamplesByItself:
+    def test_is_sampled_by_its_own_method(self):
+        action = torch.cat([batch["action"] for batch in rounds(actor(Near), make_pendulum)])
+        assert action.abs().max() <= 0.1
+        assert action.unique().numel() > 1
+
+    def test_is_as_likely_as_it_says(self):
+        net = nn.Sequential(nn.Linear(4, 2), nn.Softmax(-1))
+        nn.init.zeros_(net[0].weight)
+        nn.init.zeros_(net[0].bias)
+        steps = {"frames_per_batch": 2000, "total_frames": 2000}
+        (batch,) = rounds(actor(LeftTwice, net), **steps)
+        assert batch["action"].float().mean().item() == pytest.approx(0.25, abs=0.04)
 
 
 class Walker(EnvBase):

@@ -37,6 +37,7 @@ from hts_torchrl.policy.forward import (
     is_probabilistic,
     probabilistic_module,
 )
+from hts_torchrl.policy.projection import Projection
 from hts_torchrl.policy.sampling import RowDistribution, is_decided, mode, sample
 
 Pass: TypeAlias = Callable[
@@ -120,6 +121,7 @@ class PolicyInference:
         if is_probabilistic(policy):
             self._head = probabilistic_module(policy)
             self.parts = ActionParts(self._head, self.action)
+            self._project = Projection(self._head, self.parts, self._device)
             self.log_prob_keys = self._head.log_prob_keys
         else:
             self._exploring = ExploringPolicy(policy, spec.action)
@@ -280,8 +282,11 @@ class PolicyInference:
                     dists.items(), self.parts.places.values(), strict=True
                 )
             }
+        log_probs = self._log_probs(result.distribution, actions)
+        if not random:
+            actions = self._project(actions)
         answers = {**actions, self.action.key: self.parts.joined(actions)}
-        return answers | self._log_probs(result.distribution, actions), result
+        return answers | log_probs, result
 
     def distributions(self, dist: d.Distribution) -> dict[Key, d.Distribution]:
         """Return the distribution of each part of the action, by its key."""

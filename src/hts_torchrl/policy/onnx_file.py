@@ -20,16 +20,18 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
+from torch import distributions as d
 
 from hts_torchrl.config import Array, EnvSpec, Key
 from hts_torchrl.durable_file import replacing
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.policy.as_policy import as_policy
-from hts_torchrl.policy.composite import is_composite
+from hts_torchrl.policy.composite import ActionParts, is_composite
 from hts_torchrl.policy.examination import fill_at_random
 from hts_torchrl.policy.forward import evaluate, probabilistic_module
 from hts_torchrl.policy.inference import PolicyInference
 from hts_torchrl.policy.memory import memory_keys
+from hts_torchrl.policy.projection import Projection
 from hts_torchrl.policy.sampling import mode
 from hts_torchrl.shared.arrays import array_name
 
@@ -106,10 +108,12 @@ class _Answers(nn.Module):
         self.policy, self.spec = policy, spec
         self.keys: list[Key] = list(spec.observations)
         self.head = probabilistic_module(policy)
+        parts = ActionParts(self.head, spec.action)
+        self._project = Projection(self.head, parts, torch.device("cpu"))
         result = evaluate(policy, dict(zip(self.keys, self.observations(1), strict=True)), 1)
         self.has_value = result.value is not None
         try:
-            mode(result.distribution)
+            self._mode(result.distribution)
             self.has_mode = True
         except NotImplementedError:  # as of many distributions of torch
             self.has_mode = False
@@ -130,13 +134,17 @@ class _Answers(nn.Module):
         answers = [result.written[key] for key in self.head.in_keys]
         if result.value is not None:
             answers.append(result.value)
-        return (*answers, *([mode(result.distribution)] if self.has_mode else []))
+        return (*answers, *([self._mode(result.distribution)] if self.has_mode else []))
+
+    def _mode(self, distribution: d.Distribution) -> Tensor:
+        key = self.spec.action.key
+        return self._project({key: torch.as_tensor(mode(distribution))})[key]
 
     def greedy(self, parameters: Mapping[str, Array]) -> Array:
         """Return the greedy actions of distributions with such parameters."""
         given = {key: torch.from_numpy(parameters[array_name(key)]) for key in self.head.in_keys}
         rows = len(next(iter(given.values())))
-        action: Array = mode(self.head.get_dist(TensorDict(given, [rows]))).numpy()
+        action: Array = self._mode(self.head.get_dist(TensorDict(given, [rows]))).numpy()
         return action
 
 

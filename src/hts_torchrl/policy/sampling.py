@@ -16,7 +16,12 @@ from tensordict.nn import OneHotCategorical as TensorDictOneHotCategorical
 from torch import Tensor
 from torch import distributions as d
 from torch.nn.functional import one_hot
-from torchrl.modules import MaskedOneHotCategorical, OneHotCategorical, TanhNormal
+from torchrl.modules import (
+    MaskedCategorical,
+    MaskedOneHotCategorical,
+    OneHotCategorical,
+    TanhNormal,
+)
 
 from hts_torchrl.models.distributions import ChoicesAndNumbers
 from hts_torchrl.policy.composite import SeveralActions
@@ -30,14 +35,30 @@ _ONE_HOT = (
     TensorDictOneHotCategorical,
 )
 """All but the first are kinds of ``d.Categorical``, whose actions are numbers."""
+_KNOWN = {
+    (kind.sample, kind.rsample)
+    for kind in (
+        *_ONE_HOT,
+        d.OneHotCategoricalStraightThrough,
+        d.Categorical,
+        MaskedCategorical,
+        d.Normal,
+        d.Independent,
+        d.TransformedDistribution,
+        TanhNormal,
+        ChoicesAndNumbers,
+    )
+}
+"""How the distributions sample that draws decide; a subclass with methods of its own is another."""
 
 
 def sample(dist: d.Distribution, draws: Tensor, of_row: RowDistribution | None = None) -> Tensor:
     """Return the action ``[B, *event]`` that each row's draw decides.
 
     Categorical actions invert the cumulative distribution by a uniform draw; Gaussian ones
-    (squashed or not) scale and shift a normal draw. Any other distribution samples row by row from
-    a generator seeded by the row's draw, which is slower.
+    (squashed or not) scale and shift a normal draw. Any other distribution, and a subclass of these
+    that samples by methods of its own, samples row by row from a generator seeded by the row's
+    draw, which is slower.
 
     Args:
         dist: batch of B distributions.
@@ -53,7 +74,8 @@ def sample(dist: d.Distribution, draws: Tensor, of_row: RowDistribution | None =
         return action
     if of_row is None:
         raise NotImplementedError(f"sampling from {type(dist).__name__} by draw")
-    return _sample_rows(of_row, draws)
+    action = _sample_rows(of_row, draws)
+    return action.long() if isinstance(dist, _ONE_HOT) else action
 
 
 def is_decided(dist: d.Distribution, draws: Tensor) -> bool:
@@ -68,6 +90,8 @@ def is_decided(dist: d.Distribution, draws: Tensor) -> bool:
 
 def _decide(dist: d.Distribution, draws: Tensor) -> Tensor | None:
     """Return what the draws decide, or None for "any other" distribution, at whatever depth."""
+    if (type(dist).sample, type(dist).rsample) not in _KNOWN:
+        return None
     match dist:
         case _ if isinstance(dist, _ONE_HOT):
             index = _choose(dist.probs, draws)
@@ -149,7 +173,8 @@ def _sample_rows(of_row: RowDistribution, draws: Tensor) -> Tensor:
     with borrowed_generators(draws.device) as seed:
         for row, draw in enumerate(draws):
             seed(int(draw[:1].view(torch.int64)))
-            actions.append(of_row(row).sample())
+            dist = of_row(row)
+            actions.append(dist.rsample() if dist.has_rsample else dist.sample())  # as TorchRL
     return torch.cat(actions)
 
 

@@ -204,6 +204,20 @@ def test_other_distributions_answer_the_same_draw_alike_in_any_row(make):
     assert torch.equal(sample(make(6), draws.flip(0), lambda _: make(1)), actions.flip(0))
 
 
+@pytest.mark.parametrize("of", ONE_HOT)
+def test_a_one_hot_category_of_its_own_method_is_a_choice_too(of):
+    class Last(of):
+        has_rsample = False
+
+        def sample(self, _=()):
+            return torch.tensor([[0.0, 0.0, 0.0, 1.0]])
+
+    dist = Last(probs=PROBS.expand(6, 4))
+    actions = sample(dist, uniform(6), lambda _: dist)
+    assert actions.tolist() == [[0, 0, 0, 1]] * 6
+    assert actions.dtype is torch.int64
+
+
 def test_other_distributions_need_the_distribution_of_one_row():
     with pytest.raises(NotImplementedError, match="Independent"):
         sample(beta(2), uniform(2))
