@@ -37,8 +37,8 @@ class TorchRLSettings:
     max_frames_per_traj: int | None = None
     """steps after which a game is truncated; None or less than 1 is no limit."""
     exploration_type: InteractionType | None = InteractionType.RANDOM
-    """``RANDOM`` draws actions; ``DETERMINISTIC`` takes the likeliest one or the (squashed) mean,
-    as ``MODE`` does for discrete actions."""
+    """``RANDOM`` draws actions; ``DETERMINISTIC`` takes TorchRL's deterministic one, which of
+    discrete actions is the likeliest, as with ``MODE``."""
     init_random_frames: int | None = None
     """the first so many steps, rounded up to whole rounds, take uniformly random actions; None and
     -1 are 0. The policy writes all else, also the log-probability of these actions."""

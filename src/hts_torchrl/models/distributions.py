@@ -114,6 +114,11 @@ class ChoicesAndNumbers(d.Distribution):
         """The likeliest category of each choice, and the means."""
         return self.joined(self.choices.mode, self.numbers.mode)
 
+    @property
+    def deterministic_sample(self) -> Tensor:
+        """The mode, also for TorchRL's collectors."""
+        return self.mode
+
 
 @d.register_kl(ChoicesAndNumbers, ChoicesAndNumbers)  # type: ignore[no-untyped-call,untyped-decorator]
 def _kl_of_both_parts(one: ChoicesAndNumbers, other: ChoicesAndNumbers) -> Tensor:

@@ -59,9 +59,11 @@ def examine(
         greedy: whether actors take the likeliest action.
 
     Raises:
-        ConfigurationError: as :func:`find_outputs`, and as ``CompiledPass``.
+        ConfigurationError: as :func:`find_outputs`, ``mode`` and ``CompiledPass``.
     """
     outputs = find_outputs(inference)
+    if greedy:
+        inference.run_batch(greedy)
     extras = tuple(inference.extras)
     if not all_outputs:
         outputs = {key: array for key, array in outputs.items() if key not in extras}

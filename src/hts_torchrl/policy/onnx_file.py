@@ -115,7 +115,7 @@ class _Answers(nn.Module):
         try:
             self._mode(result.distribution)
             self.has_mode = True
-        except NotImplementedError:  # as of many distributions of torch
+        except ConfigurationError:  # as of a distribution of the user's own
             self.has_mode = False
         value = ["state_value"] if self.has_value else []
         action = [array_name(spec.action.key)] if self.has_mode else []

@@ -12,7 +12,9 @@ from typing import TypeAlias
 
 import torch
 from tensordict import TensorDict, TensorDictBase
+from tensordict.nn import InteractionType
 from tensordict.nn import OneHotCategorical as TensorDictOneHotCategorical
+from tensordict.nn.probabilistic import DETERMINISTIC_REGISTER
 from torch import Tensor
 from torch import distributions as d
 from torch.nn.functional import one_hot
@@ -23,6 +25,7 @@ from torchrl.modules import (
     TanhNormal,
 )
 
+from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.models.distributions import ChoicesAndNumbers
 from hts_torchrl.policy.composite import SeveralActions
 
@@ -128,9 +131,14 @@ def _one_each(draws: Tensor, shape: torch.Size) -> Tensor | None:
 
 
 def mode(dist: d.Distribution) -> Tensor | TensorDictBase:
-    """Return the greedy action: the likeliest category, or the (squashed) mean.
+    """Return the greedy action: what TensorDict's ``InteractionType.DETERMINISTIC`` asks for.
 
-    Of several actions it is a TensorDict ``[B]``, by their keys.
+    That is the distribution's ``deterministic_sample`` if it has one, and else its mean or its
+    mode. A transformed distribution without these transforms its base's. Of several actions it is a
+    TensorDict ``[B]``, by their keys.
+
+    Raises:
+        ConfigurationError: if there is none.
     """
     match dist:
         case SeveralActions():
@@ -138,14 +146,32 @@ def mode(dist: d.Distribution) -> Tensor | TensorDictBase:
             return TensorDict(each, dist.batch_shape)
         case _ if isinstance(dist, _ONE_HOT):  # their own mode may have several ones
             return one_hot(dist.probs.argmax(-1), dist.probs.shape[-1])
-        case TanhNormal():
-            return torch.as_tensor(dist.deterministic_sample)
-        case d.TransformedDistribution():
-            action = mode(dist.base_dist)
-            for transform in dist.transforms:
-                action = transform(action)
-            return action
-    return dist.mode
+    if hasattr(dist, "deterministic_sample"):
+        return torch.as_tensor(dist.deterministic_sample)
+    names = ("mean", "mode") if _answers_mean(dist) else ("mode", "mean")
+    for name in names:
+        with contextlib.suppress(AttributeError, NotImplementedError):
+            return torch.as_tensor(getattr(dist, name))
+    if isinstance(dist, d.TransformedDistribution):
+        action = mode(dist.base_dist)
+        for transform in dist.transforms:
+            action = transform(action)
+        return action
+    raise ConfigurationError(
+        f"a {type(dist).__name__} has no greedy action: it needs a deterministic_sample, as "
+        "torchrl's distributions have it"
+    )
+
+
+def _answers_mean(dist: d.Distribution) -> bool:
+    """Return whether TensorDict takes the mean, of what has no ``deterministic_sample``."""
+    kind = type(dist.base_dist if isinstance(dist, d.Independent) else dist)
+    if kind in DETERMINISTIC_REGISTER:
+        return bool(DETERMINISTIC_REGISTER[kind] == InteractionType.MEAN)
+    try:
+        return isinstance(dist.support, type(d.constraints.real))
+    except NotImplementedError:
+        return True
 
 
 def _invert(probs: Tensor, draw: Tensor) -> Tensor:

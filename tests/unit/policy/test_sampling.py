@@ -4,8 +4,11 @@ import numpy as np
 import pytest
 import tensordict.nn
 import torch
+from tensordict import TensorDict
 from torch import distributions as d
 from torchrl.modules import (
+    Delta,
+    IndependentNormal,
     MaskedCategorical,
     MaskedOneHotCategorical,
     OneHotCategorical,
@@ -13,6 +16,7 @@ from torchrl.modules import (
     TruncatedNormal,
 )
 
+from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.models.distributions import ChoicesAndNumbers, DiagonalNormal, MultiCategorical
 from hts_torchrl.policy.sampling import _sums_of_first, mode, sample
 from hts_torchrl.rng import normal_draws, uniform_draws
@@ -261,6 +265,66 @@ def test_the_greedy_action_is_the_likeliest(dist, greedy):
 def test_the_greedy_squashed_action_is_the_squashed_mean():
     dist = TanhNormal(torch.tensor([[0.7]]), torch.ones(1, 1), low=-1.0, high=1.0)
     assert mode(dist).item() == pytest.approx(math.tanh(0.7), abs=1e-5)
+
+
+class OwnGamma(d.Gamma):
+    """Of a class that TensorDict does not know, and not of all numbers: its mode is asked for."""
+
+
+class OwnNormal(d.Normal):
+    """Of a class that TensorDict does not know, of all numbers: its mean is asked for."""
+
+
+LOC, SCALE = torch.tensor([[0.3, -1.2], [2.0, 0.1]]), torch.tensor([[0.5, 1.5], [0.8, 2.0]])
+POSITIVE = LOC.exp() + 1
+
+
+@pytest.mark.filterwarnings("ignore:deterministic_sample wasn't found")
+@pytest.mark.parametrize(
+    "dist",
+    [
+        TruncatedNormal(LOC, SCALE, low=-0.5, high=1.0),
+        TanhNormal(LOC, SCALE, low=-2.0, high=2.0),
+        IndependentNormal(LOC, SCALE),
+        DiagonalNormal(LOC, SCALE),
+        Delta(LOC),
+        d.Independent(d.Beta(POSITIVE, SCALE + 1), 1),
+        d.LogNormal(LOC, SCALE),
+        d.Independent(d.LogNormal(LOC, SCALE), 1),
+        d.Gamma(POSITIVE, SCALE),
+        OwnGamma(POSITIVE, SCALE),
+        d.Independent(OwnGamma(POSITIVE, SCALE), 1),
+        OwnNormal(LOC, SCALE),
+        d.Dirichlet(POSITIVE),
+        d.HalfNormal(SCALE),
+        d.LogisticNormal(LOC, SCALE),
+        d.MixtureSameFamily(d.Categorical(logits=LOC), d.Normal(LOC, SCALE)),
+        d.Categorical(logits=LOC),
+        d.Independent(d.Bernoulli(logits=LOC), 1),
+        MaskedCategorical(logits=LOC, mask=LOC < 1),
+        OneHotCategorical(logits=LOC),
+        MultiCategorical(LOC, (1, 1)),
+        ChoicesAndNumbers(LOC, LOC, SCALE, sizes=(1, 1)),
+    ],
+    ids=str,
+)
+def test_the_greedy_action_is_torchrls_deterministic_one(dist):
+    module = tensordict.nn.ProbabilisticTensorDictModule(
+        ["loc"],
+        ["action"],
+        distribution_class=lambda loc: dist,  # noqa: ARG005
+    )
+    asked = TensorDict({"loc": LOC}, [2])
+    assert torch.equal(mode(dist), module(asked)["action"])
+
+
+def test_a_transformed_distribution_without_a_mean_transforms_that_of_its_base():
+    assert torch.equal(mode(scaled_beta(3)), 2 * beta(3).mean - 1)
+
+
+def test_a_distribution_without_a_greedy_action_is_refused_by_name():
+    with pytest.raises(ConfigurationError, match="a Distribution has no greedy action"):
+        mode(d.Distribution(torch.Size([2]), validate_args=False))
 
 
 @pytest.mark.parametrize("count", [1, 2, 5, 18, 300])
