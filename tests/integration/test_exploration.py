@@ -6,10 +6,11 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from tensordict import TensorDict
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn
-from torchrl.data import Bounded, Categorical
-from torchrl.envs import GymEnv
+from torchrl.data import Bounded, Categorical, Composite, Unbounded
+from torchrl.envs import EnvBase, GymEnv
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 from torchrl.modules import (
     MLP,
@@ -142,6 +143,40 @@ def test_epsilon_is_the_share_of_uniform_actions():
     )
     other = batch["action"] != batch["action_value"].argmax(-1)
     assert other.float().mean() == pytest.approx(0.25, abs=0.05)
+
+
+class OneInTwo(EnvBase):
+    """Allows every second of five actions, and tells so by a mask of booleans."""
+
+    def __init__(self):
+        super().__init__()
+        self.observation_spec = Composite(
+            observation=Unbounded((4,)), action_mask=Categorical(2, (5,), dtype=torch.bool)
+        )
+        self.action_spec, self.reward_spec = Categorical(5), Unbounded((1,))
+
+    def _reset(self, _tensordict=None, **_):
+        mask = torch.arange(5) % 2 == 0
+        return TensorDict({"observation": torch.zeros(4), "action_mask": mask})
+
+    def _step(self, _tensordict):
+        ends = {key: torch.zeros(1, dtype=torch.bool) for key in ("done", "terminated")}
+        return TensorDict({**self._reset(), "reward": torch.zeros(1), **ends})
+
+    def _set_seed(self, seed):
+        pass
+
+
+def test_an_epsilon_heeds_a_mask():
+    def masked():
+        spec, mask = Categorical(5), {"action_mask_key": "action_mask"}
+        net = QValueActor(nn.Linear(4, 5), in_keys=["observation"], spec=spec, **mask)
+        explores = EGreedyModule(spec, eps_init=1.0, eps_end=1.0, **mask)
+        return TensorDictSequential(net, explores)
+
+    batch = large(masked, OneInTwo)
+    shares = torch.bincount(batch["action"].flatten(), minlength=5) / batch.numel()
+    assert shares.tolist() == pytest.approx([1 / 3, 0, 1 / 3, 0, 1 / 3], abs=0.05)
 
 
 def test_an_epsilon_that_was_stepped_acts_after_the_next_rendezvous():

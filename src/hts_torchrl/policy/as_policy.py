@@ -6,7 +6,6 @@ import inspect
 from collections.abc import Callable
 from typing import TypeAlias
 
-import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import (
@@ -26,6 +25,7 @@ from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.models.distributions import action_head, parameter_keys
 from hts_torchrl.policy.exploration import RandomActions
 from hts_torchrl.policy.forward import modules_of, path_of
+from hts_torchrl.policy.inference import first_rows
 
 Policy: TypeAlias = nn.Module | Callable[[TensorDictBase], TensorDictBase]
 """A module; or a function that writes the action into the TensorDict ``[B]`` it is given."""
@@ -44,7 +44,7 @@ class FunctionPolicy(TensorDictModuleBase):
         self.function = function
         self.in_keys: list[Key] = list(spec.observations)
         with torch.no_grad():
-            written = self(_zeros(spec)).keys(include_nested=True, leaves_only=True)
+            written = self(_trial(spec)).keys(include_nested=True, leaves_only=True)
         self.out_keys: list[Key] = [key for key in written if key not in spec.inputs]
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
@@ -122,16 +122,13 @@ def _reads_tensordict(module: nn.Module) -> bool:
 def _writes_action(module: nn.Module, spec: EnvSpec) -> bool:
     """Return whether a plain module answers the observation with one tensor, and not a pair."""
     with torch.no_grad():
-        return isinstance(module(*_zeros(spec).select(*spec.observations).values()), torch.Tensor)
+        return isinstance(module(*_trial(spec).select(*spec.observations).values()), torch.Tensor)
 
 
-def _zeros(spec: EnvSpec) -> TensorDict:
+def _trial(spec: EnvSpec) -> TensorDict:
     """Return two rows of all that a policy may read."""
     return TensorDict(
-        {
-            key: torch.from_numpy(np.zeros((2, *array.shape), array.dtype))
-            for key, array in spec.inputs.items()
-        },
+        {key: first_rows(array, 2) for key, array in spec.inputs.items()},
         [2],
     )
 
@@ -157,7 +154,7 @@ def _initialise(policy: TensorDictModuleBase, spec: EnvSpec) -> None:
     """Give lazy layers their shapes and first weights, by one pass."""
     if any(map(is_lazy, policy.parameters())):
         with torch.no_grad():
-            policy(_zeros(spec))
+            policy(_trial(spec))
 
 
 def _require_readable(policy: TensorDictModuleBase, spec: EnvSpec) -> None:

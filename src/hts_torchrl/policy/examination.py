@@ -261,6 +261,8 @@ def depends_on_row_alone(
 def fill_at_random(inference: PolicyInference, generator: np.random.Generator) -> None:
     """Fill inputs and draws: integers over their range, floats from a normal distribution.
 
+    Booleans may be a mask, which allows something: several that are all False become True.
+
     Args:
         inference: whose inputs and draws are overwritten.
         generator: of the random numbers.
@@ -270,6 +272,8 @@ def fill_at_random(inference: PolicyInference, generator: np.random.Generator) -
         if batch.dtype.kind in "iub":
             high = 256 if batch.dtype == np.uint8 else 2
             batch[...] = generator.integers(0, high, batch.shape)
+            if batch.dtype.kind == "b" and batch.ndim > 1 and batch.shape[-1] > 1:
+                batch |= ~batch.any(-1, keepdims=True)
         else:
             batch[...] = generator.standard_normal(batch.shape)
     inference.draws.numpy()[...] = generator.random(inference.draws.shape)

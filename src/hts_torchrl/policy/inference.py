@@ -18,6 +18,7 @@ from torchrl.modules import set_recurrent_mode
 
 from hts_torchrl.config import (
     Array,
+    ArraySpec,
     EnvSpec,
     Key,
     Precision,
@@ -96,8 +97,7 @@ class PolicyInference:
         if self._bf16:
             _cast_weights(self.policy)
         self.inputs: dict[Key, Tensor] = {
-            key: torch.zeros(batch_size, *array.shape, dtype=_torch_dtype(array.dtype))
-            for key, array in spec.inputs.items()
+            key: first_rows(array, batch_size) for key, array in spec.inputs.items()
         }
         noise = noise_memory(policy, spec.action)
         self.carried = {
@@ -338,6 +338,17 @@ def _cast_weights(policy: nn.Module) -> None:
 
 def _torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
     return torch.from_numpy(np.empty(0, dtype)).dtype
+
+
+def first_rows(array: ArraySpec, rows: int) -> Tensor:
+    """Return what a policy is tried with: zeros, and a mask that allows everything.
+
+    Args:
+        array: of an entry that it reads.
+        rows: how many.
+    """
+    allows = array.dtype == np.bool_
+    return torch.full((rows, *array.shape), allows, dtype=_torch_dtype(array.dtype))
 
 
 @contextlib.contextmanager
