@@ -22,10 +22,11 @@ from hts_torchrl.config import IS_INIT, EnvSpec, Key
 from hts_torchrl.errors import ConfigurationError, ProtocolError
 from hts_torchrl.learner.modes import evaluating
 from hts_torchrl.models import make_actor_critic
-from hts_torchrl.policy.forward import evaluate, inputs_of
+from hts_torchrl.policy.forward import evaluate, inputs_of, probabilistic_module
 from hts_torchrl.policy.inference import one_thread
 from hts_torchrl.policy.memory import memory_keys
 from hts_torchrl.policy.normalization import NormalizedPolicy
+from hts_torchrl.policy.projection import Projection
 from hts_torchrl.policy.sampling import mode
 from hts_torchrl.policy.sequence import evaluate_sequences
 from hts_torchrl.policy.spec_json import spec_as_json
@@ -189,7 +190,13 @@ class PolicyModule(LightningModule):
             raise ConfigurationError(f"the policy reads {keys}: give a TensorDict with these")
         rows = next(iter(given.values())).shape[0]
         with torch.no_grad(), evaluating([self.actor_critic]):
-            return mode(evaluate(self.actor_critic, given, rows).distribution)
+            action = mode(evaluate(self.actor_critic, given, rows).distribution)
+        head = probabilistic_module(self.actor_critic)
+        project = Projection(head, self.device)
+        if isinstance(action, TensorDictBase):
+            return action.update(project(dict(action.items(True, True))))
+        (key,) = head.dist_sample_keys
+        return project({key: action})[key]
 
     def validation_step(self, evaluation: Evaluation, _: int) -> None:
         """Play the evaluation's episodes and log the raw scores, ``eval/score`` and more."""

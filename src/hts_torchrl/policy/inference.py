@@ -38,7 +38,7 @@ from hts_torchrl.policy.forward import (
     is_probabilistic,
     probabilistic_module,
 )
-from hts_torchrl.policy.projection import Projection
+from hts_torchrl.policy.projection import Projection, require_fitting_specs
 from hts_torchrl.policy.sampling import RowDistribution, is_decided, mode, sample
 
 Pass: TypeAlias = Callable[
@@ -121,7 +121,8 @@ class PolicyInference:
         if is_probabilistic(policy):
             self._head = probabilistic_module(policy)
             self.parts = ActionParts(self._head, self.action)
-            self._project = Projection(self._head, self.parts, self._device)
+            require_fitting_specs(self._head, self.parts.specs)
+            self._project = Projection(self._head, self._device)
             self.log_prob_keys = self._head.log_prob_keys
         else:
             self._exploring = ExploringPolicy(policy, spec.action)

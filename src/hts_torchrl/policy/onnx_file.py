@@ -26,7 +26,7 @@ from hts_torchrl.config import Array, EnvSpec, Key
 from hts_torchrl.durable_file import replacing
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.policy.as_policy import as_policy
-from hts_torchrl.policy.composite import ActionParts, is_composite
+from hts_torchrl.policy.composite import is_composite
 from hts_torchrl.policy.examination import fill_at_random
 from hts_torchrl.policy.forward import evaluate, probabilistic_module
 from hts_torchrl.policy.inference import PolicyInference
@@ -108,8 +108,7 @@ class _Answers(nn.Module):
         self.policy, self.spec = policy, spec
         self.keys: list[Key] = list(spec.observations)
         self.head = probabilistic_module(policy)
-        parts = ActionParts(self.head, spec.action)
-        self._project = Projection(self.head, parts, torch.device("cpu"))
+        self._project = Projection(self.head, torch.device("cpu"))
         result = evaluate(policy, dict(zip(self.keys, self.observations(1), strict=True)), 1)
         self.has_value = result.value is not None
         try:

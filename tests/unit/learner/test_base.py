@@ -15,7 +15,10 @@ from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
+from torch import distributions as d
 from torch import nn
+from torchrl.data import Bounded
+from torchrl.envs import ExplorationType, set_exploration_type
 from torchrl.modules import (
     ActorCriticWrapper,
     ProbabilisticActor,
@@ -665,6 +668,17 @@ class TestAnswers:
         observations = torch.randn(8, 3)
         out = learner.policy(TensorDict({"observation": observations}, [8]))
         torch.testing.assert_close(learner(observations), out["loc"])
+
+    def test_that_a_safe_policy_projects(self, learner):
+        learner.policy = ProbabilisticActor(
+            TensorDictModule(nn.Linear(4, 1), ["observation"], ["loc"]), ["loc"],
+            spec=Bounded(-0.1, 0.1, (1,)), safe=True,
+            distribution_class=d.Normal, distribution_kwargs={"scale": 1.0},
+        )  # fmt: skip
+        observations = torch.randn(8, 4)
+        with torch.no_grad(), set_exploration_type(ExplorationType.DETERMINISTIC):
+            expected = learner.policy(TensorDict({"observation": observations}, [8]))["action"]
+        assert torch.equal(learner(observations), expected)
 
     def test_without_drawing_a_number(self, learner):
         before = torch.get_rng_state()
