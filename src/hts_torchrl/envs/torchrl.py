@@ -60,6 +60,8 @@ class EnvBaseGroup:
         self._parts = [parts_of(env) for env in self.envs]
         self._reward_keys = [env.reward_key for env in self.envs]
         self._act_on: list[Any] = []
+        for env in self.envs:
+            env.maybe_reset = lambda tensordict: tensordict  # once a game, which needs its seed
 
     def reset(self, seeds: Sequence[int]) -> Observation:
         """Seed and reset every environment."""
@@ -69,10 +71,17 @@ class EnvBaseGroup:
     def restart(self, rows: Sequence[int], seeds: Sequence[int]) -> Observation:
         """Seed and reset some environments."""
         for row, seed in zip(rows, seeds, strict=True):
-            with called("reset", self.indices[row]):
-                self.envs[row].set_seed(int(seed))
-                self._act_on[row] = self.envs[row].reset()
+            self._begin(row, int(seed))
         return self._arrays(self._act_on, "reset")
+
+    def _begin(self, row: int, seed: int | None) -> None:
+        env = self.envs[row]
+        with called("reset", self.indices[row]):
+            if seed is None:
+                self._act_on[row] = type(env).maybe_reset(env, self._act_on[row])
+            else:
+                env.set_seed(seed)
+                self._act_on[row] = env.reset()
 
     def _arrays(self, tensordicts: Sequence[Any], call: str) -> Observation:
         rows = []
@@ -105,10 +114,8 @@ class EnvBaseGroup:
         reward = np.array([self._reward(row, step) for row, step in enumerate(stepped)], np.float32)
         terminated = np.array([step.get("terminated").any().item() for step in stepped])
         done = np.array([step.get("done").any().item() for step in stepped])
-        for row in np.flatnonzero(done).tolist():  # step_and_maybe_reset takes no seed
-            seed = None if self.next_seed is None else self.next_seed(row)
-            if seed is not None:
-                self.restart([row], [seed])
+        for row in np.flatnonzero(done).tolist():
+            self._begin(row, None if self.next_seed is None else self.next_seed(row))
         return Transition(
             self._arrays(stepped, "step"), self._arrays(self._act_on, "reset"), reward, reward,
             terminated, done & ~terminated, done,

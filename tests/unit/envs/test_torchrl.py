@@ -13,7 +13,7 @@ from torchrl.data import (
     Unbounded,
 )
 from torchrl.envs import EnvBase, GymEnv, TensorDictPrimer, TransformedEnv
-from torchrl.envs.transforms import ActionMask, LineariseRewards
+from torchrl.envs.transforms import ActionMask, LineariseRewards, TrajCounter
 
 from hts_torchrl import HTSCollector, make_actor_critic
 from hts_torchrl.envs.make_group import make_group
@@ -443,3 +443,20 @@ def test_a_built_in_network_gives_several_actions():
         assert (batch["action"].shape, batch["action"].dtype) == ((2, 8, 4), torch.float32)
         collector.update_policy_weights_()
     collector.shutdown()
+
+
+@pytest.mark.parametrize("seeds", [None, iter(range(9)).__next__], ids=["unseeded", "seeded"])
+def test_each_game_begins_with_one_reset(seeds):
+    """As in TorchRL's rollout, of which a counter of games numbers them one after another."""
+
+    def make() -> TransformedEnv:
+        return TransformedEnv(CountingEnv(0), TrajCounter())
+
+    envs = make_group(make, [0])
+    envs.next_seed = None if seeds is None else lambda _: seeds()
+    begun = [envs.reset([7])]
+    begun += [envs.step(np.array([1])).next_observation for _ in range(9)]
+    torchrl = make().rollout(10, break_when_any_done=False)
+    for key in ("traj_count", "place"):
+        observed = np.stack([entries[key][0, :3] for entries in begun])
+        assert observed.tolist() == torchrl[key][:, :3].tolist()
