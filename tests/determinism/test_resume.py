@@ -16,7 +16,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint
 from torch import nn
-from torchrl.envs import GymEnv
+from torchrl.envs import GymEnv, NoopResetEnv, TransformedEnv
 
 from hts_torchrl import (
     A2C,
@@ -491,8 +491,17 @@ def torchrl_env(_: int) -> GymEnv:
     return GymEnv("CartPole-v1")
 
 
+def noop_cartpole() -> TransformedEnv:
+    return TransformedEnv(GymEnv("CartPole-v1"), NoopResetEnv(5))
+
+
 MAKERS = {
     "TorchRL": (torchrl_env, "mlp", {"num_envs": 4, "envs_per_executor": 2}),
+    "TorchRL's global generator": (
+        noop_cartpole,
+        "mlp",
+        {"num_envs": 4, "envs_per_executor": 2},
+    ),
     "CartPole": (CARTPOLE, "mlp", {"num_envs": 4, "envs_per_executor": 4}),
     "Pong": (PONG, "nature", {"num_envs": 2, "envs_per_executor": 2}),
     "Pong, seeded often": (PONG, "nature", {"num_envs": 2, "envs_per_executor": 2}),

@@ -18,7 +18,7 @@ from torchrl.data import (
     ReplayBuffer,
     SamplerWithoutReplacement,
 )
-from torchrl.envs import EnvCreator, GymEnv, TransformedEnv
+from torchrl.envs import EnvCreator, GymEnv, NoopResetEnv, TransformedEnv
 from torchrl.modules import MLP, ActorValueOperator, ProbabilisticActor, ValueOperator
 from torchrl.objectives import A2CLoss, ClipPPOLoss, KLPENPPOLoss
 from torchrl.objectives.value import GAE
@@ -235,6 +235,22 @@ def test_torchrls_gym_environments_are_collected_alike_in_processes():
     serial = play(collect(create, policy), perturbed(policy))
     parallel = play(collect(create, policy, num_actors=1, envs_per_executor=4), perturbed(policy))
     assert serial[0]["action"].shape == (ENVS, STEPS, 2)
+    assert digest(parallel) == digest(serial)
+
+
+def noop_cartpole() -> TransformedEnv:
+    """Begins by up to five steps at random, drawn from torch's global generator."""
+    return TransformedEnv(GymEnv("CartPole-v1"), NoopResetEnv(5))
+
+
+@pytest.mark.processes
+def test_what_environments_draw_from_the_global_generator_is_theirs():
+    policy = policy_for(noop_cartpole)
+    before = torch.get_rng_state()
+    serial = play(collect(noop_cartpole, policy), perturbed(policy))
+    assert torch.equal(torch.get_rng_state(), before)
+    crew = {"num_actors": 1, "envs_per_executor": 4}
+    parallel = play(collect(noop_cartpole, policy, **crew), perturbed(policy))
     assert digest(parallel) == digest(serial)
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from inspect import Parameter
@@ -209,8 +210,20 @@ def _make(maker: Any, index: int) -> Any:  # noqa: ANN401
             f"create_env_fn is a {kind}; a function that returns an environment, a TorchRL "
             f"EnvBase, or a list of these, is needed{hint}"
         )
-    with called("create_env_fn", index):
+    with called("create_env_fn", index), _generator_kept():
         return made(partial(maker, index) if _takes_index(maker) else maker)
+
+
+@contextlib.contextmanager
+def _generator_kept() -> Iterator[None]:
+    """Leave torch's global generator as it is, in a process that has imported torch."""
+    torch = sys.modules.get("torch")
+    state = None if torch is None else torch.get_rng_state()
+    try:
+        yield
+    finally:
+        if torch is not None:
+            torch.set_rng_state(state)
 
 
 def _batch_size(env: Any) -> int:  # noqa: ANN401

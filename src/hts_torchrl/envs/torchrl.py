@@ -40,6 +40,28 @@ from hts_torchrl.envs.spaces import in_one_line
 from hts_torchrl.errors import ConfigurationError
 
 
+class OwnGenerator:
+    """torch's global generator of the CPU as one environment has it: put in place by ``with``.
+
+    Transforms and environments of TorchRL draw from it. What others draw leaves theirs alone, and
+    the other way round.
+    """
+
+    def __init__(self) -> None:
+        self._own = self._others = torch.default_generator.get_state()
+
+    def __enter__(self) -> torch.Generator:
+        """Put it in place, and return it."""
+        self._others = torch.default_generator.get_state()
+        torch.default_generator.set_state(self._own)
+        return torch.default_generator
+
+    def __exit__(self, *_: object) -> None:
+        """Keep how far it has come, and put back what was in place before."""
+        self._own = torch.default_generator.get_state()
+        torch.default_generator.set_state(self._others)
+
+
 class EnvBaseGroup:
     """Unbatched TorchRL environments stepped one after another (a ``SeededGroup``)."""
 
@@ -60,6 +82,7 @@ class EnvBaseGroup:
         self._parts = [parts_of(env) for env in self.envs]
         self._reward_keys = [env.reward_key for env in self.envs]
         self._act_on: list[Any] = []
+        self._generators = [OwnGenerator() for _ in self.envs]
         for env in self.envs:
             env.maybe_reset = lambda tensordict: tensordict  # once a game, which needs its seed
 
@@ -71,17 +94,18 @@ class EnvBaseGroup:
     def restart(self, rows: Sequence[int], seeds: Sequence[int]) -> Observation:
         """Seed and reset some environments."""
         for row, seed in zip(rows, seeds, strict=True):
+            self._act_on[row] = None
             self._begin(row, int(seed))
         return self._arrays(self._act_on, "reset")
 
     def _begin(self, row: int, seed: int | None) -> None:
-        env = self.envs[row]
-        with called("reset", self.indices[row]):
-            if seed is None:
-                self._act_on[row] = type(env).maybe_reset(env, self._act_on[row])
-            else:
+        """Begin a game, after the end of the last one if there was one."""
+        env, last = self.envs[row], self._act_on[row]
+        with called("reset", self.indices[row]), self._generators[row] as generator:
+            if seed is not None:
+                generator.manual_seed(seed)
                 env.set_seed(seed)
-                self._act_on[row] = env.reset()
+            self._act_on[row] = env.reset() if last is None else type(env).maybe_reset(env, last)
 
     def _arrays(self, tensordicts: Sequence[Any], call: str) -> Observation:
         rows = []
@@ -106,7 +130,7 @@ class EnvBaseGroup:
             action = [actions[row]] if len(parts) == 1 else split(actions[row], [*parts.values()])
             for key, part in zip(parts, action, strict=True):
                 tensordict.set(key, torch.tensor(part))  # a copy: the buffer is reused
-            with called("step_and_maybe_reset", self.indices[row]):
+            with called("step_and_maybe_reset", self.indices[row]), self._generators[row]:
                 done, after = env.step_and_maybe_reset(tensordict)
             stepped.append(done.get("next"))
             following.append(after)

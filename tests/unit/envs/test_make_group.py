@@ -53,6 +53,13 @@ def test_single_gymnasium_environments_are_stepped_one_after_another():
     assert isinstance(make_group(CoordinateEnvs(), [0, 1]), SerialGroup)
 
 
+def test_making_an_environment_leaves_torchs_global_generator_alone():
+    """The tutorials of TorchRL seed it in the constructor."""
+    before = torch.get_rng_state()
+    make_group(lambda _: (torch.manual_seed(0), CoordinateEnv(0))[1], [0])
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_a_gymnasium_vector_environment_is_taken_whole():
     def make(index):
         makers = [lambda place=place: CoordinateEnv(place) for place in (index, index + 1)]

@@ -460,3 +460,41 @@ def test_each_game_begins_with_one_reset(seeds):
     for key in ("traj_count", "place"):
         observed = np.stack([entries[key][0, :3] for entries in begun])
         assert observed.tolist() == torchrl[key][:, :3].tolist()
+
+
+class DrawingEnv(CountingEnv):
+    """Observes what it draws from torch's global generator."""
+
+    def _reset(self, tensordict=None, **_):
+        return super()._reset(tensordict).set("place", torch.rand(4))
+
+    def _step(self, tensordict):
+        return super()._step(tensordict).set("place", torch.rand(4))
+
+
+def test_each_environment_draws_from_a_global_generator_of_its_own():
+    envs = make_group(DrawingEnv, [0, 1])
+    envs.next_seed = lambda row: 20 + row
+    before = torch.get_rng_state()
+    found = [envs.reset([7, 8])["place"]]
+    found += [envs.step(np.zeros(2, np.int64)).next_observation["place"].copy() for _ in range(4)]
+    assert torch.equal(torch.get_rng_state(), before)
+    for row, seeds in enumerate([(7, 20), (8, 21)]):  # a game has three steps
+        first, second = (torch.Generator().manual_seed(seed) for seed in seeds)
+        drawn = [*(torch.rand(4, generator=first) for _ in range(3))]
+        drawn += [torch.rand(4, generator=second) for _ in range(2)]
+        assert [places[row].tolist() for places in found] == [place.tolist() for place in drawn]
+
+
+def test_a_failing_environment_leaves_the_callers_generator_alone(monkeypatch):
+    def fail(*_, **__):
+        torch.rand(1)
+        raise ArithmeticError
+
+    envs = make_group(CountingEnv, [0])
+    envs.reset([7])
+    monkeypatch.setattr(envs.envs[0], "_step", fail)
+    before = torch.get_rng_state()
+    with pytest.raises(ArithmeticError):
+        envs.step(np.zeros(1, np.int64))
+    assert torch.equal(torch.get_rng_state(), before)

@@ -12,7 +12,7 @@ from hts_torchrl.envs.make_group import make_group
 from hts_torchrl.envs.torchrl_batch import BatchedEnvGroup
 from hts_torchrl.policy.inference import one_thread
 from tests.runs import digest, play
-from tests.unit.envs.test_torchrl import ACTIONS, CountingEnv
+from tests.unit.envs.test_torchrl import ACTIONS, CountingEnv, DrawingEnv
 
 
 def cart_pole() -> GymEnv:
@@ -55,6 +55,18 @@ def test_each_environment_does_what_it_does_alone(kind):
 
 def same(one: dict, other: dict) -> bool:
     return all(np.array_equal(one[key], other[key]) for key in (*one, *other))
+
+
+def test_a_batch_draws_from_one_global_generator_of_its_own():
+    group = make_group(lambda: SerialEnv(2, lambda: DrawingEnv(0)), [0, 1])
+    before = torch.get_rng_state()
+    found = [group.reset([7, 8]), group.step(np.zeros(2, np.int64)).observation]
+    assert torch.equal(torch.get_rng_state(), before)
+    group.close()
+    drawn = torch.rand(16, generator=torch.Generator().manual_seed(7))
+    assert (
+        np.concatenate([entries["place"].ravel() for entries in found]).tolist() == drawn.tolist()
+    )
 
 
 def four_poles() -> SerialEnv:
