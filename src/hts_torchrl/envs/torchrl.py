@@ -39,6 +39,8 @@ from hts_torchrl.envs.observed import as_declared, as_reward, observing
 from hts_torchrl.envs.spaces import in_one_line
 from hts_torchrl.errors import ConfigurationError
 
+_NEVER = torch.zeros(1, dtype=torch.bool)
+
 
 class OwnGenerator:
     """torch's global generator of the CPU as one environment has it: put in place by ``with``.
@@ -138,11 +140,12 @@ class EnvBaseGroup:
         reward = np.array([self._reward(row, step) for row, step in enumerate(stepped)], np.float32)
         terminated = np.array([step.get("terminated").any().item() for step in stepped])
         done = np.array([step.get("done").any().item() for step in stepped])
+        cut = np.array([step.get("truncated", _NEVER).any().item() for step in stepped])
         for row in np.flatnonzero(done).tolist():
             self._begin(row, None if self.next_seed is None else self.next_seed(row))
         return Transition(
             self._arrays(stepped, "step"), self._arrays(self._act_on, "reset"), reward, reward,
-            terminated, done & ~terminated, done,
+            terminated, done & (cut | ~terminated), done,
         )  # fmt: skip
 
     def _reward(self, row: int, step: Any) -> float:  # noqa: ANN401

@@ -73,9 +73,11 @@ class BatchedEnvGroup:
         step = done.get("next")
         reward = step.get(self._reward_key).cpu().numpy().reshape(-1).astype(np.float32)
         terminated, ends = (_array(step, key).reshape(-1) for key in ("terminated", "done"))
+        said = _array(step, "truncated")
+        cut = np.False_ if said is None else said.reshape(-1)
         return Transition(
             self._arrays(step, "step"), self._arrays(self._act_on, "reset"), reward, reward,
-            terminated, ends & ~terminated, ends,
+            terminated, ends & (cut | ~terminated), ends,
         )  # fmt: skip
 
     def render(self) -> Array:

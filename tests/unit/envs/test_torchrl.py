@@ -498,3 +498,20 @@ def test_a_failing_environment_leaves_the_callers_generator_alone(monkeypatch):
     with pytest.raises(ArithmeticError):
         envs.step(np.zeros(1, np.int64))
     assert torch.equal(torch.get_rng_state(), before)
+
+
+class BothEnv(CountingEnv):
+    """Ends every game in both ways at once."""
+
+    def _ends(self, terminated, truncated):
+        return super()._ends(terminated or truncated, terminated or truncated)
+
+
+def test_a_game_may_be_terminated_and_truncated_at_once():
+    envs = make_group(BothEnv, [0])
+    envs.reset([7])
+    steps = [envs.step(np.array([1])) for _ in range(6)]
+    torchrl = BothEnv(0).rollout(6, break_when_any_done=False)["next"]
+    for name in ("terminated", "truncated"):
+        flags = [getattr(step, name).item() for step in steps]
+        assert flags == torchrl[name].flatten().tolist() == [False, False, True] * 2

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from torchrl.data import Unbounded
+from torchrl.data import Categorical, Composite, Unbounded
 from torchrl.envs import GymEnv, ParallelEnv, SerialEnv, StepCounter, TransformedEnv
 from torchrl.envs.transforms import TensorDictPrimer
 
@@ -12,7 +12,7 @@ from hts_torchrl.envs.make_group import make_group
 from hts_torchrl.envs.torchrl_batch import BatchedEnvGroup
 from hts_torchrl.policy.inference import one_thread
 from tests.runs import digest, play
-from tests.unit.envs.test_torchrl import ACTIONS, CountingEnv, DrawingEnv
+from tests.unit.envs.test_torchrl import ACTIONS, BothEnv, CountingEnv, DrawingEnv
 
 
 def cart_pole() -> GymEnv:
@@ -51,6 +51,19 @@ def test_each_environment_does_what_it_does_alone(kind):
             one, other = getattr(found, name), getattr(wanted, name)
             assert (one.tolist(), one.dtype) == (other.tolist(), other.dtype)
     together.close()
+
+
+class Ending(CountingEnv):
+    """Has no ``truncated``."""
+
+    def __init__(self, index: int) -> None:
+        super().__init__(index)
+        flag = Categorical(2, shape=(1,), dtype=torch.bool)
+        self.full_done_spec = Composite(done=flag, terminated=flag.clone())
+
+    def _ends(self, terminated, truncated):
+        ends = super()._ends(terminated or truncated, False)
+        return {key: ends[key] for key in ("done", "terminated")}
 
 
 def same(one: dict, other: dict) -> bool:
@@ -131,4 +144,21 @@ def test_the_workers_of_a_parallel_environment_outlive_the_look_for_its_transfor
     env.reset()  # its workers run
     group = make_group(lambda: env, [0, 1])
     assert group.reset([0, 1])["observation"].shape == (2, 4)
+    group.close()
+
+
+def test_games_of_a_batch_may_be_terminated_and_truncated_at_once():
+    group = make_group(lambda: SerialEnv(2, lambda: BothEnv(0)), [0, 1])
+    group.reset([7, 8])
+    last = [group.step(np.zeros(2, np.int64)) for _ in range(3)][-1]
+    assert last.terminated.tolist() == last.truncated.tolist() == [True, True]
+    group.close()
+
+
+def test_games_of_a_batch_that_only_terminate_are_not_truncated():
+    group = make_group(lambda: SerialEnv(2, lambda: Ending(0)), [0, 1])
+    group.reset([7, 8])
+    last = [group.step(np.zeros(2, np.int64)) for _ in range(3)][-1]
+    assert last.terminated.tolist() == [True, True]
+    assert last.truncated.tolist() == [False, False]
     group.close()
