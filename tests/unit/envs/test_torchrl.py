@@ -515,3 +515,16 @@ def test_a_game_may_be_terminated_and_truncated_at_once():
     for name in ("terminated", "truncated"):
         flags = [getattr(step, name).item() for step in steps]
         assert flags == torchrl[name].flatten().tolist() == [False, False, True] * 2
+
+
+@pytest.mark.parametrize("names", [["finished"], ["done", "terminated", "finished"]])
+@pytest.mark.parametrize("batch_size", [(), (1,)])
+def test_ends_of_other_names_are_refused(names, batch_size):
+    def make(index):
+        env = CountingEnv(index, batch_size=batch_size)
+        flag = Categorical(2, shape=(*batch_size, 1), dtype=torch.bool)
+        env.full_done_spec = Composite(dict.fromkeys(names, flag), shape=batch_size)
+        return env
+
+    with pytest.raises(ConfigurationError, match=r"keys of its done_spec are \[.*'terminated'"):
+        make_group(make, [0])
