@@ -193,7 +193,7 @@ def spec_of_one(env: EnvBase) -> EnvSpec:
         raise ConfigurationError("a TensorDictPrimer of a batch: give it to each environment")
     filled = {key: value for primer in primers for key, value in primer_values(primer)}
     observations = {
-        key: _observation_spec(spec)
+        key: _observation_spec(key, spec)
         for key, spec in env.observation_spec_unbatched.items(include_nested=True, leaves_only=True)
         if not isinstance(spec, Composite) and key not in filled
     }
@@ -263,11 +263,19 @@ def _filled(key: Key, spec: TensorSpec, value: Any) -> Array:  # noqa: ANN401
 def _array_spec(spec: TensorSpec) -> ArraySpec:
     if spec.dtype is None or -1 in spec.shape or isinstance(spec, NonTensor):
         raise ConfigurationError(f"the spec {in_one_line(spec)} is not of a tensor of fixed shape")
+    if spec.dtype == torch.bfloat16:
+        raise ConfigurationError(
+            "the spec is of bfloat16, a type that arrays of numpy lack: torchrl's "
+            "DTypeCastTransform(torch.bfloat16, torch.float32) turns it into another"
+        )
     return ArraySpec(tuple(spec.shape), torch.empty((), dtype=spec.dtype).numpy().dtype)
 
 
-def _observation_spec(spec: TensorSpec) -> ArraySpec:
-    array = _array_spec(spec)
+def _observation_spec(key: Key, spec: TensorSpec) -> ArraySpec:
+    try:
+        array = _array_spec(spec)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"observation {key!r}: {error}") from None
     match spec:
         case MultiCategorical() if spec.nvec.shape == spec.shape:  # which is a Categorical too
             return replace(array, choices=tuple(range(int(n)) for n in spec.nvec.flatten()))
@@ -303,9 +311,10 @@ def _action_of(spec: TensorSpec) -> ActionSpec:
             kind: ActionKind = "multi_discrete" if spec.ndim else "discrete"
             return ActionSpec(kind, _array_spec(spec), (int(spec.n),) * spec.shape.numel())
         case Bounded() | Unbounded() if spec.dtype.is_floating_point:
+            array = _array_spec(spec)
             low = spec.space.low.numpy() if isinstance(spec, Bounded) else None
             high = spec.space.high.numpy() if isinstance(spec, Bounded) else None
-            return ActionSpec("continuous", _array_spec(spec), low=low, high=high)
+            return ActionSpec("continuous", array, low=low, high=high)
     raise ConfigurationError(
         f"the action spec {in_one_line(spec)} is not supported; a flat OneHot, Categorical, "
         "MultiCategorical or Binary and a Bounded or Unbounded of floats are"

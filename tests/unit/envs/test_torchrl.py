@@ -13,7 +13,7 @@ from torchrl.data import (
     Unbounded,
 )
 from torchrl.envs import EnvBase, GymEnv, TensorDictPrimer, TransformedEnv
-from torchrl.envs.transforms import ActionMask, LineariseRewards, TrajCounter
+from torchrl.envs.transforms import ActionMask, DTypeCastTransform, LineariseRewards, TrajCounter
 
 from hts_torchrl import HTSCollector, make_actor_critic
 from hts_torchrl.envs.make_group import make_group
@@ -528,3 +528,32 @@ def test_ends_of_other_names_are_refused(names, batch_size):
 
     with pytest.raises(ConfigurationError, match=r"keys of its done_spec are \[.*'terminated'"):
         make_group(make, [0])
+
+
+class ShortEnv(CountingEnv):
+    """Observes numbers of 16 bits."""
+
+    def __init__(self, index: int) -> None:
+        super().__init__(index)
+        self.observation_spec = Composite(place=Unbounded((4,), dtype=torch.bfloat16))
+
+    def _place(self, action):
+        return super()._place(action).bfloat16()
+
+
+def test_observations_of_bfloat16_are_refused_with_a_remedy_that_works():
+    with pytest.raises(
+        ConfigurationError, match=r"^environment 3: observation 'place': .* is of bfloat16"
+    ) as raised:
+        make_group(ShortEnv, [3])
+    assert "\n" not in str(raised.value)
+    cast = DTypeCastTransform(torch.bfloat16, torch.float32)
+    envs = make_group(lambda index: TransformedEnv(ShortEnv(index), cast), [3])
+    assert envs.reset([7])["place"].tolist() == [[3.0, 0.0, 0.0, -1.0]]
+
+
+def test_actions_of_bfloat16_are_refused():
+    env = CountingEnv(0)
+    env.action_spec = Bounded(-1.0, 1.0, shape=(2,), dtype=torch.bfloat16)
+    with pytest.raises(ConfigurationError, match="is of bfloat16"):
+        spec_of_one(env)
