@@ -18,7 +18,7 @@ from torchrl.data import (
     ReplayBuffer,
     SamplerWithoutReplacement,
 )
-from torchrl.envs import EnvCreator, GymEnv, NoopResetEnv, TransformedEnv
+from torchrl.envs import EnvCreator, GymEnv, NoopResetEnv, RenameTransform, TransformedEnv
 from torchrl.modules import MLP, ActorValueOperator, ProbabilisticActor, ValueOperator
 from torchrl.objectives import A2CLoss, ClipPPOLoss, KLPENPPOLoss
 from torchrl.objectives.value import GAE
@@ -236,6 +236,21 @@ def test_torchrls_gym_environments_are_collected_alike_in_processes():
     parallel = play(collect(create, policy, num_actors=1, envs_per_executor=4), perturbed(policy))
     assert serial[0]["action"].shape == (ENVS, STEPS, 2)
     assert digest(parallel) == digest(serial)
+
+
+def test_a_reward_of_another_name_is_found_by_the_default_key_of_losses():
+    def create() -> TransformedEnv:
+        return TransformedEnv(GymEnv("CartPole-v1"), RenameTransform(["reward"], ["points"]))
+
+    policy = policy_for(create)
+    (batch,) = play(collect(create, policy, rounds=1))
+    assert ("next", "points") not in batch.keys(include_nested=True)
+    actor, critic = operators(policy)
+    batch = batch.exclude("state_value")  # of which TorchRL's GAE wants the next ones, too
+    GAE(gamma=0.9, lmbda=0.9, value_network=critic)(batch)
+    loss = A2CLoss(actor, critic)
+    loss.set_keys(reward="reward")
+    assert loss(batch)["loss_objective"].isfinite()
 
 
 def noop_cartpole() -> TransformedEnv:
