@@ -225,10 +225,10 @@ def _require_one_game(env: EnvBase) -> None:
         raise ConfigurationError(
             f"{several} end for several agents apart, but one 'done' of one element is needed"
         )
-    if set(env.done_keys) not in ({"done", "terminated"}, {"done", "terminated", "truncated"}):
+    if not {"done", "terminated"} <= {*env.done_keys}:
         raise ConfigurationError(
             f"the keys of its done_spec are {sorted(env.done_keys)}, but 'done' and 'terminated' "
-            "are needed, and 'truncated' may be there"
+            "are needed"
         )
 
 

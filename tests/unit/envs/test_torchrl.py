@@ -12,7 +12,7 @@ from torchrl.data import (
     OneHot,
     Unbounded,
 )
-from torchrl.envs import EnvBase, GymEnv, TensorDictPrimer, TransformedEnv
+from torchrl.envs import EnvBase, GymEnv, StepCounter, TensorDictPrimer, TransformedEnv
 from torchrl.envs.transforms import ActionMask, DTypeCastTransform, LineariseRewards, TrajCounter
 
 from hts_torchrl import HTSCollector, make_actor_critic
@@ -517,7 +517,7 @@ def test_a_game_may_be_terminated_and_truncated_at_once():
         assert flags == torchrl[name].flatten().tolist() == [False, False, True] * 2
 
 
-@pytest.mark.parametrize("names", [["finished"], ["done", "terminated", "finished"]])
+@pytest.mark.parametrize("names", [["finished"], ["truncated", "finished"]])
 @pytest.mark.parametrize("batch_size", [(), (1,)])
 def test_ends_of_other_names_are_refused(names, batch_size):
     def make(index):
@@ -528,6 +528,14 @@ def test_ends_of_other_names_are_refused(names, batch_size):
 
     with pytest.raises(ConfigurationError, match=r"keys of its done_spec are \[.*'terminated'"):
         make_group(make, [0])
+
+
+def test_an_end_may_have_a_name_of_its_own_beside_the_usual_ones():
+    """As a time limit of ``StepCounter`` may."""
+    limit = StepCounter(max_steps=2, truncated_key="limit")
+    envs = make_group(lambda index: TransformedEnv(CountingEnv(index), limit.clone()), [0])
+    envs.reset([7])
+    assert [envs.step(np.array([1])).truncated.item() for _ in range(4)] == [False, True] * 2
 
 
 class ShortEnv(CountingEnv):
