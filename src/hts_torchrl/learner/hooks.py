@@ -11,17 +11,8 @@ from lightning.pytorch import LightningModule
 from hts_torchrl.compat.lightning import is_compiled
 from hts_torchrl.errors import ConfigurationError
 
-HOOKS = {
-    "on_fit_start",
-    "on_train_start",
-    "on_before_optimizer_step",
-    "optimizer_step",
-    "on_train_batch_end",
-    "on_fit_end",
-    "on_save_checkpoint",
-    "on_load_checkpoint",
-}
-"""Hooks in which a learner itself counts, checks, publishes and saves."""
+_OTHER_HOOKS = {"optimizer_step", "backward", "on_round_end"}
+"""Hooks besides those of Lightning whose names begin with ``on_``."""
 
 
 def refuse_replaced_hooks(module: LightningModule) -> None:
@@ -37,17 +28,37 @@ def refuse_replaced_hooks(module: LightningModule) -> None:
             "cannot be compiled; compile modules within its policy"
         )
     for cls in takewhile(_is_of_the_user, type(module).__mro__):
-        for hook in HOOKS & vars(cls).keys():
+        for hook in needed_hooks(type(module)) & vars(cls).keys():
             code = getattr(inspect.unwrap(vars(cls)[hook]), "__code__", None)
-            if code is not None and not _names(code, hook):
+            if code is not None and not _calls(code, hook):
                 raise ConfigurationError(
                     f"{cls.__name__}.{hook} replaces what the learner does there; call "
                     f"super().{hook}(...) in it"
                 )
 
 
+def needed_hooks(learner: type[LightningModule]) -> set[str]:
+    """Return the hooks in which a learner itself counts, checks, publishes and saves.
+
+    They are those that a class of this package has from another and does something in.
+    """
+    return {
+        name
+        for cls in learner.__mro__
+        if not _is_of_the_user(cls)
+        for name in vars(cls)
+        if (name.startswith("on_") and hasattr(LightningModule, name)) or name in _OTHER_HOOKS
+        if any(name in vars(base) for base in cls.__mro__[1:])
+    }
+
+
 def _is_of_the_user(cls: type) -> bool:
     return cls.__module__.partition(".")[0] != "hts_torchrl"
+
+
+def _calls(code: CodeType, hook: str) -> bool:
+    # loss.backward() has the name too.
+    return _names(code, hook) and (hook != "backward" or _names(code, "super"))
 
 
 def _names(code: CodeType, name: str) -> bool:

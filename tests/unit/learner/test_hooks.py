@@ -2,33 +2,71 @@ import functools
 
 import pytest
 import torch
-from lightning.pytorch import LightningModule
 
-from hts_torchrl import A2C, PPO
+from hts_torchrl import A2C, PPO, PQN, Impala, RoundModule
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.learner.base import Learner
-from hts_torchrl.learner.hooks import HOOKS
+from hts_torchrl.learner.hooks import needed_hooks
 from tests.fits import cartpole, watched_fit
 
 
-def test_all_hooks_of_lightning_that_a_learner_has_are_needed():
-    own = {
-        name
-        for cls in Learner.__mro__
-        if cls.__module__.startswith("hts_torchrl.")
-        for name in vars(cls)
-        if name.startswith("on_") or name == "optimizer_step"
-    }
-    assert {name for name in own if hasattr(LightningModule, name)} == HOOKS
+ALL_LEARNERS_NEED = {
+    "on_fit_start",
+    "on_train_start",
+    "backward",
+    "on_before_optimizer_step",
+    "optimizer_step",
+    "on_train_batch_end",
+    "on_fit_end",
+    "on_save_checkpoint",
+    "on_load_checkpoint",
+}
 
 
-@pytest.mark.parametrize("hook", ["on_fit_start", "on_train_batch_end", "optimizer_step"])
-def test_a_hook_that_replaces_the_learners_is_refused(hook):
-    replaced = type("Replaced", (A2C,), {hook: lambda *_: None})
+@pytest.mark.parametrize(
+    ("learner", "more"),
+    [
+        (Learner, set()),
+        (Impala, set()),
+        (A2C, {"on_after_backward"}),
+        (PPO, {"on_round_end"}),
+        (PQN, {"on_round_end"}),
+    ],
+)
+def test_a_learner_needs_the_hooks_in_which_it_does_something(learner, more):
+    assert needed_hooks(learner) == ALL_LEARNERS_NEED | more
+
+
+def test_a_round_module_computes_its_gradients_as_lightning_does():
+    assert needed_hooks(RoundModule) == ALL_LEARNERS_NEED - {"backward"}
+
+
+@pytest.mark.parametrize(
+    ("learner", "hook"),
+    [
+        (A2C, "on_fit_start"),
+        (A2C, "on_train_batch_end"),
+        (A2C, "optimizer_step"),
+        (A2C, "on_after_backward"),
+        (PPO, "on_round_end"),
+        (PQN, "on_round_end"),
+    ],
+)
+def test_a_hook_that_replaces_the_learners_is_refused(learner, hook):
+    replaced = type("Replaced", (learner,), {hook: lambda *_: None})
     below = type("Below", (replaced,), {})
     message = rf"Replaced\.{hook} replaces .* call super\(\)\.{hook}\(\.\.\.\) in it"
     with pytest.raises(ConfigurationError, match=message):
         watched_fit(below(), cartpole())
+
+
+def test_a_backward_that_is_another_tensors_is_refused():
+    class Replaced(PPO):
+        def backward(self, loss, *_, **__):
+            loss.backward()
+
+    with pytest.raises(ConfigurationError, match=r"call super\(\)\.backward\(\.\.\.\) in it"):
+        watched_fit(Replaced(gradient_chunks=2), cartpole())
 
 
 def counted(hook):
@@ -55,9 +93,27 @@ def test_a_hook_that_extends_the_learners_is_called():
         def on_train_batch_start(self, *_):  # nothing of the learner's
             self.calls += 10
 
+        def on_after_backward(self):  # nothing of PPO's
+            self.calls += 100
+
+        def backward(self, loss, *args, **kwargs):
+            super().backward(loss, *args, **kwargs)
+
     learner = Extended(epochs=2, minibatches=2)
     watched_fit(learner, cartpole(2))
-    assert learner.calls == 2 * 4 * 11
+    assert learner.calls == 2 * 4 * 111
+
+
+def test_an_end_of_the_round_of_its_own_needs_no_call_where_there_was_none():
+    class Counting(A2C):
+        rounds = 0
+
+        def on_round_end(self):
+            self.rounds += 1
+
+    learner = Counting()
+    watched_fit(learner, cartpole(2))
+    assert learner.rounds == 2
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated")
