@@ -45,7 +45,7 @@ from tests.determinism.tasks import (
     Learning,
 )
 from tests.fakes import CoordinateEnvs
-from tests.fits import Watch, cartpole, watched_fit
+from tests.fits import Watch, cartpole, quiet_trainer, watched_fit
 from tests.runs import digest, perturbed
 from tests.unit.collectors.test_hts import collect
 
@@ -261,6 +261,44 @@ def test_accumulated_gradients_of_a_round_that_was_cut_off_are_computed_again(tm
     run = train("A2C", tmp_path, tmp_path / "stopped.ckpt", **settings)
     assert run.updates[0] == ROUNDS
     assert run.ends_like(whole)
+
+
+class PredictingPPO(PPO):
+    """PPO with a part of its own, whose error the policy learns to make small, too."""
+
+    def __init__(self, policy=None, **settings):
+        super().__init__(policy, **settings)
+        self.predictor = nn.Linear(4, 2)
+        self.scale = nn.Parameter(torch.ones(()))
+        self.register_buffer("parts", torch.zeros((), dtype=torch.int64))
+
+    def training_step(self, part, index):
+        loss = super().training_step(part, index)
+        self.parts = self.parts + 1  # another tensor than before
+        logits = self.policy.get_dist(part.round.select("observation")).logits
+        error = self.scale * self.predictor(part.round["observation"]) - logits
+        return loss + error.square().mean()
+
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters(), self.learning_rate)
+
+
+@pytest.mark.parametrize("stop", [4, 5, pytest.param(7, marks=THOROUGH)])
+def test_what_a_learner_has_beside_its_policy_goes_on_from_the_rounds_start_too(stop, tmp_path):
+    def fit(ckpt_path=None, **settings):
+        torch.manual_seed(0 if ckpt_path is None else 1)
+        learner = PredictingPPO(epochs=2, minibatches=2, learning_rate=0.01)
+        trainer = quiet_trainer(**settings)
+        trainer.fit(learner, cartpole(3), ckpt_path=ckpt_path)
+        trainer.save_checkpoint(tmp_path / "last.ckpt")
+        return learner.state_dict()
+
+    whole = fit()
+    fit(max_steps=stop)
+    resumed = fit(tmp_path / "last.ckpt")
+    assert resumed.keys() == whole.keys()
+    assert resumed["parts"] == 3 * 4
+    assert [name for name in whole if not torch.equal(resumed[name], whole[name])] == []
 
 
 class Stop(Callback):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import signal
 from collections.abc import Iterator
 from functools import partial
@@ -78,6 +79,8 @@ class RoundModule(PolicyModule):
         self._interrupt = DeferredInterrupt()
         self._round_open = False
         self._round_start: RoundStart | None = None
+        self._beside_policy: dict[str, Any] = {}
+        """What else a checkpoint has of the learner, at the start of the round."""
         self.resumption: Resumption | None = None
         """What the Trainer has yet to take up of the run that this one goes on with."""
 
@@ -170,7 +173,21 @@ class RoundModule(PolicyModule):
                 f"updates {self.updates}); {DELAYS[0]} or {DELAYS[1]} is possible"
             )
         self._weights.begin_round()
+        self._beside_policy = self._copies_beside_policy()
         self._round_open = True
+
+    def _copies_beside_policy(self) -> dict[str, Any]:
+        kept: dict[str, Any] = {
+            **dict(self.named_parameters(recurse=False)),
+            **dict(self.named_buffers(recurse=False)),
+        }
+        for name, module in self._modules.items():
+            if name != "policy" and module is not None:
+                module.state_dict(destination=kept, prefix=f"{name}.")
+        return {
+            name: value.detach().clone() if isinstance(value, Tensor) else copy.deepcopy(value)
+            for name, value in kept.items()
+        }
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
         """Stop a run whose gradients are not finite; learn nothing from a round without statistics.
@@ -255,6 +272,7 @@ class RoundModule(PolicyModule):
             current = checkpoint.get("current_model_state", checkpoint["state_dict"])
             for name, weights in self._weights.newest().items():
                 current[f"policy.{name}"] = weights
+            current.update({k: v for k, v in self._beside_policy.items() if k in current})
             if self._round_start is not None:
                 self._round_start.put_into(checkpoint)
 
