@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -45,7 +46,16 @@ def restored(
         raise ConfigurationError(
             f"{path} is of the learner {saved.get('class_path')!r}, not {make.__name__}"
         )
-    known, _ = known_arguments(make, saved.get("init_args", {}), "model", besides=("policy",))
+    arguments = saved.get("init_args", {})
+    if isinstance(arguments, dict):
+        arguments = {name: value for name, value in arguments.items() if name not in given}
+    known, unknown = known_arguments(make, arguments, "model", besides=("policy",))
+    if unknown:
+        warnings.warn(
+            f"{path} has a setting {unknown[0]} (and {len(unknown) - 1} more) that "
+            f"{make.__name__} does not show: it is left out; give it to load_from_checkpoint",
+            stacklevel=3,
+        )
     settings: dict[str, Any] = {**known, **given}
     named = saved.get("policy") or settings.get("network", "mlp")
     own = saved.get("policy") is None and (is_built_in(named) or "network" in given)

@@ -107,7 +107,8 @@ def known_arguments(
     """Return what a file says of a constructor's arguments, and the names that it does not have.
 
     Args:
-        make: a class, or a function; its annotations are what counts.
+        make: a class, or a function; its annotations are what counts. An argument without one takes
+            plain data that names no class.
         given: of the file, whatever that is.
         where: the names' beginning, for messages.
         besides: arguments that no file may give.
@@ -119,8 +120,12 @@ def known_arguments(
         raise ConfigurationError(f"{where}={_short(given)}: settings by name are needed")
     makers = [each.__init__ for each in taking(make)] if inspect.isclass(make) else [make]  # type: ignore[misc]
     hints = {name: hint for each in reversed(makers) for name, hint in get_type_hints(each).items()}
-    taken = set(inspect.signature(make).parameters) - set(besides)
+    taken = {n: p for n, p in inspect.signature(make).parameters.items() if n not in besides}
     known = {name: hint for name, hint in hints.items() if name in taken}
+    several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    for name, parameter in taken.items():
+        if parameter.annotation is inspect.Parameter.empty and parameter.kind not in several:
+            known.setdefault(name, inspect.Parameter.empty)
     for name, value in given.items():
         if name in known and not _fits(value, known[name]):
             raise ConfigurationError(
@@ -147,6 +152,8 @@ def taking(cls: type) -> list[type]:
 
 
 def _fits(value: object, hint: Any) -> bool:  # noqa: ANN401 - a type hint is any object
+    if hint is inspect.Parameter.empty:
+        return _names_nothing(value)
     if get_origin(hint) in (Union, types.UnionType):
         return any(_fits(value, each) for each in get_args(hint))
     if get_origin(hint) is Literal:
@@ -161,6 +168,18 @@ def _fits(value: object, hint: Any) -> bool:  # noqa: ANN401 - a type hint is an
     if hint is str:  # an interpolation would read other settings, or the environment
         return type(value) is str and "${" not in value
     return type(value) is hint and hint in (bool, int, types.NoneType)
+
+
+def _names_nothing(value: object) -> bool:
+    """Return whether a value is plain data, without a class, another setting, or ``<type>``."""
+    if type(value) is dict:
+        return all(map(_names_nothing, (*value, *value.values())))
+    if type(value) is list:
+        return all(map(_names_nothing, value))
+    if type(value) is str:
+        left_out = value.startswith("<") and value.endswith(">")
+        return "${" not in value and "class_path" not in value and not left_out
+    return type(value) in (bool, int, float, types.NoneType)
 
 
 def _short(value: object) -> str:

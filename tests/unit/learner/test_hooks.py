@@ -9,7 +9,6 @@ from hts_torchrl.learner.base import Learner
 from hts_torchrl.learner.hooks import needed_hooks
 from tests.fits import cartpole, watched_fit
 
-
 ALL_LEARNERS_NEED = {
     "on_fit_start",
     "on_train_start",

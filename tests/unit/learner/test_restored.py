@@ -49,6 +49,47 @@ def test_takes_what_the_caller_gives_before_the_checkpoints(tmp_path):
     assert (learner.learning_rate, learner.gamma) == (0.25, 0.5)
 
 
+class Untyped(PPO):
+    """A learner whose author wrote no types."""
+
+    def __init__(self, policy=None, coef=0.2, steps=(1,), hidden=None, helper=None, **settings):
+        self.extra = settings.pop("extra", 0)
+        super().__init__(policy, **settings)
+        self.coef, self.steps, self.hidden, self.helper = coef, steps, hidden, helper
+
+
+def test_an_argument_without_a_type_has_the_checkpoints_value(tmp_path):
+    path = saved(tmp_path, Untyped(coef=0.7, steps=[1, 2.5], hidden={"a": [True, "b"]}, gamma=0.5))
+    learner = Untyped.load_from_checkpoint(path)
+    assert (learner.coef, learner.steps, learner.hidden) == (0.7, [1, 2.5], {"a": [True, "b"]})
+    assert (learner.helper, learner.gamma) == (None, 0.5)
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["${oc.env:HOME}", ["${a}"], {"${a}": 1}, {"class_path": "os.system"}, "class_path: this"],
+)
+def test_an_argument_without_a_type_takes_nothing_that_names_something_else(value, tmp_path):
+    path = saved(tmp_path, Untyped())
+    forged(path, init_args={"coef": value})
+    with pytest.raises(ConfigurationError, match=r"model\.coef=.*: a value of another type"):
+        Untyped.load_from_checkpoint(path)
+
+
+def test_what_is_no_plain_data_is_to_be_given(tmp_path):
+    path = saved(tmp_path, Untyped(helper=torch.float64))
+    with pytest.raises(ConfigurationError, match=r"model\.helper='<dtype>'"):
+        Untyped.load_from_checkpoint(path)
+    assert Untyped.load_from_checkpoint(path, helper=3).helper == 3
+
+
+def test_a_setting_that_the_class_does_not_show_is_left_out_with_a_warning(tmp_path):
+    path = saved(tmp_path, Untyped())
+    forged(path, init_args={"extra": 2, "settings": {"gamma": 0.5}})
+    with pytest.warns(UserWarning, match=r"has a setting 'extra' \(and 1 more\) that Untyped"):
+        assert Untyped.load_from_checkpoint(path).extra == 0
+
+
 def test_an_optimiser_of_the_users_own_is_to_be_named(tmp_path):
     path = saved(tmp_path, A2C())
     forged(path, init_args={"optimizer": "this.s"})
