@@ -119,6 +119,8 @@ class HTSDataModule(LightningDataModule):
         self._share = self.pool
         """This rank's part of it, from ``setup`` on."""
         self._env_spec: EnvSpec | None = None
+        self._replaced_interval: float | None = None
+        """The Trainer's, where ``evaluation_frames`` has set another."""
         self._moved: TensorDictBase | None = None
         """The running round on a learner's GPU, for all of its parts."""
         self._state = DataState(self.pool, self._plain_settings(), accept_changes=accept_changes)
@@ -281,6 +283,7 @@ class HTSDataModule(LightningDataModule):
         if self.evaluation_frames is None:
             fits = not isinstance(interval, int) or 1 <= interval <= in_epoch
             require(fits, f"val_check_interval={interval}", f"1 to {in_epoch} (parts of the run)")
+            self._refuse_evaluation_within_rounds(interval, in_epoch)
             return
         if interval != 1 or isinstance(interval, int):
             given = "a time" if interval is None else interval
@@ -290,7 +293,20 @@ class HTSDataModule(LightningDataModule):
             )
         rounds = max(1, round(self.evaluation_frames / self.schedule.frames_per_round))
         parts = rounds * self._parts_per_round
+        self._replaced_interval = interval
         self._trainer.val_check_interval = max(1, min(parts, in_epoch))
+
+    def _refuse_evaluation_within_rounds(self, interval: int | float | None, in_epoch: int) -> None:
+        """Refuse to score weights that no checkpoint of then would hold."""
+        if self._publisher or interval is None or not self._trainer.limit_val_batches:
+            return
+        parts = self._parts_per_round
+        batches = interval if isinstance(interval, int) else max(1, int(in_epoch * interval))
+        require(
+            batches % parts == 0 or batches == in_epoch,
+            f"val_check_interval={interval}: an evaluation after {batches} parts is within a round",
+            f"a multiple of {parts} (parts of a round), or data.evaluation_frames,",
+        )
 
     def _refuse_collection(self) -> None:
         """Refuse data of any age where the learner, or the Trainer, cannot use it."""
@@ -432,17 +448,23 @@ class HTSDataModule(LightningDataModule):
         """
         self._state.load(state_dict, self.trainer)
 
-    def teardown(self, stage: str) -> None:
+    def teardown(self, stage: str) -> None:  # noqa: ARG002
         """Stop all workers; what they had come to can still be saved."""
-        if stage == "fit" and self.evaluation_frames is not None:
-            self._trainer.val_check_interval = 1.0  # as it was: for the Trainer's next run
+        self._restore_interval()
         self._state.final = self.state_dict()
         WeightPublisher.put_into(self._trainer, None)
         self._close()
 
     def on_exception(self, exception: BaseException) -> None:  # noqa: ARG002
         """Stop all workers: Lightning calls no teardown after an exception."""
+        self._restore_interval()
         self._close()
+
+    def _restore_interval(self) -> None:
+        """Leave the Trainer as it was, for its next run."""
+        if self._replaced_interval is not None:
+            self._trainer.val_check_interval = self._replaced_interval
+            self._replaced_interval = None
 
     def _close(self) -> None:
         self._moved = None

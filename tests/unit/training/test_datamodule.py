@@ -89,6 +89,44 @@ class TestEvaluationInterval:
         data = cartpole(6, evaluation_episodes=1, evaluation_frames=160)
         assert evaluated_after(A2C(), data, limit_train_batches=3) == [3]
 
+    @pytest.mark.parametrize(("interval", "parts"), [(5, 5), (2, 2), (0.4, 6)])
+    def test_within_a_round_is_refused(self, interval, parts):
+        message = (
+            rf"val_check_interval={interval}: an evaluation after {parts} parts is within a round; "
+            r"a multiple of 4 \(parts of a round\), or data.evaluation_frames, is needed"
+        )
+        learner = PPO(epochs=2, minibatches=2)
+        with pytest.raises(ConfigurationError, match=message):
+            evaluated_after(learner, cartpole(4), val_check_interval=interval)
+
+    @pytest.mark.parametrize(("interval", "updates"), [(8, [2, 4]), (0.25, [1, 2, 3, 4])])
+    def test_the_trainers_own_is_of_whole_rounds(self, interval, updates):
+        data = cartpole(4, evaluation_episodes=1)
+        learner = PPO(epochs=2, minibatches=2)
+        assert evaluated_after(learner, data, val_check_interval=interval) == updates
+
+    def test_without_evaluations_any_interval_will_do(self):
+        learner = PPO(epochs=2, minibatches=2)
+        settings = {"val_check_interval": 5, "limit_val_batches": 0}
+        assert evaluated_after(learner, cartpole(2), **settings) == []
+
+    def test_a_trainer_whose_run_failed_can_run_again(self):
+        breaking, evaluations = Breaking(), Evaluations()
+        data = cartpole(4, evaluation_episodes=1, evaluation_frames=64)
+        trainer = quiet_trainer(limit_val_batches=1, callbacks=[breaking, evaluations])
+        with pytest.raises(ArithmeticError):
+            trainer.fit(A2C(), data)
+        trainer.callbacks.remove(breaking)
+        trainer.fit(A2C(), data)
+        assert evaluations.updates[-1] == 4
+
+    def test_a_trainers_own_that_was_refused_is_refused_again(self):
+        data = cartpole(4, evaluation_frames=64)
+        trainer = quiet_trainer(val_check_interval=2)
+        for _ in range(2):
+            with pytest.raises(ConfigurationError, match="val_check_interval=2 and evaluation_f"):
+                trainer.fit(A2C(), data)
+
 
 class Breaking(Callback):
     """Raises in the second round."""
