@@ -137,6 +137,9 @@ class Learner(ChunkedRounds):
         cls,
         checkpoint_path: str | Path,
         map_location: Any = "cpu",  # noqa: ANN401 - as in torch.load
+        hparams_file: None = None,
+        strict: bool | None = None,
+        weights_only: bool | None = None,
         **settings: Any,  # noqa: ANN401
     ) -> Self:
         """Return a learner with the settings and weights of a checkpoint; nothing in it is run.
@@ -144,18 +147,28 @@ class Learner(ChunkedRounds):
         Args:
             checkpoint_path: of the file.
             map_location: where its tensors go.
+            hparams_file: Lightning's; the checkpoint has its settings itself.
+            strict: Lightning's; all weights are loaded.
+            weights_only: Lightning's; only tensors and plain values are read.
             settings: arguments of the class that count more than the checkpoint's; ``policy``, the
                 module to load into, is needed for one that is none of this package.
 
         Raises:
-            ConfigurationError: if that is no checkpoint of such a learner, or its policy is not
-                given.
+            ConfigurationError: if that is no checkpoint of such a learner, its policy is not given,
+                or one of Lightning's arguments asks for something else.
 
         For example, to evaluate the best policy of a run again::
 
             learner = PPO.load_from_checkpoint("best.ckpt")
             trainer.validate(learner, datamodule)
         """
+        for name, value, wanted in (
+            ("hparams_file", hparams_file, "None"),
+            ("strict", strict, "True"),
+            ("weights_only", weights_only, "True"),
+        ):
+            taken = value is None or str(value) == wanted
+            require(taken, f"{cls.__name__}.load_from_checkpoint({name}={value!r})", wanted)
         return restored(cls, Path(checkpoint_path), map_location, settings)
 
     @property

@@ -40,6 +40,10 @@ PRECISIONS: tuple[Precision, ...] = ("32-true", "bf16-mixed")
 """The Trainer's, in which actors can compute, too."""
 
 
+class _NoCollectorError(ConfigurationError, AttributeError):
+    """There is no collector now, and ``hasattr`` says so."""
+
+
 @takes_settings(CollectorSettings, besides=("first_env", "reward_discount"))
 class HTSDataModule(LightningDataModule):
     """Collects rounds while the learner learns, and evaluates on environments of their own.
@@ -192,7 +196,7 @@ class HTSDataModule(LightningDataModule):
             ConfigurationError: outside of training.
         """
         if self._collector is None:
-            raise ConfigurationError("the collector exists during training only")
+            raise _NoCollectorError("the collector exists during training only")
         return self._collector
 
     @property
@@ -202,7 +206,11 @@ class HTSDataModule(LightningDataModule):
 
     @property
     def _trainer(self) -> Trainer:
-        assert self.trainer is not None
+        if self.trainer is None:
+            raise ConfigurationError(
+                f"no Trainer has this {type(self).__name__} yet: call trainer.fit(learner, "
+                "datamodule), or take rounds from a hts_torchrl.HTSCollector"
+            )
         return self.trainer
 
     @property

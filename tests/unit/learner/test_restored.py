@@ -90,6 +90,31 @@ def test_a_setting_that_the_class_does_not_show_is_left_out_with_a_warning(tmp_p
         assert Untyped.load_from_checkpoint(path).extra == 0
 
 
+def test_takes_lightnings_arguments_that_ask_for_what_it_does(tmp_path):
+    trained = PPO(gamma=0.5)
+    path = saved(tmp_path, trained)
+    learner = PPO.load_from_checkpoint(
+        path, "cpu", hparams_file=None, strict=True, weights_only=True
+    )
+    assert torch.equal(flat(learner.policy), flat(trained.policy))
+    assert learner.gamma == 0.5
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "wanted"),
+    [
+        ("hparams_file", "x.yaml", "None"),
+        ("strict", False, "True"),
+        ("weights_only", False, "True"),
+    ],
+)
+def test_refuses_lightnings_arguments_that_ask_for_something_else(name, value, wanted, tmp_path):
+    with pytest.raises(ConfigurationError) as raised:
+        PPO.load_from_checkpoint(tmp_path / "none.ckpt", **{name: value})
+    told = f"PPO.load_from_checkpoint({name}={value!r}); {wanted} is needed"
+    assert str(raised.value) == told
+
+
 def test_an_optimiser_of_the_users_own_is_to_be_named(tmp_path):
     path = saved(tmp_path, A2C())
     forged(path, init_args={"optimizer": "this.s"})

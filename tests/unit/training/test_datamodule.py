@@ -240,6 +240,31 @@ def test_there_is_no_collector_after_training():
         _ = data.collector
 
 
+@pytest.mark.parametrize("make", [A2C, PPO, Impala])
+def test_whether_there_is_one_can_be_asked(make):
+    """Lightning asks a learner for each of its attributes, to log its graph."""
+    learner, data = make(), cartpole()
+    assert not hasattr(data, "collector")
+    watched_fit(learner, data)
+    assert not hasattr(data, "collector")
+    assert all(hasattr(learner, name) for name in dir(make) if not name.startswith("_"))
+    assert getattr(learner, "_collector", None) is None
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda data: data.setup("fit"),
+        lambda data: data.train_dataloader(),
+        lambda data: data.val_dataloader(),
+    ],
+)
+def test_what_needs_a_trainer_says_so(ask):
+    message = r"no Trainer has this HTSDataModule yet: call trainer\.fit\(learner, datamodule\)"
+    with pytest.raises(ConfigurationError, match=message):
+        ask(cartpole())
+
+
 def test_it_can_be_printed_after_training():
     data = cartpole()
     watched_fit(A2C(), data)
