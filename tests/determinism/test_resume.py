@@ -254,6 +254,19 @@ def test_resuming_after_an_evaluation_gives_the_same_bits_and_scores(learner, tm
         assert resumed.ends_like(whole), path
 
 
+@pytest.mark.parametrize(
+    ("learner", "limit"), [("steady A2C", 2), ("steady PPO", 8), ("steady PPO", 6)]
+)
+def test_a_run_of_several_epochs_resumes_in_the_epoch_that_it_was_in(learner, limit, tmp_path):
+    """Also where an epoch ends within a round."""
+    epochs = {"trainer": {"limit_train_batches": limit, "max_epochs": 2}}
+    callbacks = [saving(tmp_path, every_n_train_steps=1)]
+    whole = train(learner, tmp_path, callbacks=callbacks, **copy.deepcopy(epochs))
+    assert len(checkpoints(tmp_path)) == 2 * limit
+    for path in checkpoints(tmp_path)[:-1]:
+        assert train(learner, tmp_path, path, **copy.deepcopy(epochs)).ends_like(whole), path
+
+
 def test_accumulated_gradients_of_a_round_that_was_cut_off_are_computed_again(tmp_path):
     settings = {"trainer": {"accumulate_grad_batches": 2}}
     whole = train("A2C", tmp_path, **copy.deepcopy(settings))

@@ -138,15 +138,24 @@ class FitLoop:
         """Whether the epoch has ended."""
         return bool(self._batches["is_last_batch"] or self._epochs["current"]["processed"])
 
-    def move(self, batches: int) -> None:
-        """Stand so many batches further, in the middle of the first epoch."""
+    def move(self, batches: int, *, done: int, epoch_length: int) -> None:
+        """Stand so many batches further, within an epoch.
+
+        Args:
+            batches: by which the counts of the whole run change.
+            done: batches that the run has then done.
+            epoch_length: batches of each epoch.
+        """
+        epochs, in_epoch = divmod(done, epoch_length)
         self._batches["is_last_batch"] = False
-        for counts in (self._batches["total"], self._batches["current"]):
-            for name in counts:
-                counts[name] += batches
-        one_begun = {"ready": 1, "started": 1, "processed": 0, "completed": 0}
+        total, current = self._batches["total"], self._batches["current"]
+        further = in_epoch - current["processed"]
+        for name in total:
+            total[name] += batches
+            current[name] += further
+        begun = {"ready": epochs + 1, "started": epochs + 1}
         for counts in (self._epochs["total"], self._epochs["current"]):
-            counts.update(one_begun)
+            counts.update({**begun, "processed": epochs, "completed": epochs})
 
 
 class CommandLine(LightningCLI):

@@ -71,7 +71,7 @@ class Resumption:
             _log.warning("%s", run_settings.told(changes, checkpoint["updates"]))
 
     def place_loops(self) -> None:
-        """Let the Trainer's counts say where the run is now: in the middle of its one epoch.
+        """Let the Trainer's counts say where the run is now: in the middle of an epoch.
 
         A finished run has more to do if its end has moved; and a round may have other parts, or the
         run other rounds, than before. The optimisers' own settings are noted, because those of the
@@ -88,9 +88,10 @@ class Resumption:
         parts = self._parts_per_round
         state = self._checkpoint[type(self._datamodule).__qualname__]
         before = state["round"] * self._saved["parts_per_round"]
-        moved = self._datamodule.first_round * parts - before
-        if schedule.exists(self._datamodule.first_round) and (moved or loop.is_finished):
-            loop.move(moved)
+        done = self._datamodule.first_round * parts
+        if schedule.exists(self._datamodule.first_round) and (done != before or loop.is_finished):
+            epoch_length = self._datamodule.parts_per_epoch
+            loop.move(done - before, done=done, epoch_length=epoch_length)
 
     def set_rates(self, *, decay_steps: int | None) -> None:
         """Give optimisers and schedules the learner's own settings, where those have changed.

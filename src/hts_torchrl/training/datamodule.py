@@ -122,6 +122,8 @@ class HTSDataModule(LightningDataModule):
         """For a module that does not publish its weights itself."""
         self._share = self.pool
         """This rank's part of it, from ``setup`` on."""
+        self.parts_per_epoch = 0
+        """Batches of the Trainer in each of its epochs, from ``setup`` on."""
         self._env_spec: EnvSpec | None = None
         self._replaced_interval: float | None = None
         """The Trainer's, where ``evaluation_frames`` has set another."""
@@ -253,6 +255,7 @@ class HTSDataModule(LightningDataModule):
             )
         limit = self._trainer.limit_train_batches
         in_epoch = min(parts, limit) if isinstance(limit, int) else int(parts * limit)
+        self.parts_per_epoch = in_epoch
         if in_epoch < 1:
             raise ConfigurationError(f"limit_train_batches={limit:g}: no part of the run is left")
         if (self._trainer.max_epochs or 0) * in_epoch > parts:

@@ -51,7 +51,7 @@ class WeightPublisher(Callback):
         pl_module: LightningModule,
         checkpoint: dict[str, Any],
     ) -> None:
-        """Go on in the middle of the epoch, where the run's end or its rounds are others now."""
+        """Go on in the middle of an epoch, where the run's end or its rounds are others now."""
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
         loop = FitLoop.of(checkpoint)
         if loop is None or not data.schedule.exists(data.first_round):
@@ -59,7 +59,8 @@ class WeightPublisher(Callback):
         parts = getattr(pl_module, "parts_per_round", 1)
         moved = (data.first_round - checkpoint[type(data).__qualname__]["round"]) * parts
         if moved or loop.is_finished:
-            loop.move(moved)
+            done = data.first_round * parts
+            loop.move(moved, done=done, epoch_length=data.parts_per_epoch)
 
     def on_train_batch_start(
         self,

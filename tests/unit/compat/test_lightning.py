@@ -152,11 +152,22 @@ class TestFitLoop:
             checkpoint = self.checkpoint(tmp_path)
             loop = compat.FitLoop.of(checkpoint)
             assert loop.is_finished
-            loop.move(2)
+            loop.move(2, done=6, epoch_length=9)
             assert not compat.FitLoop.of(checkpoint).is_finished
             state = checkpoint["loops"]["fit_loop"]
             assert set(state["epoch_loop.batch_progress"]["current"].values()) == {6}
             assert state["epoch_progress"]["current"]["completed"] == 0
+
+    def test_it_can_be_moved_into_a_later_epoch(self, tmp_path):
+        with private_names_of("lightning") as compat:
+            checkpoint = self.checkpoint(tmp_path)
+            compat.FitLoop.of(checkpoint).move(2, done=6, epoch_length=4)
+            state = checkpoint["loops"]["fit_loop"]
+            batches, epochs = state["epoch_loop.batch_progress"], state["epoch_progress"]
+            assert set(batches["total"].values()) == {6}
+            assert set(batches["current"].values()) == {2}
+            second = {"ready": 2, "started": 2, "processed": 1, "completed": 1}
+            assert epochs["total"] == epochs["current"] == second
 
     def test_a_state_replaces_that_of_the_checkpoint(self, tmp_path):
         with private_names_of("lightning") as compat:
