@@ -199,6 +199,16 @@ class TestResume:
             assert torch.equal(resumed.weights[-1], whole.weights[-1])
             assert resumed.versions[-1] == whole.versions[-1]
 
+    def test_in_a_later_epoch_ends_with_it(self, tmp_path):
+        epochs = {"limit_train_batches": 2, "max_epochs": 2}
+        kept = saving(tmp_path, every_n_train_steps=1)
+        whole = seen_fit(Plain(), callbacks=[kept], trainer=epochs)
+        assert len(whole.rounds) == 4
+        for done, path in enumerate(checkpoints(tmp_path)[:-1], 1):
+            resumed = seen_fit(Plain(), path, trainer=epochs)
+            assert digest(resumed.rounds) == digest(whole.rounds[done:])
+            assert torch.equal(resumed.weights[-1], whole.weights[-1])
+
     def test_of_a_finished_run_extends_it(self, tmp_path):
         seen_fit(Plain(), callbacks=[saving(tmp_path, every_n_train_steps=1)], total_frames=64)
         extended = seen_fit(Plain(), checkpoints(tmp_path)[-1])
