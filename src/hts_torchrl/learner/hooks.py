@@ -27,8 +27,11 @@ def refuse_replaced_hooks(module: LightningModule) -> None:
             f"torch.compile({type(module).__name__}): its training_step exchanges weights and "
             "cannot be compiled; compile modules within its policy"
         )
+    needed = needed_hooks(type(module))
+    if getattr(module, "gradient_chunks", 1) == 1:  # then it is Lightning's alone
+        needed.discard("backward")
     for cls in takewhile(_is_of_the_user, type(module).__mro__):
-        for hook in needed_hooks(type(module)) & vars(cls).keys():
+        for hook in needed & vars(cls).keys():
             code = getattr(inspect.unwrap(vars(cls)[hook]), "__code__", None)
             if code is not None and not _calls(code, hook):
                 raise ConfigurationError(

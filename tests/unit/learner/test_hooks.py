@@ -68,6 +68,19 @@ def test_a_backward_that_is_another_tensors_is_refused():
         watched_fit(Replaced(gradient_chunks=2), cartpole())
 
 
+def test_a_backward_of_the_users_own_is_called_where_there_are_no_chunks():
+    class Counted(PPO):
+        calls = 0
+
+        def backward(self, loss, *_, **__):
+            self.calls += 1
+            loss.backward()
+
+    learner = Counted(epochs=1, minibatches=2)
+    watched_fit(learner, cartpole())
+    assert learner.calls == 2 * learner.updates > 0
+
+
 def counted(hook):
     @functools.wraps(hook)
     def call(module, *args):
