@@ -92,7 +92,9 @@ class CheckpointSettings:
         known = _known(make, arguments, "model", besides=("policy",))
         for each, default in _own_arguments(make).items():
             if not _is_number(known.get(each)):  # it may name what is imported
-                self._withhold(f"model.{each}", known.pop(each), default)
+                value = known.pop(each)
+                if value != default:
+                    self._withhold(f"model.{each}", value, default)
         if policy is not None:
             self._withhold("model.policy", policy, None)
             known.pop("network", None)

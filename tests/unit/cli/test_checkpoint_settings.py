@@ -118,7 +118,7 @@ class Penalised(A2CLearner):
 OWN = f"{__name__}.{Penalised.__name__}"
 OF_THE_USER = {
     "class_path": OWN,
-    "init_args": {"weight": 0.75, "learning_rate": 0.125, "network": "mlp"},
+    "init_args": {"weight": 0.75, "of": "gradient", "learning_rate": 0.125, "network": "mlp"},
 }
 
 
