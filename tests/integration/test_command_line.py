@@ -174,7 +174,10 @@ class TestFit:
         ("setting", "updates"),
         [
             ("max_steps=2", 2),
-            ("check_val_every_n_epoch=2", 3),
+            pytest.param(
+                *("check_val_every_n_epoch=2", 3),
+                marks=pytest.mark.filterwarnings("ignore:check_val_every_n_epoch=2:UserWarning"),
+            ),
             ("limit_val_batches=0", 3),
         ],
     )

@@ -8,6 +8,7 @@ from typing import Any, get_args
 
 import torch
 from lightning.pytorch import LightningDataModule, Trainer
+from lightning.pytorch.utilities import rank_zero_warn
 from tensordict import TensorDictBase
 
 from hts_torchrl.collectors.asynchronous import AsynchronousCollector
@@ -301,6 +302,13 @@ class HTSDataModule(LightningDataModule):
             raise ConfigurationError(
                 f"val_check_interval={given} and evaluation_frames={self.evaluation_frames}: both "
                 "say when to evaluate; give one of them"
+            )
+        every, epochs = self._trainer.check_val_every_n_epoch or 1, self._trainer.max_epochs or 1
+        if 0 < epochs < every:
+            rank_zero_warn(
+                f"check_val_every_n_epoch={every}: the run has {epochs} of max_epochs, so it is "
+                f"never evaluated (evaluation_frames={self.evaluation_frames})",
+                stacklevel=2,
             )
         rounds = max(1, round(self.evaluation_frames / self.schedule.frames_per_round))
         parts = rounds * self._parts_per_round

@@ -81,6 +81,13 @@ class TestEvaluationInterval:
         data = cartpole(4, evaluation_episodes=1, evaluation_frames=64)
         assert evaluated_after(A2C(), data, accumulate_grad_batches=2) == [2, 4]
 
+    def test_epochs_that_never_come_are_told(self):
+        data = cartpole(3, evaluation_episodes=1, evaluation_frames=32)
+        with pytest.warns(
+            UserWarning, match=r"n_epoch=2: .* never evaluated \(evaluation_frames=32"
+        ):
+            assert evaluated_after(A2C(), data, check_val_every_n_epoch=2) == []
+
     def test_more_frames_than_the_run_has_evaluate_at_the_end(self):
         data = cartpole(3, evaluation_episodes=1, evaluation_frames=10_000)
         assert evaluated_after(A2C(), data) == [3]
