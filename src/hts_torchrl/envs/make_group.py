@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from inspect import Parameter
@@ -214,16 +214,13 @@ def _make(maker: Any, index: int) -> Any:  # noqa: ANN401
         return made(partial(maker, index) if _takes_index(maker) else maker)
 
 
-@contextlib.contextmanager
-def _generator_kept() -> Iterator[None]:
+def _generator_kept() -> contextlib.AbstractContextManager[None]:
     """Leave torch's global generator as it is, in a process that has imported torch."""
     torch = sys.modules.get("torch")
-    state = None if torch is None else torch.get_rng_state()
-    try:
-        yield
-    finally:
-        if torch is not None:
-            torch.set_rng_state(state)
+    kept: contextlib.AbstractContextManager[None] = (
+        contextlib.nullcontext() if torch is None else torch.random.fork_rng(devices=[])
+    )
+    return kept
 
 
 def _batch_size(env: Any) -> int:  # noqa: ANN401
