@@ -43,8 +43,8 @@ class Block:
     ) -> None:
         sizes = [tensor.numel() * tensor.element_size() for tensor in like.values()]
         padded = [-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes]
-        self.memory = torch.zeros(sum(padded), dtype=torch.uint8, device=device, pin_memory=pinned)
-        """uint8, all that :meth:`copy_from` moves."""
+        self.memory = torch.empty(sum(padded), dtype=torch.uint8, device=device, pin_memory=pinned)
+        """uint8, whatever was there, all that :meth:`copy_from` moves."""
         self.tensors: dict[Key, Tensor] = {}
         """Views of the memory, by key."""
         for (key, tensor), size, part in zip(
@@ -85,6 +85,7 @@ class StagedPass:
         self._device, self._cudagraph = device, cudagraph
         given = {**inputs, _DRAWS: draws}
         self._from_cpu = Block(given, "cpu", pinned=device.type == "cuda")
+        self._from_cpu.memory.zero_()
         self._there = Block(given, device)
         self.inputs = {key: self._from_cpu.tensors[key] for key in inputs}
         """``[B, ...]`` by key, on the CPU."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
 
+from hts_torchrl.compat.torch import norms
 from hts_torchrl.errors import ConfigurationError, ProtocolError
 from hts_torchrl.shared.arrays import Array, Layout, SharedArrays
 
@@ -103,10 +103,12 @@ class PolicyWeights:
 
     def _require_finite(self, state: Mapping[str, Tensor]) -> None:
         """Refuse NaN, and in parameters infinity: a buffer may be a mask of -inf."""
-        for name, tensor in state.items():
-            if not tensor.is_floating_point() or math.isfinite(tensor.sum().item()):
-                continue
-            # Element by element, as the sum of large numbers overflows.
+        floats = {name: tensor for name, tensor in state.items() if tensor.is_floating_point()}
+        # In one question, which a GPU is waited for.
+        if not floats or torch.stack(norms(list(floats.values()))).isfinite().all():
+            return
+        for name, tensor in floats.items():
+            # Element by element, as the norm of large numbers overflows.
             broken = ~tensor.isfinite() if name in self._parameters else tensor.isnan()
             if broken.any():
                 raise ConfigurationError(
