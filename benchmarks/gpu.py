@@ -231,8 +231,8 @@ def updates(arguments: Namespace) -> Iterator[str]:
         "next (publishing, waiting, copying a round to the GPU), and in which the GPU is busy for "
         "the learner meanwhile: median (smallest to largest), and the mean of what was traced.\n\n"
     )
-    rows = []
     for algorithm, steps, warm_up, timed, traced in (("a2c", 5, 30, 200, 6), ("ppo", 128, 2, 8, 1)):
+        rows = []
         task = Run("", "breakout", 16, steps, 0.0, algorithm)
         for run in contestants(task)[:1] if arguments.quick else contestants(task)[:2]:
             job = {"warm_up": warm_up, "timed": timed, "traced": traced, "run": asdict(run)}
@@ -245,7 +245,7 @@ def updates(arguments: Namespace) -> Iterator[str]:
                 "operations on the GPU": number(found["operations"]),
                 "setting": run.setting,
             })  # fmt: skip
-    yield markdown(rows) + "\n"
+        yield markdown(rows) + "\n"
 
 
 def contestants(task: Run) -> list[Run]:
@@ -261,6 +261,8 @@ def contestants(task: Run) -> list[Run]:
         replace(graphs, bf16=True),
         replace(graphs, actors=2, inference_batch=max(1, task.num_envs // 2)),
     ]
+    if task.algorithm == "a2c":
+        runs[1:1] = [replace(graphs, cudagraph_loss=True)]
     threads = min(CORES, task.num_envs)
     peer = replace(task, device="cuda", emulator_threads=threads)
     if importlib.util.find_spec("envpool"):

@@ -126,6 +126,9 @@ class Run:
     """Of the learner, and of whoever acts unless ``policy_device`` says so."""
     policy_device: str = ""
     cudagraph: bool = False
+    """Whether who acts replays its passes."""
+    cudagraph_loss: bool = False
+    """Whether A2C replays its loss and gradient."""
     variables: str = ""
     """Of its environment, as ``NAME=VALUE,NAME=VALUE``: settings of the numeric libraries."""
     here: bool = False

@@ -55,7 +55,10 @@ def learner(run: dict[str, Any]) -> A2C | PPO:
     network = "mlp" if run["game"] == "cartpole" else "nature"
     settings = {"network": network, "num_threads": run["main_threads"]}
     ppo = run["algorithm"] == "ppo"
-    return PPO(epochs=4, minibatches=4, **settings) if ppo else A2C(**settings)
+    if ppo:
+        return PPO(epochs=4, minibatches=4, **settings)
+    # An older checkout has no such setting.
+    return A2C(**settings, **({"cudagraph_loss": True} if run["cudagraph_loss"] else {}))
 
 
 def train(run: dict[str, Any], *callbacks: Callback) -> None:

@@ -26,6 +26,10 @@ LEARNINGS = {
     "Breakout": Task(AtariEnvs("breakout", max_frames=48), "nature", trainer=ON_GPU),
 }
 LEARNINGS |= {f"{name}, graphs": replace(task, data=GRAPHS) for name, task in LEARNINGS.items()}
+REPLAYED = {
+    "replayed CartPole": replace(LEARNINGS["CartPole, graphs"], model={"cudagraph_loss": True}),
+    "replayed Breakout": replace(LEARNINGS["Breakout, graphs"], model={"cudagraph_loss": True}),
+}
 CPU_ACTORS = replace(LEARNINGS["Breakout"], data={"policy_device": "cpu"})
 LEARNINGS["Breakout, CPU actors"] = CPU_ACTORS
 
@@ -68,7 +72,7 @@ def test_actors_start_by_either_method(start_method):
 class TestTraining:
     @pytest.fixture(autouse=True)
     def _as_before(self, monkeypatch):
-        monkeypatch.setattr(determinism, "TASKS", LEARNINGS)
+        monkeypatch.setattr(determinism, "TASKS", LEARNINGS | REPLAYED)
         monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         yield
         torch.use_deterministic_algorithms(False)
@@ -83,7 +87,13 @@ class TestTraining:
         assert self.digest(name, algorithm, WorkerPool(2, 2, jitter=True)) == serial
         assert self.digest(name, algorithm, WorkerPool(0), seed=2) != serial
 
-    @pytest.mark.parametrize("name", ["CartPole", "CartPole, graphs"])
+    @pytest.mark.parametrize("name", REPLAYED)
+    def test_a_replayed_loss_has_the_same_bits_with_other_workers(self, name):
+        serial = self.digest(name, "A2C", WorkerPool(0))
+        assert self.digest(name, "A2C", WorkerPool(2, 2, jitter=True)) == serial
+        assert self.digest(name, "A2C", WorkerPool(0), seed=2) != serial
+
+    @pytest.mark.parametrize("name", ["CartPole", "CartPole, graphs", "replayed CartPole"])
     def test_a_resumed_training_has_the_bits_of_one_that_was_never_stopped(self, name):
         resumed = determinism.train_and_resume(name, "A2C", updates=6)
         assert resumed == self.digest(name, "A2C", WorkerPool(0))

@@ -13,9 +13,7 @@ from torchrl.collectors.utils import split_trajectories
 from torchrl.data import ReplayBuffer
 
 from hts_torchrl.collectors.torchrl_settings import TorchRLSettings
-from hts_torchrl.compat.torch import copy_all
 from hts_torchrl.config import EnvSpec, Key, next_key
-from hts_torchrl.policy.cuda_graph import Block
 from hts_torchrl.policy.forward import path_of
 
 
@@ -72,34 +70,16 @@ def on_device(batch: TensorDictBase, device: torch.device) -> TensorDictBase:
     """Return a copy of a round on another device than the CPU.
 
     When this returns, the round's own memory is read no more. For a GPU it was copied to
-    page-locked memory, from which the GPU takes it in one copy while the caller goes on: work that
-    is given to the same stream waits for it. torch's allocator gives that memory to no other tensor
-    before.
+    page-locked memory, from which the GPU takes it while the caller goes on: work that is given to
+    the same stream waits for it. torch's allocator gives that memory to no other tensor before.
 
     Args:
         batch: on the CPU, such as a view of the storage that the next round but one fills.
         device: where the copy lies.
     """
     if device.type == "cuda":
-        return in_one_copy(batch, device, pinned=True)
+        return batch.pin_memory(num_threads=0).to(device, non_blocking=True)
     return batch.to(device)
-
-
-def in_one_copy(
-    batch: TensorDictBase, device: torch.device, *, pinned: bool = False
-) -> TensorDictBase:
-    """Return a copy of a round on a device; its tensors are views of one piece of memory.
-
-    Args:
-        batch: on the CPU.
-        device: where the copy lies.
-        pinned: whether the memory that it is gathered in is page-locked.
-    """
-    entries = dict(batch.items(include_nested=True, leaves_only=True))
-    gathered, there = Block(entries, "cpu", pinned=pinned), Block(entries, device)
-    copy_all(list(gathered.tensors.values()), list(entries.values()))
-    there.copy_from(gathered)
-    return batch.named_apply(lambda key, _: there.tensors[key], nested_keys=True, device=device)
 
 
 def _private(spec: EnvSpec) -> list[Key]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import math
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeAlias
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -28,6 +28,9 @@ from hts_torchrl.policy.normalization import RunningStatistics
 
 # More than any machine has cores; the OpenMP runtime crashes when it cannot start them.
 _MOST_THREADS = 1024
+Steps: TypeAlias = tuple[slice, int]
+"""An index of one step of all environments."""
+_LAST: Steps = (slice(None), -1)
 
 
 class Learner(ChunkedRounds):
@@ -374,12 +377,12 @@ class Learner(ChunkedRounds):
         """Return the length of what :meth:`samples_of` returns of a round ``[N, T]``."""
         return len(batch) if self.remembers else int(batch.numel())
 
-    def values_where(self, after: TensorDictBase, chosen: Tensor) -> Tensor:
+    def values_where(self, after: TensorDictBase, chosen: Tensor | Steps) -> Tensor:
         """Return values of observations that no actor saw, as an actor would have found them.
 
         Args:
             after: the round's ``next``, ``[N, T]``.
-            chosen: which of its observations, bool ``[N, T]``.
+            chosen: which of its observations, bool ``[N, T]``, or an index.
 
         Returns:
             Values of the B chosen ones, float32 ``[B, 1]``, without gradient.
@@ -405,6 +408,9 @@ class Learner(ChunkedRounds):
         """Shift the values by a step; evaluate what no actor saw: the true final ones."""
         after = batch["next"]
         next_value = value.roll(-1, 1)
+        if self._captures:  # all of the last step, whichever count: their number stays the same
+            next_value[_LAST] = self.values_where(after, _LAST)
+            return next_value
         unseen = after["truncated"].squeeze(-1).clone()
         unseen[:, -1] = True
         unseen &= ~after["terminated"].squeeze(-1)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from hts_torchrl.compat.lightning import (
     set_callback_metrics,
 )
 from hts_torchrl.errors import ConfigurationError
+from hts_torchrl.learner.captured_loss import SETTING, CapturedLoss, require_gpu
 from hts_torchrl.learner.gradient_chunks import GradientChunks
 from hts_torchrl.learner.rounds import RoundModule
 from hts_torchrl.rng import update_seed
@@ -54,6 +56,8 @@ class ChunkedRounds(RoundModule):
     ) -> None:
         super().__init__(policy, network=network, squash=squash)
         self.gradient_chunks = gradient_chunks
+        self.cudagraph_loss = False
+        """Whether :meth:`loss_of_chunks` is replayed as a CUDA graph; of a learner that may be."""
         self.chunks = GradientChunks(gradient_chunks)
         """Which chunks this rank has."""
         self._chunk = 0
@@ -62,7 +66,14 @@ class ChunkedRounds(RoundModule):
         """Of all trained parameters, one after another, until ``backward``."""
         self._figures: dict[str, Tensor] | None = None
         """What a chunk's loss has logged; None outside of one."""
+        self._names: list[str] = []
+        """Of what a chunk's loss logs."""
         self._buffers_stay = False
+        self._captures = False
+        """Whether a loss is captured, which may ask the GPU for nothing then."""
+        self._graph: CapturedLoss | None = None
+        self._graph_of: Any = None
+        """What the graph was captured for."""
 
     def on_fit_start(self) -> None:
         """Take this rank's chunks.
@@ -72,7 +83,9 @@ class ChunkedRounds(RoundModule):
         """
         super().on_fit_start()
         self._buffers_stay = False
-        if self.gradient_chunks == 1:
+        if self.cudagraph_loss:
+            require_gpu(self.device)
+        if not self._by_chunks:
             return
         rank, ranks = self.global_rank, self.trainer.world_size
         self.chunks = GradientChunks(self.gradient_chunks, rank=rank, world_size=ranks)
@@ -81,15 +94,30 @@ class ChunkedRounds(RoundModule):
             self.chunks.require_divides(schedule.num_envs)
         if (several := self.trainer.accumulate_grad_batches) != 1:
             raise ConfigurationError(
-                f"accumulate_grad_batches={several} with gradient_chunks={self.gradient_chunks}: "
+                f"accumulate_grad_batches={several} with {self._why_by_chunks}: "
                 "chunks are accumulated already; 1 is needed"
             )
+
+    @property
+    def _by_chunks(self) -> bool:
+        """Whether a training step computes the gradient, and ``backward`` puts it into place."""
+        return self.gradient_chunks > 1 or self.cudagraph_loss
+
+    @property
+    def _why_by_chunks(self) -> str:
+        several = self.gradient_chunks > 1
+        return f"gradient_chunks={self.gradient_chunks}" if several else f"{SETTING}=True"
 
     def on_train_start(self) -> None:
         """Take the weights with which a resumed run acts; keep DDP from averaging gradients."""
         super().on_train_start()
-        if self.gradient_chunks > 1:
+        if self._by_chunks:
             leave_gradients(self.trainer.strategy)
+
+    def on_fit_end(self) -> None:
+        """Free the memory of the graph."""
+        super().on_fit_end()
+        self._graph = self._graph_of = None
 
     def chunks_of_round(self) -> list[TensorDictBase]:
         """Return this rank's chunks of the round, ``[N, T]`` each."""
@@ -129,42 +157,71 @@ class ChunkedRounds(RoundModule):
             A scalar. Of several chunks it has no gradient: that is computed here, and
             ``backward`` puts it into place.
         """
-        if self.gradient_chunks == 1:
+        if not self._by_chunks:
             return loss_of(0)
-        parameters = self._trained()
-        names: list[str] = []
-        total = self.chunks.mean(
-            self._gradient_of(chunk, index, loss_of, parameters, names)
-            for index, chunk in enumerate(self.chunks.own)
-        )
-        end = sum(parameter.numel() for parameter in parameters)
+        return self._mean(lambda index: self._gradient_of(partial(loss_of, index)))
+
+    def loss_of_chunks(
+        self, loss: Callable[[TensorDictBase], Tensor], chunks: list[TensorDictBase]
+    ) -> Tensor:
+        """Return what :meth:`loss_by_chunks` does; with ``cudagraph_loss`` it is replayed.
+
+        Args:
+            loss: of a chunk ``[N, T]``, from its entries alone.
+            chunks: this rank's.
+        """
+        if not self.cudagraph_loss:
+            return self.loss_by_chunks(lambda index: loss(chunks[index]))
+        return self._mean(lambda index: self._replayed(loss, chunks[index]))
+
+    def _mean(self, gradient_of: Callable[[int], Tensor]) -> Tensor:
+        """Keep the mean gradient over all chunks, log their mean figures, return the mean loss."""
+
+        def vectors() -> Iterator[Tensor]:
+            for index, chunk in enumerate(self.chunks.own):
+                self._begin(chunk)
+                yield gradient_of(index)
+
+        total = self.chunks.mean(vectors())
+        end = sum(parameter.numel() for parameter in self._trained())
         self._gradient, figures = total[:end], total[end + 1 :]
-        if names:
-            self._log(dict(zip(names, figures, strict=True)))
+        if self._names:
+            self._log(dict(zip(self._names, figures, strict=True)))
         return total[end]
 
-    def _gradient_of(
-        self,
-        chunk: int,
-        index: int,
-        loss_of: Callable[[int], Tensor],
-        parameters: list[Parameter],
-        names: list[str],
-    ) -> Tensor:
+    def _gradient_of(self, loss_of: Callable[[], Tensor]) -> Tensor:
         """Return gradient, loss and logged figures of a chunk as one vector."""
-        self._begin(chunk)
         self._figures = {}
         try:
-            loss = loss_of(index)
+            loss = loss_of()
             with torch.autocast(self.device.type, enabled=False):
                 gradients = torch.autograd.grad(
-                    loss, parameters, allow_unused=True, materialize_grads=True
+                    loss, self._trained(), allow_unused=True, materialize_grads=True
                 )
-            names[:] = self._figures
+            self._names = list(self._figures)
             figures = [each.detach().float() for each in (loss, *self._figures.values())]
         finally:
             self._figures = None
         return torch.cat([*(each.flatten() for each in gradients), torch.stack(figures)])
+
+    def _replayed(self, loss: Callable[[TensorDictBase], Tensor], batch: TensorDictBase) -> Tensor:
+        """Return what :meth:`_gradient_of` does, by a graph if the chunk is as most are."""
+        if batch["next", "truncated"][:, :-1].any():
+            return self._gradient_of(partial(loss, batch))  # as many values more, as no graph knows
+        # Of coefficients, too: a callback may change them.
+        numbers = [value for value in vars(self).values() if isinstance(value, float)]
+        graph_of = (self.lag, *numbers, *map(id, self._trained()))
+        if self._graph is None or self._graph_of != graph_of:
+            self._graph = None  # its memory is free before that of the next is taken
+            self._captures = True
+            try:
+                self._graph = CapturedLoss(
+                    lambda static: self._gradient_of(partial(loss, static)), batch, self.device
+                )
+            finally:
+                self._captures = False
+            self._graph_of = graph_of
+        return self._graph(batch)
 
     def _begin(self, chunk: int) -> None:
         """Let a chunk's draws be its own, whichever rank computes it."""
@@ -178,14 +235,13 @@ class ChunkedRounds(RoundModule):
         Raises:
             ConfigurationError: if the training step knows nothing of chunks.
         """
-        if self.gradient_chunks == 1:
+        if not self._by_chunks:
             super().backward(loss, *args, **kwargs)
             return
         if self._gradient is None:
             raise ConfigurationError(
-                f"gradient_chunks={self.gradient_chunks}: {type(self).__name__}.training_step "
-                "computes one gradient of the round; let it return loss_by_chunks(...), or leave "
-                "gradient_chunks out"
+                f"{self._why_by_chunks}: {type(self).__name__}.training_step computes one gradient "
+                "of the round; let it return loss_by_chunks(...), or leave the setting out"
             )
         end = 0
         for parameter in self._trained():
@@ -204,13 +260,14 @@ class ChunkedRounds(RoundModule):
             ConfigurationError: if a layer has statistics that change with each pass.
         """
         super().on_before_optimizer_step(optimizer)
-        if self.gradient_chunks == 1 or self._buffers_stay:
+        if not self._by_chunks or self._buffers_stay:
             return
         if moved := self._weights.moved_buffers():
+            depend = "the number of ranks" if self.gradient_chunks > 1 else "when it was captured"
             raise ConfigurationError(
-                f"gradient_chunks={self.gradient_chunks}: the policy's {moved[0]} changes with "
-                "each pass, as statistics of BatchNorm do, and would depend on the number of "
-                "ranks: put LayerNorm in its place, or call eval() on the layer before fit"
+                f"{self._why_by_chunks}: the policy's {moved[0]} changes with each pass, as "
+                f"statistics of BatchNorm do, and would depend on {depend}: put LayerNorm in its "
+                "place, or call eval() on the layer before fit"
             )
         self._buffers_stay = True
 

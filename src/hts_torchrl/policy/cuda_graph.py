@@ -19,6 +19,7 @@ from hts_torchrl.errors import ConfigurationError
 Compute: TypeAlias = Callable[[dict[Key, Tensor], Tensor, bool, bool], dict[Key, Tensor]]
 """A pass: inputs and draws on the device, greedy, random; returns the answers there."""
 
+SETTING = "cudagraph_policy"
 _ALIGNMENT = 512  # that of torch's own allocator, so that kernels find what they always find
 _WARM_UPS = 3  # as in torch's documents
 _DRAWS: Key = ("collector", "draws")  # no observation has this name
@@ -43,8 +44,8 @@ class Block:
     ) -> None:
         sizes = [tensor.numel() * tensor.element_size() for tensor in like.values()]
         padded = [-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes]
-        self.memory = torch.empty(sum(padded), dtype=torch.uint8, device=device, pin_memory=pinned)
-        """uint8, whatever was there, all that :meth:`copy_from` moves."""
+        self.memory = torch.zeros(sum(padded), dtype=torch.uint8, device=device, pin_memory=pinned)
+        """uint8, all that :meth:`copy_from` moves."""
         self.tensors: dict[Key, Tensor] = {}
         """Views of the memory, by key."""
         for (key, tensor), size, part in zip(
@@ -85,7 +86,6 @@ class StagedPass:
         self._device, self._cudagraph = device, cudagraph
         given = {**inputs, _DRAWS: draws}
         self._from_cpu = Block(given, "cpu", pinned=device.type == "cuda")
-        self._from_cpu.memory.zero_()
         self._there = Block(given, device)
         self.inputs = {key: self._from_cpu.tensors[key] for key in inputs}
         """``[B, ...]`` by key, on the CPU."""
@@ -136,7 +136,9 @@ class _Variant:
             for key, answer in compute().items():
                 self._there.tensors[key].copy_(answer)
 
-        self._fill = captured(fill, device) if cudagraph else fill
+        self._fill = fill
+        if cudagraph:
+            self._fill = captured(fill, device, setting=SETTING, what="the policy's pass")
 
     def run(self) -> dict[Key, Array]:
         self._fill()
@@ -146,7 +148,9 @@ class _Variant:
         return {key: tensor.numpy() for key, tensor in self._on_cpu.tensors.items()}
 
 
-def captured(run: Callable[[], None], device: torch.device) -> Callable[[], None]:
+def captured(
+    run: Callable[[], None], device: torch.device, *, setting: str, what: str
+) -> Callable[[], None]:
     """Capture what a function does on a GPU; returns what does the same work again.
 
     Nothing of the function's Python runs in a replay. It reads and writes the same memory.
@@ -154,12 +158,15 @@ def captured(run: Callable[[], None], device: torch.device) -> Callable[[], None
     Args:
         run: reads and writes tensors that outlive the graph.
         device: of all of them.
+        setting: that asks for it, for the message.
+        what: is captured, for the message.
 
     Raises:
         ConfigurationError: if something in it asks the GPU for a value, moves a tensor of the CPU
             there, or cannot be captured else.
     """
-    _refuse_copies(run, device)
+    refused = f"{setting}=True: {what}"
+    _refuse_copies(run, device, refused, setting)
     try:
         with unvalidated_distributions():
             return _capture(run, device)
@@ -167,11 +174,13 @@ def captured(run: Callable[[], None], device: torch.device) -> Callable[[], None
         first = error.__context__ or error  # the end of a capture that failed fails, too
         reason = str(first).partition("\n")[0]
         raise ConfigurationError(
-            f"cudagraph_policy=True: the policy's pass cannot be captured ({reason}); leave it out"
+            f"{refused} cannot be captured ({reason}); leave it out"
         ) from error
 
 
-def _refuse_copies(run: Callable[[], None], device: torch.device) -> None:
+def _refuse_copies(
+    run: Callable[[], None], device: torch.device, refused: str, setting: str
+) -> None:
     """Refuse what a replay would read from the CPU's memory, which may hold something else then."""
     if device.type == "cpu":
         return
@@ -179,8 +188,8 @@ def _refuse_copies(run: Callable[[], None], device: torch.device) -> None:
         run()
     if copies.found:
         raise ConfigurationError(
-            "cudagraph_policy=True: the policy's pass moves a tensor of the CPU to the GPU "
-            f"({copies.found[0]}); make it a buffer of the policy, or leave cudagraph_policy out"
+            f"{refused} moves a tensor of the CPU to the GPU ({copies.found[0]}); make it a buffer "
+            f"of the policy, or leave {setting} out"
         )
 
 

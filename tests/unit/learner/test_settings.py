@@ -26,7 +26,7 @@ SHARED = {
     "gradient_chunks",
 }
 OWN = {
-    A2C: {"gae_lambda", "unroll", "delayed_step"},
+    A2C: {"gae_lambda", "unroll", "delayed_step", "cudagraph_loss"},
     PPO: {"gae_lambda", "unroll", "epochs", "minibatches", "clip", "clip_value", "delayed_step"},
     Impala: {"rho_clip", "c_clip"},
     PQN: {

@@ -30,6 +30,7 @@ from tests.determinism.tasks import TASKS
 from tests.graphs import needs_gpu, recorded, replaying
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda:0")
+ASKED = {"setting": "cudagraph_policy", "what": "the policy's pass"}
 CAPTURABLE = [
     "cartpole", "pendulum", "lstm", "choices", "masked", "mixed", "parts", "parts remembered",
     "combined", "breakout",
@@ -291,7 +292,7 @@ class TestRefusals:
             elsewhere.add_(numbers.to("meta"))
 
         with pytest.raises(ConfigurationError, match="moves a tensor of the CPU to the GPU"):
-            captured(moves, elsewhere.device)
+            captured(moves, elsewhere.device, **ASKED)
 
     def test_a_number_of_the_cpu_is_no_such_tensor(self, monkeypatch):
         monkeypatch.setattr(cuda_graph, "_capture", lambda run, _: run)
@@ -300,7 +301,7 @@ class TestRefusals:
         def scales():
             elsewhere.mul_(number)
 
-        assert captured(scales, elsewhere.device) is scales
+        assert captured(scales, elsewhere.device, **ASKED) is scales
 
     def test_the_first_error_of_a_failed_capture_is_told(self, monkeypatch):
         def fail(_run, _device):
@@ -311,7 +312,7 @@ class TestRefusals:
 
         monkeypatch.setattr(cuda_graph, "_capture", fail)
         with pytest.raises(ConfigurationError, match=r"captured \(operation not permitted\); "):
-            captured(lambda: None, CPU)
+            captured(lambda: None, CPU, **ASKED)
 
 
 def on_gpu(name: str, *, cudagraph: bool, **settings) -> PolicyInference:
