@@ -38,10 +38,10 @@ class A2C(Learner):
         gae_lambda: 1 gives n-step returns.
         unroll: steps after which a return is bootstrapped; None is the whole round.
         delayed_step: ``ratio`` or ``gradient``.
-        cudagraph_loss: replay the loss and its gradient as one CUDA graph, on a GPU: sooner where
+        cudagraph_loss: replay the loss and its gradient as one CUDA graph, on a GPU: faster where
             rounds are small. Its bits may differ from those without. Rounds with a truncation
-            before their last step are computed without. Not with ``gradient``, ``normalize_value``
-            or parts of a round; layers of the policy stay in the mode of the first round.
+            before their last step are computed without it. Layers of the policy stay in the mode of
+            the first round. Not with ``gradient``, ``normalize_value`` or parts of a round.
 
     Raises:
         ConfigurationError: if a setting is out of its bounds, or a graph cannot have it.

@@ -408,7 +408,7 @@ class Learner(ChunkedRounds):
         """Shift the values by a step; evaluate what no actor saw: the true final ones."""
         after = batch["next"]
         next_value = value.roll(-1, 1)
-        if self._captures:  # all of the last step, whichever count: their number stays the same
+        if self._captures:  # those of ended episodes too: a graph has one shape
             next_value[_LAST] = self.values_where(after, _LAST)
             return next_value
         unseen = after["truncated"].squeeze(-1).clone()

@@ -167,7 +167,8 @@ class ChunkedRounds(RoundModule):
         """Return what :meth:`loss_by_chunks` does; with ``cudagraph_loss`` it is replayed.
 
         Args:
-            loss: of a chunk ``[N, T]``, from its entries alone.
+            loss: of a chunk ``[N, T]``, from its entries alone. A replay runs no Python of it, so
+                what else it reads stays as it was, but for the learner's own floats.
             chunks: this rank's.
         """
         if not self.cudagraph_loss:
@@ -206,9 +207,10 @@ class ChunkedRounds(RoundModule):
 
     def _replayed(self, loss: Callable[[TensorDictBase], Tensor], batch: TensorDictBase) -> Tensor:
         """Return what :meth:`_gradient_of` does, by a graph if the chunk is as most are."""
+        # How many values a truncation asks for differs, and a graph has one shape.
         if batch["next", "truncated"][:, :-1].any():
-            return self._gradient_of(partial(loss, batch))  # as many values more, as no graph knows
-        # Of coefficients, too: a callback may change them.
+            return self._gradient_of(partial(loss, batch))
+        # A callback may change a coefficient.
         numbers = [value for value in vars(self).values() if isinstance(value, float)]
         graph_of = (self.lag, *numbers, *map(id, self._trained()))
         if self._graph is None or self._graph_of != graph_of:
