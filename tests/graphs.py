@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from hts_torchrl.config import EnvSpec
+from hts_torchrl.policy import cuda_graph
 from hts_torchrl.policy.cuda_graph import StagedPass
 from hts_torchrl.policy.inference import PolicyInference
 
@@ -63,6 +64,18 @@ def recorded(run: Callable[[], None], _: torch.device) -> Callable[[], None]:
                     old.copy_(new)
 
     return replay
+
+
+def record_captures(monkeypatch: pytest.MonkeyPatch) -> list[torch.device]:
+    """Let recorded operations stand for captured ones; returns a list that grows by each."""
+    captures: list[torch.device] = []
+
+    def capture(run: Callable[[], None], device: torch.device) -> Callable[[], None]:
+        captures.append(device)
+        return recorded(run, device)
+
+    monkeypatch.setattr(cuda_graph, "_capture", capture)
+    return captures
 
 
 def _is_tensor(value: object) -> bool:

@@ -27,9 +27,11 @@ LEARNINGS = {
 }
 LEARNINGS |= {f"{name}, graphs": replace(task, data=GRAPHS) for name, task in LEARNINGS.items()}
 REPLAYED = {
-    "replayed CartPole": replace(LEARNINGS["CartPole, graphs"], model={"cudagraph_loss": True}),
-    "replayed Breakout": replace(LEARNINGS["Breakout, graphs"], model={"cudagraph_loss": True}),
+    f"replayed {name}": replace(LEARNINGS[f"{name}, graphs"], model={"cudagraph_loss": True})
+    for name in ("CartPole", "Breakout")
 }
+REPLAYED["replayed bfloat16"] = replace(REPLAYED["replayed CartPole"], precision="bf16-mixed")
+REPLAYED["replayed Dropout"] = replace(REPLAYED["replayed CartPole"], dropout=True)
 CPU_ACTORS = replace(LEARNINGS["Breakout"], data={"policy_device": "cpu"})
 LEARNINGS["Breakout, CPU actors"] = CPU_ACTORS
 
@@ -93,7 +95,7 @@ class TestTraining:
         assert self.digest(name, "A2C", WorkerPool(2, 2, jitter=True)) == serial
         assert self.digest(name, "A2C", WorkerPool(0), seed=2) != serial
 
-    @pytest.mark.parametrize("name", ["CartPole", "CartPole, graphs", "replayed CartPole"])
+    @pytest.mark.parametrize("name", ["CartPole", "CartPole, graphs", *REPLAYED])
     def test_a_resumed_training_has_the_bits_of_one_that_was_never_stopped(self, name):
         resumed = determinism.train_and_resume(name, "A2C", updates=6)
         assert resumed == self.digest(name, "A2C", WorkerPool(0))

@@ -85,7 +85,7 @@ class ChunkedRounds(RoundModule):
         self._buffers_stay = False
         if self.cudagraph_loss:
             require_gpu(self.device)
-        if not self._by_chunks:
+        if not self.computes_gradient:
             return
         rank, ranks = self.global_rank, self.trainer.world_size
         self.chunks = GradientChunks(self.gradient_chunks, rank=rank, world_size=ranks)
@@ -94,24 +94,24 @@ class ChunkedRounds(RoundModule):
             self.chunks.require_divides(schedule.num_envs)
         if (several := self.trainer.accumulate_grad_batches) != 1:
             raise ConfigurationError(
-                f"accumulate_grad_batches={several} with {self._why_by_chunks}: "
+                f"accumulate_grad_batches={several} with {self._why_computed}: "
                 "chunks are accumulated already; 1 is needed"
             )
 
     @property
-    def _by_chunks(self) -> bool:
+    def computes_gradient(self) -> bool:
         """Whether a training step computes the gradient, and ``backward`` puts it into place."""
         return self.gradient_chunks > 1 or self.cudagraph_loss
 
     @property
-    def _why_by_chunks(self) -> str:
+    def _why_computed(self) -> str:
         several = self.gradient_chunks > 1
         return f"gradient_chunks={self.gradient_chunks}" if several else f"{SETTING}=True"
 
     def on_train_start(self) -> None:
         """Take the weights with which a resumed run acts; keep DDP from averaging gradients."""
         super().on_train_start()
-        if self._by_chunks:
+        if self.computes_gradient:
             leave_gradients(self.trainer.strategy)
 
     def on_fit_end(self) -> None:
@@ -157,7 +157,7 @@ class ChunkedRounds(RoundModule):
             A scalar. Of several chunks it has no gradient: that is computed here, and
             ``backward`` puts it into place.
         """
-        if not self._by_chunks:
+        if not self.computes_gradient:
             return loss_of(0)
         return self._mean(lambda index: self._gradient_of(partial(loss_of, index)))
 
@@ -237,12 +237,12 @@ class ChunkedRounds(RoundModule):
         Raises:
             ConfigurationError: if the training step knows nothing of chunks.
         """
-        if not self._by_chunks:
+        if not self.computes_gradient:
             super().backward(loss, *args, **kwargs)
             return
         if self._gradient is None:
             raise ConfigurationError(
-                f"{self._why_by_chunks}: {type(self).__name__}.training_step computes one gradient "
+                f"{self._why_computed}: {type(self).__name__}.training_step computes one gradient "
                 "of the round; let it return loss_by_chunks(...), or leave the setting out"
             )
         end = 0
@@ -262,12 +262,12 @@ class ChunkedRounds(RoundModule):
             ConfigurationError: if a layer has statistics that change with each pass.
         """
         super().on_before_optimizer_step(optimizer)
-        if not self._by_chunks or self._buffers_stay:
+        if not self.computes_gradient or self._buffers_stay:
             return
         if moved := self._weights.moved_buffers():
             depend = "the number of ranks" if self.gradient_chunks > 1 else "when it was captured"
             raise ConfigurationError(
-                f"{self._why_by_chunks}: the policy's {moved[0]} changes with each pass, as "
+                f"{self._why_computed}: the policy's {moved[0]} changes with each pass, as "
                 f"statistics of BatchNorm do, and would depend on {depend}: put LayerNorm in its "
                 "place, or call eval() on the layer before fit"
             )

@@ -28,7 +28,7 @@ def refuse_replaced_hooks(module: LightningModule) -> None:
             "cannot be compiled; compile modules within its policy"
         )
     needed = needed_hooks(type(module))
-    if getattr(module, "gradient_chunks", 1) == 1:  # then it is Lightning's alone
+    if not getattr(module, "computes_gradient", False):  # then it is Lightning's alone
         needed.discard("backward")
     for cls in takewhile(_is_of_the_user, type(module).__mro__):
         for hook in needed & vars(cls).keys():

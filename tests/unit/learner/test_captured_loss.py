@@ -11,9 +11,8 @@ from torch import nn
 
 from hts_torchrl import A2C, ConfigurationError, GymEnvs, HTSDataModule, make_actor_critic
 from hts_torchrl.learner import chunked_rounds
-from hts_torchrl.policy import cuda_graph
 from tests.fits import quiet_trainer
-from tests.graphs import recorded
+from tests.graphs import record_captures
 from tests.policies import policy_with
 
 ENV = GymEnvs("CartPole-v1")
@@ -23,15 +22,8 @@ UPDATES = 12
 @pytest.fixture
 def captures(monkeypatch):
     """Count captures, which are made on the CPU."""
-    made = []
-
-    def capture(run, device):
-        made.append(run)
-        return recorded(run, device)
-
-    monkeypatch.setattr(cuda_graph, "_capture", capture)
     monkeypatch.setattr(chunked_rounds, "require_gpu", lambda _: None)
-    return made
+    return record_captures(monkeypatch)
 
 
 class Losses(Callback):
@@ -42,7 +34,7 @@ class Losses(Callback):
         self.seen.append({k: float(v) for k, v in trainer.callback_metrics.items() if "loss" in k})
 
 
-def learned(*callbacks, env=ENV, policy=None, precision="32-true", **settings):
+def learned(*callbacks, env=ENV, policy=None, precision="32-true", kind=A2C, **settings):
     """Weights after a training, and the losses of its updates."""
     torch.manual_seed(0)
     policy = policy or make_actor_critic("mlp", env.group([0]).spec)
@@ -53,7 +45,7 @@ def learned(*callbacks, env=ENV, policy=None, precision="32-true", **settings):
     trainer = quiet_trainer(
         callbacks=[losses, *callbacks], precision=precision, gradient_clip_val=0.5
     )
-    learner = A2C(policy, learning_rate=0.01, **settings)
+    learner = kind(policy, learning_rate=0.01, **settings)
     trainer.fit(learner, data)
     assert learner._graph is None  # its memory is free
     return torch.cat([p.detach().flatten() for p in learner.parameters()]), losses.seen
@@ -142,6 +134,14 @@ class TestRefusals:
         told = self.refusal(policy_with(nn.BatchNorm1d(16), ENV))
         assert told.startswith("cudagraph_loss=True: the policy's ")
         assert "when it was captured" in told
+
+    def test_a_backward_of_the_users_own(self):
+        class Own(A2C):
+            def backward(self, loss, *_, **__):
+                loss.backward()
+
+        with pytest.raises(ConfigurationError, match=r"call super\(\)\.backward\(\.\.\.\) in it"):
+            learned(kind=Own, cudagraph_loss=True)
 
     def test_a_policy_that_asks_for_a_value(self):
         class Asks(nn.Module):

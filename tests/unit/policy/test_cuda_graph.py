@@ -27,7 +27,7 @@ from hts_torchrl.policy.inference import PolicyInference
 from hts_torchrl.policy.shared_weights import PolicyWeights
 from hts_torchrl.shared.arrays import SharedArrays
 from tests.determinism.tasks import TASKS
-from tests.graphs import needs_gpu, recorded, replaying
+from tests.graphs import needs_gpu, record_captures, recorded, replaying
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda:0")
 ASKED = {"setting": "cudagraph_policy", "what": "the policy's pass"}
@@ -40,14 +40,7 @@ CAPTURABLE = [
 @pytest.fixture
 def recorded_graphs(monkeypatch):
     """Let recorded operations stand for captured ones; counts the captures."""
-    captures = []
-
-    def capture(run, device):
-        captures.append(device)
-        return recorded(run, device)
-
-    monkeypatch.setattr(cuda_graph, "_capture", capture)
-    return captures
+    return record_captures(monkeypatch)
 
 
 def examined(name: str, make=PolicyInference, **settings) -> PolicyInference:
