@@ -25,6 +25,7 @@ __all__ = [
     "compile_settings",
     "copy_all",
     "fused_adam",
+    "hooks_of",
     "let_gradients_be_clipped",
     "norms",
     "of_all_ranks",
@@ -118,6 +119,17 @@ def uncompiled(module: nn.Module) -> nn.Module:
     """Return what ``torch.compile`` was given, with the same parameters; else the module itself."""
     original: nn.Module = getattr(module, "_orig_mod", module)
     return original
+
+
+def hooks_of(module: nn.Module) -> list[Callable[..., Any]]:
+    """Return what runs before and after a module's call, and its gradient's."""
+    hooks = (
+        module._forward_pre_hooks,
+        module._forward_hooks,
+        module._backward_pre_hooks,
+        module._backward_hooks,
+    )
+    return [hook for each in hooks for hook in each.values()]
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from tensordict import TensorDict, TensorDictBase, unravel_key
@@ -15,6 +16,7 @@ from tensordict.nn import (
 from torch import Tensor, nn
 from torch import distributions as d
 
+from hts_torchrl.compat.torch import hooks_of
 from hts_torchrl.config import EnvSpec, Key
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.models.actor_critic import ActorCritic
@@ -127,12 +129,38 @@ def inputs_of(policy: nn.Module) -> list[Key]:
 
 
 def modules_of(policy: nn.Module) -> Iterator[nn.Module]:
-    """Yield the modules of a policy in the order in which they run, also those of sequences."""
-    if isinstance(policy, TensorDictSequential | ProbabilisticTensorDictSequential):
-        for module in policy.module:
+    """Yield the modules of a policy in the order in which they run, also those of sequences.
+
+    A sequence that is called by code of a user's is one module.
+    """
+    if is_sequence(policy) and users_call(policy) is None:
+        modules: Any = policy.module
+        for module in modules.values() if isinstance(modules, nn.ModuleDict) else modules:
             yield from modules_of(module)
     else:
         yield policy
+
+
+def users_call(module: nn.Module) -> str | None:
+    """Return which code of a user's runs when the module is called; None if it is a library's.
+
+    That is ``a forward``, of its class or of itself, or ``a hook``. A library is tensordict,
+    torchrl or this one.
+    """
+    kind = next(kind for kind in type(module).__mro__ if "forward" in vars(kind))
+    if "forward" in vars(module) or not _is_known(kind.__module__):
+        return "a forward"
+    known = all(_is_known(str(getattr(hook, "__module__", ""))) for hook in hooks_of(module))
+    return None if known else "a hook"
+
+
+def _is_known(name: str) -> bool:
+    return name.partition(".")[0] in ("tensordict", "torchrl", "hts_torchrl")
+
+
+def is_sequence(module: nn.Module) -> bool:
+    """Return whether a module is one of tensordict's sequences of modules."""
+    return isinstance(module, TensorDictSequential | ProbabilisticTensorDictSequential)
 
 
 def path_of(key: Key) -> tuple[str, ...]:

@@ -59,3 +59,14 @@ def test_copies_from_the_cpu_are_noted_and_numbers_are_not():
             assert copies.found == []
             torch.ones(2).to("meta")
         assert copies.found == ["aten._to_copy.default"]
+
+
+def test_hooks_are_found_by_when_they_run():
+    with private_names_of("torch") as compat:
+        layer = nn.Linear(1, 1)
+        hooks = [lambda *_: None for _ in range(4)]
+        layer.register_forward_hook(hooks[0])
+        layer.register_forward_pre_hook(hooks[1])
+        layer.register_full_backward_hook(hooks[2])
+        layer.register_full_backward_pre_hook(hooks[3])
+        assert set(compat.hooks_of(layer)) == set(hooks)
