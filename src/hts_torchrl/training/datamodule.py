@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
-from typing import Any, get_args
+from typing import Any, Self, get_args
 
 import torch
 from lightning.pytorch import LightningDataModule, Trainer
@@ -131,6 +131,26 @@ class HTSDataModule(LightningDataModule):
         self._moved: TensorDictBase | None = None
         """The running round on a learner's GPU, for all of its parts."""
         self._state = DataState(self.pool, self._plain_settings(), accept_changes=accept_changes)
+
+    @classmethod
+    def load_from_checkpoint(cls, *arguments: Any, **settings: Any) -> Self:  # type: ignore[override] # noqa: ANN401
+        """Do what Lightning does, for a subclass that saves its hyperparameters.
+
+        Args:
+            arguments: Lightning's.
+            settings: Lightning's; ``env`` and ``total_frames`` make the data module itself.
+
+        Raises:
+            ConfigurationError: if an environment factory is missing, which no checkpoint has.
+        """
+        try:
+            loaded: Self = super().load_from_checkpoint(*arguments, **settings)
+        except TypeError as error:
+            raise ConfigurationError(
+                f"{cls.__name__}.load_from_checkpoint: {error}; a checkpoint has no environment "
+                "factory: make the data module as before, and fit(learner, data, ckpt_path=...)"
+            ) from error
+        return loaded
 
     def _refuse_settings(self) -> None:
         for name in ("evaluation_episodes", "evaluation_frames"):

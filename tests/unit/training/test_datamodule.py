@@ -8,7 +8,7 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import Callback
 from tensordict import TensorDict
 
-from hts_torchrl import A2C, PPO, Impala, make_actor_critic
+from hts_torchrl import A2C, PPO, GymEnvs, HTSDataModule, Impala, make_actor_critic
 from hts_torchrl.errors import ConfigurationError, WorkerError
 from hts_torchrl.training.round_slice import RoundSlice
 from tests.fakes import FailingEnv
@@ -42,6 +42,37 @@ class TestEpochs:
 
     def test_max_steps_ends_training(self):
         assert len(watched_fit(A2C(), cartpole(6), max_epochs=-1, max_steps=4).rounds) == 4
+
+
+class Named(HTSDataModule):
+    """A data module that Lightning can make again."""
+
+    def __init__(self, game: str, total_frames: int = 64) -> None:
+        super().__init__(GymEnvs(game), total_frames=total_frames, num_envs=2, frames_per_batch=16)
+        self.save_hyperparameters()
+
+
+class TestLoadFromCheckpoint:
+    def saved(self, data, path):
+        trainer = quiet_trainer(limit_train_batches=1)
+        trainer.fit(A2C(), data)
+        trainer.save_checkpoint(path)
+        return path
+
+    def test_without_a_factory_it_is_refused(self, tmp_path):
+        path = self.saved(cartpole(3), tmp_path / "one.ckpt")
+        with pytest.raises(ConfigurationError, match="missing .*'env'.*no environment factory"):
+            HTSDataModule.load_from_checkpoint(path)
+
+    def test_with_a_factory_it_is_made(self, tmp_path):
+        path = self.saved(cartpole(3), tmp_path / "one.ckpt")
+        given = GymEnvs("CartPole-v1")
+        assert HTSDataModule.load_from_checkpoint(path, env=given, total_frames=64).env is given
+
+    def test_a_subclass_that_saves_its_hyperparameters_is_made_with_them(self, tmp_path):
+        path = self.saved(Named("CartPole-v1", 128), tmp_path / "one.ckpt")
+        again = Named.load_from_checkpoint(path)
+        assert (again.env, again.pool.total_frames) == (GymEnvs("CartPole-v1"), 128)
 
 
 class Evaluations(Callback):
