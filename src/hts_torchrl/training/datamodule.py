@@ -133,12 +133,12 @@ class HTSDataModule(LightningDataModule):
         self._state = DataState(self.pool, self._plain_settings(), accept_changes=accept_changes)
 
     @classmethod
-    def load_from_checkpoint(cls, *arguments: Any, **settings: Any) -> Self:  # type: ignore[override] # noqa: ANN401
+    def load_from_checkpoint(cls, *arguments: Any, **settings: Any) -> Self:  # noqa: ANN401
         """Do what Lightning does, for a subclass that saves its hyperparameters.
 
         Args:
             arguments: Lightning's.
-            settings: Lightning's; ``env`` and ``total_frames`` make the data module itself.
+            settings: Lightning's; those of the class count more than the checkpoint's.
 
         Raises:
             ConfigurationError: if an environment factory is missing, which no checkpoint has.
