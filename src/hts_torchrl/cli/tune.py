@@ -93,7 +93,8 @@ def _parsed(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     require(given.trials >= 1, f"--trials={given.trials}", "1 or more")
     for argument in others:
         for flag, reason in _REFUSED.items():
-            if argument.partition("=")[0] == flag or argument.startswith(f"{flag}."):
+            name = argument.partition("=")[0].removesuffix("+")  # which appends to a list
+            if name == flag or name.startswith(f"{flag}."):
                 raise ConfigurationError(f"{flag}: {reason}")
     return given, others
 

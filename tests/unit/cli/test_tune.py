@@ -181,6 +181,24 @@ class TestGoingOn:
         assert [row["state"] for row in rows] == ["complete", "cut off", "complete", "complete"]
         assert values([rows[0], *rows[2:]]) == values(whole)
 
+    @pytest.mark.parametrize("cut", [1, 30])
+    def test_a_line_of_the_journal_that_was_cut_off_is_left_out(self, cut, tune):
+        whole = tune(study=self.STUDY, trials=3, output="whole")
+        tune(study=self.STUDY, trials=2)
+        journal = Path("study/study.journal")
+        journal.write_bytes(journal.read_bytes()[:-cut])
+        rows = tune(study=self.STUDY, trials=3)
+        assert [row["state"] for row in rows] == ["complete", "cut off", "complete", "complete"]
+        assert values([rows[0], *rows[2:]]) == values(whole)
+
+    @pytest.mark.parametrize("content", ["rubbish\n", "{}\n"])
+    def test_a_journal_of_something_else_is_refused(self, content, tune, capsys):
+        tune(study=self.STUDY, trials=1)
+        arguments = ["tune", "--study=study.yaml", "--trials=2", *FITTED]
+        Path("study/study.journal").write_text(content)
+        message = "--output=study: study.journal: this is no journal of Optuna's"
+        assert refused(capsys, *arguments) == message
+
     @pytest.mark.parametrize(
         ("study", "more", "named"),
         [
@@ -228,6 +246,11 @@ class TestRefused:
             (
                 f"space: {{{SPACE}}}",
                 ["--trainer.logger.name=x"],
+                "--trainer.logger: each trial logs into its own folder",
+            ),
+            (
+                f"space: {{{SPACE}}}",
+                ["--trainer.logger+=CSVLogger"],
                 "--trainer.logger: each trial logs into its own folder",
             ),
             (f"space: {{{SPACE}}}", ["--trials=0"], "--trials=0; 1 or more is needed"),
