@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Iterator
 from dataclasses import asdict, is_dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -154,6 +156,7 @@ class HTSTrainer(Trainer):
         """
         require(updates >= 1, f"--updates={updates}", "1 or more")
         _require_rounds(datamodule)
+        other = None if manifest is None else _manifest(Path(manifest))
         if model.policy is None:
             model.build_policy(datamodule.env_spec)
 
@@ -164,15 +167,33 @@ class HTSTrainer(Trainer):
         mine = trained(max(1, datamodule.pool.num_actors))
         if manifest is None:
             name, other = "the serial twin", trained(0)
-        elif (path := Path(manifest)).exists():
-            name, other = manifest, Manifest.read(path)
+        elif other is not None:
+            name = manifest
         else:
-            mine.write(path)
+            with _manifest_named(manifest):
+                mine.write(Path(manifest))
             print(f"{updates} updates, weights {mine.weights[:16]}: written to {manifest}")  # noqa: T201
             return
         if (difference := first_difference(mine, other)) is not None:
             raise DifferenceError(f"this pool and {name} differ: {difference}")
         print(f"{updates} updates, weights {mine.weights[:16]}: the same bits as {name}")  # noqa: T201
+
+
+def _manifest(path: Path) -> Manifest | None:
+    """Return what is at a path; if nothing is, make its folder, before anything is trained."""
+    if path.exists():
+        return Manifest.read(path)
+    with _manifest_named(str(path)):
+        path.absolute().parent.mkdir(parents=True, exist_ok=True)
+    return None
+
+
+@contextlib.contextmanager
+def _manifest_named(manifest: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ConfigurationError(f"--manifest={manifest}: {error.strerror}") from error
 
 
 def _require_rounds(data: HTSDataModule) -> None:
