@@ -167,6 +167,12 @@ class TestBase:
         top = write(tmp_path / "top.yaml", base=["left.yaml", "right.yaml"])
         assert top in expand_configs(["fit", "--config", top])
 
+    def test_the_short_flag_may_be_joined_with_its_file(self, tmp_path):
+        ground = write(tmp_path / "ground.yaml")
+        top = write(tmp_path / "top.yaml", base="ground.yaml")
+        expanded = expand_configs(["fit", f"-c{top}"])
+        assert expanded == ["fit", "--config", ground, "--config", top, "--base=null"]
+
     def test_a_base_that_is_not_there_is_named(self, tmp_path):
         mine = write(tmp_path / "mine.yaml", base="none.yaml")
         with pytest.raises(ConfigurationError, match=r"none\.yaml: No such file"):
@@ -321,6 +327,7 @@ WRONG = {
         ["--data.frames_per_batch=${data.none}"],
         "Interpolation key 'data.none' not found",
     ),
+    "a config without a name": (["--config"], "--config: the name of a file is needed"),
     "a missing config": (["--config=none.yaml"], "--config=none.yaml: No such file"),
     "a checkpoint without a name": (["--ckpt_path="], "--ckpt_path=.: there is no such file"),
     "frames without end": (
@@ -462,7 +469,9 @@ MERGED_LAUGHS = "a0: &a0 {ha: 1}\n" + "".join(
     ("content", "message"),
     [
         ("a: [1,\n", "--config=bad.yaml: while parsing"),
-        ("- 1\n", "Unexpected config"),
+        ("- 1\n", "--config=bad.yaml: it is a list; settings by name are needed"),
+        ("# nothing\n", "--config=bad.yaml: it is empty; settings by name are needed"),
+        ("data:\n  num_envs: 4\n  num_envs: 8\n", "--config=bad.yaml: it has num_envs twice"),
         ("base: 3\n", "--config=bad.yaml: base=3; one file or a list is needed"),
         ("base: {a: 1}\n", "--config=bad.yaml: base={'a': 1}; one file or a list"),
         ("base: [[a]]\n", "--config=bad.yaml: base=[['a']]; one file or a list"),
