@@ -371,6 +371,18 @@ class TestPlay:
         assert 5 < len(frames) <= told
         assert suffix == "gif" or len(frames) == told
 
+    @pytest.mark.parametrize("suffix", ["gif", "mp4"])
+    def test_a_video_that_cannot_be_written_ends_with_one_line(
+        self, suffix, run_directory, tmp_path, capsys
+    ):
+        play = ["play", f"--ckpt_path={run_directory}/checkpoints/last.ckpt"]
+        folder = tmp_path / f"folder.{suffix}"
+        folder.mkdir()
+        assert refused(capsys, *play, f"--video={folder}") == f"--video={folder}: this is a folder"
+        full = tmp_path / f"full.{suffix}"
+        full.symlink_to("/dev/full")
+        assert refused(capsys, *play, f"--video={full}").startswith(f"--video={full}: ")
+
     def test_refuses_another_kind_of_video(self, run_directory, capsys):
         path = run_directory / "checkpoints" / "last.ckpt"
         message = refused(

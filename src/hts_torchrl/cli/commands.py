@@ -6,6 +6,7 @@ import contextlib
 import math
 from collections.abc import Iterator
 from dataclasses import asdict, is_dataclass, replace
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,8 @@ class HTSTrainer(Trainer):
         """
         if Path(video).suffix not in (".mp4", ".gif"):
             raise ConfigurationError(f"--video={video}: a name that ends in .mp4 or .gif is needed")
+        if Path(video).is_dir():
+            raise ConfigurationError(f"--video={video}: this is a folder")
         require(frames_per_second >= 1, f"--frames_per_second={frames_per_second}", "1 or more")
         _load_weights("play", model, datamodule, ckpt_path, weights_only=weights_only)
         evaluation = replace(datamodule.evaluation(precision="32-true"), greedy=greedy)
@@ -68,7 +71,13 @@ class HTSTrainer(Trainer):
         mp4 = {"fps": frames_per_second, "macro_block_size": 2}
         try:
             Path(video).absolute().parent.mkdir(parents=True, exist_ok=True)
-            imageio.mimsave(video, frames, **(gif if video.endswith(".gif") else mp4))
+            if video.endswith(".gif"):
+                # Not into the file: imageio would try again, and tell of it, when it is collected.
+                content = BytesIO()
+                imageio.mimsave(content, frames, format="gif", **gif)
+                Path(video).write_bytes(content.getvalue())
+            else:
+                imageio.mimsave(video, frames, **mp4)
         except OSError as error:
             raise ConfigurationError(f"--video={video}: {error.strerror or error}") from error
         print(f"video of {len(frames)} steps: {video}")  # noqa: T201

@@ -60,6 +60,10 @@ def tune(arguments: Sequence[str]) -> None:
     study_file = StudyFile.read(given.study)
     configs = [_checked([*fit_arguments, *flags(each)]) for each in study_file.examples()]
     output = given.study.with_suffix("") if given.output is None else given.output
+    if output == given.study:
+        raise ConfigurationError(
+            f"--study={output}: without a suffix .yaml it needs --output=FOLDER"
+        )
     budget = _budget(configs)
     described = {"study": study_file.described(), "config": json.loads(json.dumps(configs[0]))}
     with locked(output) as lock, FitCommands() as commands:

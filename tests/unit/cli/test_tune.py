@@ -266,6 +266,11 @@ class TestRefused:
     def test_without_its_own_arguments(self, capsys):
         assert "--study" in refused(capsys, "tune", *FITTED)
 
+    def test_a_study_file_without_a_suffix_and_without_a_folder(self, capsys):
+        Path("mine").write_text(f"space: {{{SPACE}}}")
+        message = refused(capsys, "tune", "--study=mine", "--trials=2", *FITTED)
+        assert message == "--study=mine: without a suffix .yaml it needs --output=FOLDER"
+
     def test_a_config_that_goes_on_from_a_checkpoint(self, capsys):
         Path("study.yaml").write_text(f"space: {{{SPACE}}}")
         Path("resumed.yaml").write_text("ckpt_path: a.ckpt")
