@@ -141,8 +141,8 @@ class HTSCommandLine(CommandLine):
         last = None if settings["enable_checkpointing"] is False else LastCheckpoint()
         callbacks = _callbacks(settings, last, self.setting("trace"))
         if settings["logger"] in (None, True):  # made here, so that --name decides to the last
-            name = self.setting("name")
-            kwargs["logger"] = [TensorBoardLogger("runs", name), CSVLogger("runs", name)]
+            name, runs = self.setting("name"), str(Path(settings["default_root_dir"] or "", "runs"))
+            kwargs["logger"] = [TensorBoardLogger(runs, name), CSVLogger(runs, name)]
         kwargs |= _folder_of_job(settings, self.setting("name"))
         plugins = _listed(settings["plugins"])
         if not any(isinstance(plugin, CheckpointIO) for plugin in plugins):

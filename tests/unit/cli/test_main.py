@@ -93,6 +93,10 @@ class TestSettings:
         assert len(loggers) == 2
         assert {str(logger.log_dir) for logger in loggers} == {"runs/mine/version_0"}
 
+    def test_runs_lie_below_the_trainers_root(self, made):
+        line = made("fit", *CARTPOLE, *A2C, "--name=mine", "--trainer.default_root_dir=root")
+        assert line.trainer.log_dir == "root/runs/mine/version_0"
+
     def test_a_logger_that_names_its_run_late_has_done_so_before_the_folder_is_made(self, made):
         line = made("fit", *CARTPOLE, *A2C, f"--trainer.logger={__name__}.NamesItsRunLate")
         assert Path(line.trainer.log_dir).parts[-2:] == ("project", "a1b2c3")
