@@ -68,7 +68,7 @@ class HTSTrainer(Trainer):
         evaluation = replace(datamodule.evaluation(precision="32-true"), greedy=greedy)
         frames: list[Any] = list(evaluation.frames(model.actor_critic))
         gif = {"duration": 1000 / frames_per_second, "loop": 0}
-        mp4 = {"fps": frames_per_second, "macro_block_size": 2}
+        mp4: dict[str, Any] = {"fps": frames_per_second, "macro_block_size": 2}
         try:
             Path(video).absolute().parent.mkdir(parents=True, exist_ok=True)
             if video.endswith(".gif"):
