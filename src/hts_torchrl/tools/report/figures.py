@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from hts_torchrl.config import Array
 from hts_torchrl.tools.report.groups import Group
 from hts_torchrl.tools.report.intervals import interquartile_curve
 from hts_torchrl.tools.report.run_folder import ROLES, Run
@@ -63,12 +64,19 @@ def _draw(axes: Axes, group: Group, series: Series, unit: str, *, color: str) ->
         return None
     if len(curves) > 1:
         for place, score in curves:
-            axes.plot(place, score, color=color, alpha=0.3, linewidth=0.8)
+            dot = _dot_if_alone(place)
+            axes.plot(place, score, dot, color=color, alpha=0.3, linewidth=0.8)
     mean = interquartile_curve(curves)
     label = f"{group.label} ({len(curves)} {'run' if len(curves) == 1 else 'runs'})"
-    (line,) = axes.plot(mean.place, mean.value, color=color, linewidth=2, label=label)
+    dot = _dot_if_alone(mean.place)
+    (line,) = axes.plot(mean.place, mean.value, dot, color=color, linewidth=2, label=label)
     axes.fill_between(mean.place, mean.low, mean.high, color=color, alpha=0.2, linewidth=0)
     return line
+
+
+def _dot_if_alone(places: Array) -> str:
+    """Return a format that shows a curve of one point too, which has no line."""
+    return "o" if len(places) == 1 else "-"
 
 
 def _series(run: Run, series: Series) -> pd.DataFrame:

@@ -121,6 +121,13 @@ def test_shows_names_in_pictures_as_they_are_written(write_run, output):
     assert [text.get_text() for text in legend.get_texts()] == [f"{name} (1 run)" for name in names]
 
 
+@pytest.mark.parametrize(("scores", "marker"), [([1], "o"), ([1, 2], "None")])
+def test_a_single_evaluation_is_a_dot(scores, marker, write_run):
+    groups = grouped([Run.read(write_run("a", scores))])
+    (line,) = learning_curves(groups, "evaluations").axes[0].lines
+    assert line.get_marker() == marker
+
+
 def test_compares_no_scores_of_different_environments(write_run):
     folders = [
         write_run(f"{name}{seed}", [1], seed=seed, name=name, env=env)
