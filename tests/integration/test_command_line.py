@@ -217,6 +217,28 @@ class TestLoggers:
         names += ["config.yaml", "learning_curve.png", "trace.json"]
         assert kept == {str(Path(folder, name)) for name in names}
 
+    def test_a_config_of_the_users_own_is_not_written_over(self, tmp_path, monkeypatch, capsys):
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "config.yaml").write_text("name: mine # and why\n")
+        fit = ["fit", *CARTPOLE, *A2C, "--config=config.yaml", "--trainer.logger=false"]
+        message = refused(capsys, *fit)
+        assert message.endswith(
+            "or name another folder (--trainer.default_root_dir, or that of a logger)"
+        )
+        assert files(tmp_path) == {"config.yaml"}
+        assert (tmp_path / "config.yaml").read_text() == "name: mine # and why\n"
+
+    def test_a_run_that_writes_over_another_says_so(self, tmp_path, monkeypatch, recwarn):
+        monkeypatch.chdir(tmp_path)
+        fit = ["fit", *CARTPOLE, *A2C, "--trainer.logger=CSVLogger"]
+        fit += ["--trainer.logger.save_dir=.", "--trainer.logger.version=one"]
+        told = "lightning_logs/one has the files of an earlier run, and this one writes over them"
+        for times in (0, 1):
+            run(*fit)
+            assert [told in str(each.message) for each in recwarn].count(True) == times
+        run(*fit, "--ckpt_path=lightning_logs/one/checkpoints/last.ckpt")
+        assert [told in str(each.message) for each in recwarn].count(True) == 1
+
 
 class TestPlayedGames:
     """``test`` and ``predict`` play the games of ``validate``."""
@@ -348,6 +370,18 @@ class TestPlay:
         # A GIF shows pictures that are equal as one, longer.
         assert 5 < len(frames) <= told
         assert suffix == "gif" or len(frames) == told
+
+    @pytest.mark.parametrize("suffix", ["gif", "mp4"])
+    def test_a_video_that_cannot_be_written_ends_with_one_line(
+        self, suffix, run_directory, tmp_path, capsys
+    ):
+        play = ["play", f"--ckpt_path={run_directory}/checkpoints/last.ckpt"]
+        folder = tmp_path / f"folder.{suffix}"
+        folder.mkdir()
+        assert refused(capsys, *play, f"--video={folder}") == f"--video={folder}: this is a folder"
+        full = tmp_path / f"full.{suffix}"
+        full.symlink_to("/dev/full")
+        assert refused(capsys, *play, f"--video={full}").startswith(f"--video={full}: ")
 
     def test_refuses_another_kind_of_video(self, run_directory, capsys):
         path = run_directory / "checkpoints" / "last.ckpt"

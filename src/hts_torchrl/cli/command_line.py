@@ -6,6 +6,7 @@ import json
 import os
 import pkgutil
 import sys
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -140,8 +141,8 @@ class HTSCommandLine(CommandLine):
         last = None if settings["enable_checkpointing"] is False else LastCheckpoint()
         callbacks = _callbacks(settings, last, self.setting("trace"))
         if settings["logger"] in (None, True):  # made here, so that --name decides to the last
-            name = self.setting("name")
-            kwargs["logger"] = [TensorBoardLogger("runs", name), CSVLogger("runs", name)]
+            name, runs = self.setting("name"), str(Path(settings["default_root_dir"] or "", "runs"))
+            kwargs["logger"] = [TensorBoardLogger(runs, name), CSVLogger(runs, name)]
         kwargs |= _folder_of_job(settings, self.setting("name"))
         plugins = _listed(settings["plugins"])
         if not any(isinstance(plugin, CheckpointIO) for plugin in plugins):
@@ -256,6 +257,13 @@ class HTSCommandLine(CommandLine):
             directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigurationError(f"the run's folder {directory}: {error.strerror}") from error
+        _require_no_loss(directory / "config.yaml")
+        last = directory / "checkpoints" / "last.ckpt"
+        if self.subcommand == "fit" and not self.setting("ckpt_path") and last.is_file():
+            warnings.warn(
+                f"{directory} has the files of an earlier run, and this one writes over them",
+                stacklevel=2,
+            )
 
     before_validate = before_test = before_predict = before_fit
 
@@ -265,6 +273,15 @@ class HTSCommandLine(CommandLine):
             for game, score in enumerate(games["score"]):
                 length = games["length"][game]
                 print(f"game {game}: score {float(score):g}, {int(length)} steps")  # noqa: T201
+
+
+def _require_no_loss(config: Path) -> None:
+    """Refuse to save the run's config over one that no run has saved."""
+    if config.is_file() and "\nbase: null" not in config.read_text("utf-8", errors="replace"):
+        raise ConfigurationError(
+            f"{config} is a file of your own, and the run saves its config there: rename it, or "
+            "name another folder (--trainer.default_root_dir, or that of a logger)"
+        )
 
 
 class _Seeds:

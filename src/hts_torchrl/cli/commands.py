@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Iterator
 from dataclasses import asdict, is_dataclass, replace
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -58,15 +61,23 @@ class HTSTrainer(Trainer):
         """
         if Path(video).suffix not in (".mp4", ".gif"):
             raise ConfigurationError(f"--video={video}: a name that ends in .mp4 or .gif is needed")
+        if Path(video).is_dir():
+            raise ConfigurationError(f"--video={video}: this is a folder")
         require(frames_per_second >= 1, f"--frames_per_second={frames_per_second}", "1 or more")
         _load_weights("play", model, datamodule, ckpt_path, weights_only=weights_only)
         evaluation = replace(datamodule.evaluation(precision="32-true"), greedy=greedy)
         frames: list[Any] = list(evaluation.frames(model.actor_critic))
         gif = {"duration": 1000 / frames_per_second, "loop": 0}
-        mp4 = {"fps": frames_per_second, "macro_block_size": 2}
+        mp4: dict[str, Any] = {"fps": frames_per_second, "macro_block_size": 2}
         try:
             Path(video).absolute().parent.mkdir(parents=True, exist_ok=True)
-            imageio.mimsave(video, frames, **(gif if video.endswith(".gif") else mp4))
+            if video.endswith(".gif"):
+                # Not into the file: imageio would try again, and tell of it, when it is collected.
+                content = BytesIO()
+                imageio.mimsave(content, frames, format="gif", **gif)
+                Path(video).write_bytes(content.getvalue())
+            else:
+                imageio.mimsave(video, frames, **mp4)
         except OSError as error:
             raise ConfigurationError(f"--video={video}: {error.strerror or error}") from error
         print(f"video of {len(frames)} steps: {video}")  # noqa: T201
@@ -154,6 +165,7 @@ class HTSTrainer(Trainer):
         """
         require(updates >= 1, f"--updates={updates}", "1 or more")
         _require_rounds(datamodule)
+        other = None if manifest is None else _manifest(Path(manifest))
         if model.policy is None:
             model.build_policy(datamodule.env_spec)
 
@@ -164,15 +176,33 @@ class HTSTrainer(Trainer):
         mine = trained(max(1, datamodule.pool.num_actors))
         if manifest is None:
             name, other = "the serial twin", trained(0)
-        elif (path := Path(manifest)).exists():
-            name, other = manifest, Manifest.read(path)
+        elif other is not None:
+            name = manifest
         else:
-            mine.write(path)
+            with _manifest_named(manifest):
+                mine.write(Path(manifest))
             print(f"{updates} updates, weights {mine.weights[:16]}: written to {manifest}")  # noqa: T201
             return
         if (difference := first_difference(mine, other)) is not None:
             raise DifferenceError(f"this pool and {name} differ: {difference}")
         print(f"{updates} updates, weights {mine.weights[:16]}: the same bits as {name}")  # noqa: T201
+
+
+def _manifest(path: Path) -> Manifest | None:
+    """Return what is at a path; if nothing is, make its folder, before anything is trained."""
+    if path.exists():
+        return Manifest.read(path)
+    with _manifest_named(str(path)):
+        path.absolute().parent.mkdir(parents=True, exist_ok=True)
+    return None
+
+
+@contextlib.contextmanager
+def _manifest_named(manifest: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ConfigurationError(f"--manifest={manifest}: {error.strerror}") from error
 
 
 def _require_rounds(data: HTSDataModule) -> None:

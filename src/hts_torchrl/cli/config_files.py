@@ -26,7 +26,7 @@ def expand_configs(arguments: Sequence[str]) -> list[str]:
     configs: list[Path] = []
     waiting = list(arguments)
     while waiting:
-        flag, separator, value = waiting.pop(0).partition("=")
+        flag, separator, value = _parted(waiting.pop(0))
         if flag == "--base" and value != "null":  # which another rank's arguments have
             raise ConfigurationError(
                 "--base: it belongs into a config file; --config takes several"
@@ -36,6 +36,8 @@ def expand_configs(arguments: Sequence[str]) -> list[str]:
             continue
         if not separator and waiting:
             value = waiting.pop(0)
+        if not value:
+            raise ConfigurationError(f"{flag}: the name of a file is needed")
         configs += _with_bases(Path(value))
     if not configs:
         return expanded
@@ -44,11 +46,21 @@ def expand_configs(arguments: Sequence[str]) -> list[str]:
     return expanded[:1] + flags + expanded[1:]
 
 
+def _parted(argument: str) -> tuple[str, str, str]:
+    """Return a flag, what parts it from its value, and its value: ``-cmine.yaml`` has none."""
+    if argument.startswith("-c") and not argument.startswith("-c="):
+        return "-c", "" if argument == "-c" else "=", argument[2:]
+    return argument.partition("=")
+
+
 def _with_bases(path: Path, above: tuple[Path, ...] = ()) -> list[Path]:
     if path.resolve() in above:
         raise ConfigurationError(f"--config={path}: it builds on itself")
     content = _content(path)
-    bases = (content.get("base") or []) if isinstance(content, dict) else []
+    if not isinstance(content, dict):
+        told = "empty" if content is None else f"a {type(content).__name__}"
+        raise ConfigurationError(f"--config={path}: it is {told}; settings by name are needed")
+    bases = content.get("base") or []
     named = [bases] if isinstance(bases, str) else bases
     if not isinstance(named, list) or not all(isinstance(base, str) for base in named):
         raise ConfigurationError(f"--config={path}: base={bases}; one file or a list is needed")
@@ -87,6 +99,9 @@ def _entries(node: yaml.Node, known: dict[yaml.Node, int], depth: int = 0) -> in
     parts: list[yaml.Node] = []
     if isinstance(node, yaml.MappingNode):
         parts = [part for pair in node.value for part in pair]
+        names = [name.value for name, _ in node.value if isinstance(name, yaml.ScalarNode)]
+        if twice := [name for name in names if names.count(name) > 1 and name != "<<"]:
+            raise ConfigurationError(f"it has {twice[0]} twice")
     elif isinstance(node, yaml.SequenceNode):
         parts = node.value
     known[node] = 0  # until it is known

@@ -56,7 +56,7 @@ def _words(seeds: list[int]) -> str:
 def _parsed(arguments: Sequence[str]) -> tuple[list[int], list[str]]:
     """Return the seeds and all other arguments, in their order."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    parser.add_argument("--seeds", nargs="+", type=int)
+    parser.add_argument("--seeds", nargs="+", type=int, action="extend")
     try:
         given, others = parser.parse_known_args(list(arguments))
     except argparse.ArgumentError as error:

@@ -60,6 +60,10 @@ def tune(arguments: Sequence[str]) -> None:
     study_file = StudyFile.read(given.study)
     configs = [_checked([*fit_arguments, *flags(each)]) for each in study_file.examples()]
     output = given.study.with_suffix("") if given.output is None else given.output
+    if output == given.study:
+        raise ConfigurationError(
+            f"--study={output}: without a suffix .yaml it needs --output=FOLDER"
+        )
     budget = _budget(configs)
     described = {"study": study_file.described(), "config": json.loads(json.dumps(configs[0]))}
     with locked(output) as lock, FitCommands() as commands:
@@ -93,7 +97,8 @@ def _parsed(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     require(given.trials >= 1, f"--trials={given.trials}", "1 or more")
     for argument in others:
         for flag, reason in _REFUSED.items():
-            if argument.partition("=")[0] == flag or argument.startswith(f"{flag}."):
+            name = argument.partition("=")[0].removesuffix("+")  # which appends to a list
+            if name == flag or name.startswith(f"{flag}."):
                 raise ConfigurationError(f"{flag}: {reason}")
     return given, others
 

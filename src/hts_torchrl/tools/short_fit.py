@@ -39,6 +39,7 @@ def short_fit(
             accelerator=trainer.strategy.root_device.type, devices=1, max_epochs=1,
             limit_val_batches=0, precision=precision or trainer.precision, logger=False,
             gradient_clip_val=trainer.gradient_clip_val,
+            gradient_clip_algorithm=trainer.gradient_clip_algorithm,
             accumulate_grad_batches=trainer.accumulate_grad_batches,
             enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
             callbacks=list(callbacks),

@@ -93,6 +93,10 @@ class TestSettings:
         assert len(loggers) == 2
         assert {str(logger.log_dir) for logger in loggers} == {"runs/mine/version_0"}
 
+    def test_runs_lie_below_the_trainers_root(self, made):
+        line = made("fit", *CARTPOLE, *A2C, "--name=mine", "--trainer.default_root_dir=root")
+        assert line.trainer.log_dir == "root/runs/mine/version_0"
+
     def test_a_logger_that_names_its_run_late_has_done_so_before_the_folder_is_made(self, made):
         line = made("fit", *CARTPOLE, *A2C, f"--trainer.logger={__name__}.NamesItsRunLate")
         assert Path(line.trainer.log_dir).parts[-2:] == ("project", "a1b2c3")
@@ -166,6 +170,12 @@ class TestBase:
         write(tmp_path / "right.yaml", base="ground.yaml")
         top = write(tmp_path / "top.yaml", base=["left.yaml", "right.yaml"])
         assert top in expand_configs(["fit", "--config", top])
+
+    def test_the_short_flag_may_be_joined_with_its_file(self, tmp_path):
+        ground = write(tmp_path / "ground.yaml")
+        top = write(tmp_path / "top.yaml", base="ground.yaml")
+        expanded = expand_configs(["fit", f"-c{top}"])
+        assert expanded == ["fit", "--config", ground, "--config", top, "--base=null"]
 
     def test_a_base_that_is_not_there_is_named(self, tmp_path):
         mine = write(tmp_path / "mine.yaml", base="none.yaml")
@@ -321,6 +331,7 @@ WRONG = {
         ["--data.frames_per_batch=${data.none}"],
         "Interpolation key 'data.none' not found",
     ),
+    "a config without a name": (["--config"], "--config: the name of a file is needed"),
     "a missing config": (["--config=none.yaml"], "--config=none.yaml: No such file"),
     "a checkpoint without a name": (["--ckpt_path="], "--ckpt_path=.: there is no such file"),
     "frames without end": (
@@ -462,7 +473,9 @@ MERGED_LAUGHS = "a0: &a0 {ha: 1}\n" + "".join(
     ("content", "message"),
     [
         ("a: [1,\n", "--config=bad.yaml: while parsing"),
-        ("- 1\n", "Unexpected config"),
+        ("- 1\n", "--config=bad.yaml: it is a list; settings by name are needed"),
+        ("# nothing\n", "--config=bad.yaml: it is empty; settings by name are needed"),
+        ("data:\n  num_envs: 4\n  num_envs: 8\n", "--config=bad.yaml: it has num_envs twice"),
         ("base: 3\n", "--config=bad.yaml: base=3; one file or a list is needed"),
         ("base: {a: 1}\n", "--config=bad.yaml: base={'a': 1}; one file or a list"),
         ("base: [[a]]\n", "--config=bad.yaml: base=[['a']]; one file or a list"),

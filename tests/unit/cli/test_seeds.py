@@ -72,6 +72,11 @@ def test_each_seed_is_a_command_with_all_other_arguments_in_their_order(trained,
     assert capsys.readouterr().out == "seed 3, 1 of 2\nseed 1, 2 of 2\n"
 
 
+def test_seeds_may_be_named_one_by_one(trained):
+    commands = trained("fit", "--seeds", "3", "--name=x", "--seeds=1")
+    assert commands == ["fit --name=x --seed_everything=3", "fit --name=x --seed_everything=1"]
+
+
 def test_a_seed_that_fails_ends_the_loop_with_its_status(trained, capsys, tmp_path):
     with pytest.raises(SystemExit) as left:
         trained("fit", "--seeds", "1", "2", "3", status_of_2=7)

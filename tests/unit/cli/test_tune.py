@@ -181,6 +181,24 @@ class TestGoingOn:
         assert [row["state"] for row in rows] == ["complete", "cut off", "complete", "complete"]
         assert values([rows[0], *rows[2:]]) == values(whole)
 
+    @pytest.mark.parametrize("cut", [1, 30])
+    def test_a_line_of_the_journal_that_was_cut_off_is_left_out(self, cut, tune):
+        whole = tune(study=self.STUDY, trials=3, output="whole")
+        tune(study=self.STUDY, trials=2)
+        journal = Path("study/study.journal")
+        journal.write_bytes(journal.read_bytes()[:-cut])
+        rows = tune(study=self.STUDY, trials=3)
+        assert [row["state"] for row in rows] == ["complete", "cut off", "complete", "complete"]
+        assert values([rows[0], *rows[2:]]) == values(whole)
+
+    @pytest.mark.parametrize("content", ["rubbish\n", "{}\n"])
+    def test_a_journal_of_something_else_is_refused(self, content, tune, capsys):
+        tune(study=self.STUDY, trials=1)
+        arguments = ["tune", "--study=study.yaml", "--trials=2", *FITTED]
+        Path("study/study.journal").write_text(content)
+        message = "--output=study: study.journal: this is no journal of Optuna's"
+        assert refused(capsys, *arguments) == message
+
     @pytest.mark.parametrize(
         ("study", "more", "named"),
         [
@@ -230,6 +248,11 @@ class TestRefused:
                 ["--trainer.logger.name=x"],
                 "--trainer.logger: each trial logs into its own folder",
             ),
+            (
+                f"space: {{{SPACE}}}",
+                ["--trainer.logger+=CSVLogger"],
+                "--trainer.logger: each trial logs into its own folder",
+            ),
             (f"space: {{{SPACE}}}", ["--trials=0"], "--trials=0; 1 or more is needed"),
             (f"space: {{{SPACE}}}", ["--trials=x"], "tune: argument --trials: invalid int value"),
         ],
@@ -242,6 +265,11 @@ class TestRefused:
 
     def test_without_its_own_arguments(self, capsys):
         assert "--study" in refused(capsys, "tune", *FITTED)
+
+    def test_a_study_file_without_a_suffix_and_without_a_folder(self, capsys):
+        Path("mine").write_text(f"space: {{{SPACE}}}")
+        message = refused(capsys, "tune", "--study=mine", "--trials=2", *FITTED)
+        assert message == "--study=mine: without a suffix .yaml it needs --output=FOLDER"
 
     def test_a_config_that_goes_on_from_a_checkpoint(self, capsys):
         Path("study.yaml").write_text(f"space: {{{SPACE}}}")

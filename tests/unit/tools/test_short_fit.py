@@ -33,6 +33,21 @@ def test_lightning_says_of_a_trial_but_warnings_nothing(said):
     assert said != []
 
 
+def test_gradients_are_clipped_as_the_trainer_does():
+    weights = [
+        flat(
+            short_fit(
+                A2C(),
+                cartpole(2),
+                quiet_trainer(gradient_clip_val=1e-3, gradient_clip_algorithm=algorithm),
+            ).policy
+        )
+        for algorithm in (None, "norm", "value")
+    ]
+    assert weights[0].equal(weights[1])
+    assert not weights[0].equal(weights[2])
+
+
 def test_the_learner_stays_as_it_is():
     data = cartpole(2)
     learner = A2C()

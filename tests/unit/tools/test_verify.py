@@ -141,6 +141,22 @@ class TestCommandLine:
             "(the round differs in action)"
         )
 
+    @pytest.mark.parametrize(
+        ("manifest", "message"),
+        [
+            ("/dev/null/bits.json", "--manifest=/dev/null/bits.json: "),
+            ("other.json", "other.json: this is no manifest of verify"),
+        ],
+    )
+    def test_refuses_a_manifest_before_it_trains(
+        self, manifest, message, tmp_path, monkeypatch, capsys
+    ):
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr("hts_torchrl.cli.commands.record", None)
+        (tmp_path / "other.json").write_text("[]")
+        arguments = [*CARTPOLE, *A2C_FLAGS, f"--manifest={manifest}"]
+        assert refused(capsys, "verify", *arguments).startswith(message)
+
     def test_names_a_module_that_draws_from_a_global_generator_however_late(self, capsys):
         network = "--model.network=tests.policies.LateNoiseTrunk"
         message = refused(capsys, "verify", *CARTPOLE, *A2C_FLAGS, network, "--updates=8")

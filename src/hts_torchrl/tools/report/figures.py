@@ -8,7 +8,9 @@ from typing import Literal, TypeAlias
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
+from hts_torchrl.config import Array
 from hts_torchrl.tools.report.groups import Group
 from hts_torchrl.tools.report.intervals import interquartile_curve
 from hts_torchrl.tools.report.run_folder import ROLES, Run
@@ -30,32 +32,51 @@ def learning_curves(groups: list[Group], series: Series) -> Figure:
     panels = figure.subplots(len(environments), 2, squeeze=False, sharey="row")
     for row, environment in enumerate(environments):
         for axes, unit in zip(panels[row], _UNITS, strict=True):
-            for number, group in enumerate(groups):
-                if group.environment == environment:
-                    _draw(axes, group, series, unit, color=f"C{number % 10}")
+            drawn = [
+                _draw(axes, group, series, unit, color=f"C{number % 10}")
+                for number, group in enumerate(groups)
+                if group.environment == environment
+            ]
             axes.set(xlabel=_UNITS[unit])
             axes.grid(alpha=0.3)
-        panels[row, 0].set(title=environment, ylabel=_SCORES[series])
-        if panels[row, 0].lines:
-            panels[row, 0].legend(fontsize=8)
+        panels[row, 0].set(ylabel=_SCORES[series])
+        panels[row, 0].set_title(environment, parse_math=False)
+        _add_legend(panels[row, 0], [line for line in drawn if line is not None])
     return figure
 
 
-def _draw(axes: Axes, group: Group, series: Series, unit: str, *, color: str) -> None:
+def _add_legend(axes: Axes, lines: list[Line2D]) -> None:
+    """Name the lines as they are written: ``$`` begins no formula, and ``_`` hides none."""
+    if lines:
+        named = axes.legend(lines, [str(line.get_label()) for line in lines], fontsize=8)
+        for text in named.get_texts():
+            text.set_parse_math(False)
+
+
+def _draw(axes: Axes, group: Group, series: Series, unit: str, *, color: str) -> Line2D | None:
+    """Draw a group's curves, and return the thick one, if there is one."""
     curves = [
         (curve[unit].to_numpy(), curve["score"].to_numpy())
         for curve in (_series(run, series) for run in group.runs)
         if len(curve)
     ]
     if not curves:
-        return
+        return None
     if len(curves) > 1:
         for place, score in curves:
-            axes.plot(place, score, color=color, alpha=0.3, linewidth=0.8)
+            dot = _dot_if_alone(place)
+            axes.plot(place, score, dot, color=color, alpha=0.3, linewidth=0.8)
     mean = interquartile_curve(curves)
     label = f"{group.label} ({len(curves)} {'run' if len(curves) == 1 else 'runs'})"
-    axes.plot(mean.place, mean.value, color=color, linewidth=2, label=label)
+    dot = _dot_if_alone(mean.place)
+    (line,) = axes.plot(mean.place, mean.value, dot, color=color, linewidth=2, label=label)
     axes.fill_between(mean.place, mean.low, mean.high, color=color, alpha=0.2, linewidth=0)
+    return line
+
+
+def _dot_if_alone(places: Array) -> str:
+    """Return a format that shows a curve of one point too, which has no line."""
+    return "o" if len(places) == 1 else "-"
 
 
 def _series(run: Run, series: Series) -> pd.DataFrame:
@@ -79,7 +100,7 @@ def waiting(groups: list[Group]) -> Figure:
         for row, mine in zip(rows, known, strict=True):
             axes.plot(mine, [row] * len(mine), ".", color="black", markersize=4)
     axes.set(xlim=(0, 1), xlabel="share of the time spent waiting for the others")
-    axes.set_yticks(range(len(groups)), [group.label for group in groups])
+    axes.set_yticks(range(len(groups)), [group.label for group in groups], parse_math=False)
     axes.invert_yaxis()
     axes.legend(fontsize=8)
     return figure

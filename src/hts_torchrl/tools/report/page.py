@@ -48,8 +48,8 @@ def write_report(paths: list[Path], output: Path) -> list[tuple[str, str]]:
         output: folder to write into; made if it is not there.
 
     Returns:
-        Label and text of each line to tell: runs below a folder that are left out because they
-        have no finished evaluation, what to know about the comparison, and the page.
+        Label and text of each line to tell: what is left out below a folder, what to know about
+        the comparison, and the page.
 
     Raises:
         ConfigurationError: if a path has no run, a run that is named itself no finished
@@ -57,7 +57,7 @@ def write_report(paths: list[Path], output: Path) -> list[tuple[str, str]]:
     """
     runs, left_out = read_runs(paths)
     groups = grouped(runs)
-    warnings = [f"{folder} has no finished evaluation: it is left out" for folder in left_out]
+    warnings = [f"{folder} {reason}: it is left out" for folder, reason in left_out.items()]
     remarks, page = list(_remarks(groups)), output / "report.html"
     try:
         output.mkdir(parents=True, exist_ok=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 from typing import Any, Self
 
@@ -16,6 +17,12 @@ from hts_torchrl.errors import ConfigurationError
 
 ROLES = ("learner", "executors", "actors")
 _METRICS, _CONFIG = "metrics.csv", "config.yaml"
+_OF_OTHERS = {"verbose", "return_predictions"}
+"""Flags of ``validate``, ``test`` and ``predict``, whose folders are no runs of ``fit``."""
+
+
+class NoRun(ConfigurationError):
+    """A folder's config is that of something else."""
 
 
 class NotEvaluated(ConfigurationError):
@@ -47,7 +54,8 @@ class Run:
         """Read a folder that ``fit`` wrote; its checkpoints are not opened.
 
         Raises:
-            ConfigurationError: if it is no such folder.
+            NoRun: if its config is none of ``fit``.
+            ConfigurationError: if its files cannot be read.
             NotEvaluated: if it has no finished evaluation.
         """
         config = _config(folder)
@@ -81,23 +89,26 @@ class Run:
         return bool(self.evaluations["frames"].iloc[-1] <= total - of_a_round)
 
 
-def read_runs(paths: list[Path]) -> tuple[list[Run], list[Path]]:
-    """Return the runs at or below the paths, and folders of those that are left out.
+def read_runs(paths: list[Path]) -> tuple[list[Run], dict[Path, str]]:
+    """Return the runs at or below the paths, and why others are left out, by their folders.
 
-    A run below a folder is left out if it has no finished evaluation.
+    What lies below a folder is left out if it has no finished evaluation, or if its ``config.yaml``
+    is that of another program.
 
     Raises:
-        ConfigurationError: if a path has no run; if a run that is named itself, or each one, has no
-            finished evaluation; if a folder's files are those of something else.
+        ConfigurationError: if a path has no run; if what is named itself is none, or it or each one
+            has no finished evaluation; if metrics are no table.
     """
-    runs, left_out, named = [], [], {path.resolve() for path in paths}
+    runs, named = [], {path.resolve() for path in paths}
+    left_out: dict[Path, str] = {}
     for folder in run_folders(paths):
         try:
             runs.append(Run.read(folder))
-        except NotEvaluated:
+        except (NoRun, NotEvaluated) as error:
             if folder.resolve() in named:
                 raise
-            left_out.append(folder)
+            evaluated = "has no finished evaluation"
+            left_out[folder] = evaluated if isinstance(error, NotEvaluated) else "is no run of fit"
     if not runs:
         raise NotEvaluated(f"{', '.join(map(str, paths))}: no run there has a finished evaluation")
     return runs, left_out
@@ -129,16 +140,20 @@ def _config(folder: Path) -> dict[str, Any]:
     except OSError as error:
         raise ConfigurationError(f"{path}: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeError) as error:
-        raise ConfigurationError(f"{path}: {error}") from error
+        raise NoRun(f"{path}: {error}") from error
+    if isinstance(config, dict) and _OF_OTHERS & config.keys():
+        raise NoRun(f"{path}: this is the config of an evaluation (validate, test or predict)")
     if not isinstance(config, dict) or type(config.get("seed_everything")) is not int:
-        raise ConfigurationError(f"{path}: this is no config of fit, for want of a seed_everything")
+        raise NoRun(f"{path}: this is no config of fit, for want of a seed_everything")
     return config
 
 
 def _metrics(folder: Path) -> pd.DataFrame:
     path = folder / _METRICS
     try:
-        metrics = pd.read_csv(path)
+        text = path.read_text(encoding="utf-8")
+        # A line that was cut off may end in half a number.
+        metrics = pd.read_csv(StringIO(text[: text.rfind("\n") + 1]))
     except (FileNotFoundError, pd.errors.EmptyDataError):  # it was stopped before it logged
         return pd.DataFrame()
     except OSError as error:

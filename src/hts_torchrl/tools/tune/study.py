@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -74,7 +75,7 @@ class Study:
         described: what must not change while the study goes on, as JSON has it.
 
     Raises:
-        ConfigurationError: if the folder's journal is that of another study.
+        ConfigurationError: if the folder's journal is that of another study, or damaged.
     """
 
     def __init__(
@@ -83,7 +84,7 @@ class Study:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._file = study_file
         self._study = optuna.create_study(
-            storage=JournalStorage(JournalFileBackend(str(folder / JOURNAL))),
+            storage=_storage(folder),
             pruner=_pruner(study_file, budget),
             study_name=_NAME,
             direction=study_file.objective.direction,
@@ -132,6 +133,25 @@ class Study:
         """Mark trials that were cut off, in this process or an earlier one, as failed."""
         for trial in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
             self._study.tell(trial.number, state=TrialState.FAIL)
+
+
+def _storage(folder: Path) -> JournalStorage:
+    """Return the folder's journal, without a last line that was cut off.
+
+    Optuna would append to that line, and read neither.
+    """
+    journal = folder / JOURNAL
+    try:
+        content = journal.read_bytes() if journal.exists() else b""
+        whole = content.rfind(b"\n") + 1
+        if whole < len(content):
+            os.truncate(journal, whole)
+        for line in content[:whole].splitlines():
+            json.loads(line)  # Optuna leaves out a last one that is none, and appends to it
+        return JournalStorage(JournalFileBackend(str(journal)))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        told = getattr(error, "strerror", None) or "this is no journal of Optuna's"
+        raise ConfigurationError(f"--output={folder}: {JOURNAL}: {told}") from error
 
 
 def is_cut_off(trial: FrozenTrial) -> bool:

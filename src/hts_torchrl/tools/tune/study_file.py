@@ -113,6 +113,8 @@ class StudyFile:
             return cls._of(content)
         except OSError as error:
             raise ConfigurationError(f"--study={path}: {error.strerror}") from error
+        except RecursionError as error:
+            raise ConfigurationError(f"--study={path}: it nests too deeply") from error
         except (yaml.YAMLError, UnicodeError, ConfigurationError) as error:
             raise ConfigurationError(f"--study={path}: {error}") from error
 
@@ -184,14 +186,19 @@ def _space(given: object) -> dict[str, Range | Choices]:
 
 def _searched(given: object, name: str) -> Range | Choices:
     if isinstance(given, list):
-        values = tuple(_plain(value) for value in given)
+        values = tuple(_plain(value, name) for value in given)
         _require(0 < len(values) == len(set(map(repr, values))), name, given, "different values")
         return Choices(values)
     return _range(_mapping(given, name), name)
 
 
-def _plain(value: object) -> Value:
-    return value if isinstance(value, Value) else json.dumps(value)
+def _plain(value: object, name: str) -> Value:
+    try:
+        return value if isinstance(value, Value) else json.dumps(value)
+    except TypeError as error:  # YAML takes 2026-01-31 for a date
+        raise ConfigurationError(
+            f"{name} has {value!s}, a {type(value).__name__}; put quotes around it"
+        ) from error
 
 
 def _range(given: dict[str, Any], name: str) -> Range:

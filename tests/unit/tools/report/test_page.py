@@ -9,6 +9,7 @@ import pytest
 from PIL import Image
 
 from hts_torchrl.errors import ConfigurationError
+from hts_torchrl.tools.report.figures import learning_curves
 from hts_torchrl.tools.report.groups import grouped
 from hts_torchrl.tools.report.page import write_report
 from hts_torchrl.tools.report.run_folder import Run
@@ -109,6 +110,22 @@ def test_tells_what_makes_a_comparison_weak(write_run, output):
     assert notes[1] == "one run has no interval: short, mine"
     assert notes[2] == f"ended before its total_frames: {short}"
     assert notes[2] in Page((output / "report.html").read_text()).texts
+
+
+def test_shows_names_in_pictures_as_they_are_written(write_run, output):
+    names = ["_mine", "$x^$", r"$\frac$", "a_b$c"]
+    folders = [write_run(str(place), [1, 2], name=name) for place, name in enumerate(names)]
+    write_report(folders, output)
+    groups = grouped([Run.read(folder) for folder in folders])
+    legend = learning_curves(groups, "evaluations").axes[0].get_legend()
+    assert [text.get_text() for text in legend.get_texts()] == [f"{name} (1 run)" for name in names]
+
+
+@pytest.mark.parametrize(("scores", "marker"), [([1], "o"), ([1, 2], "None")])
+def test_a_single_evaluation_is_a_dot(scores, marker, write_run):
+    groups = grouped([Run.read(write_run("a", scores))])
+    (line,) = learning_curves(groups, "evaluations").axes[0].lines
+    assert line.get_marker() == marker
 
 
 def test_compares_no_scores_of_different_environments(write_run):

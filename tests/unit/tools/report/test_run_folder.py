@@ -70,6 +70,14 @@ class TestRun:
         with pytest.raises(ConfigurationError, match="a: this run has no finished evaluation"):
             Run.read(folder)
 
+    @pytest.mark.parametrize("cut", [1, 3, 9])
+    def test_leaves_out_a_line_that_was_cut_off(self, cut, write_run):
+        folder = write_run("a", [1.5, 487.25])
+        text = (folder / "metrics.csv").read_text()
+        assert text.endswith("487.25\n")
+        (folder / "metrics.csv").write_text(text[:-cut])
+        assert Run.read(folder).evaluations["score"].tolist() == [1.5]
+
     @pytest.mark.parametrize("config", ["[1, 2]", "name: mine", "a: [", "!!python/tuple [1]"])
     def test_is_refused_with_a_config_of_something_else(self, write_run, config):
         folder = write_run("a", [1.0])
@@ -89,7 +97,7 @@ class TestReadRuns:
         first, second = write_run("all/a", [1.0]), write_run("all/b", [])
         runs, left_out = read_runs([tmp_path / "all"])
         assert [run.folder for run in runs] == [first]
-        assert left_out == [second]
+        assert left_out == {second: "has no finished evaluation"}
 
     def test_refuse_one_that_is_named_itself(self, write_run, tmp_path):
         write_run("all/a", [1.0])
@@ -103,10 +111,18 @@ class TestReadRuns:
         with pytest.raises(ConfigurationError, match="all: no run there has a finished"):
             read_runs([tmp_path / "all"])
 
-    def test_refuse_what_is_no_run_below_a_folder_too(self, write_run, tmp_path):
-        (write_run("all/a", [1.0]) / "config.yaml").write_text("name: mine")
-        with pytest.raises(ConfigurationError, match="want of a seed_everything"):
-            read_runs([tmp_path / "all"])
+    @pytest.mark.parametrize(
+        "config",
+        ["name: mine", "wandb_version: 1", "a: [", "", "seed_everything: 1\nverbose: true"],
+    )
+    def test_leave_out_a_config_of_something_else(self, config, write_run, tmp_path):
+        first, second = write_run("all/a", [1.0]), write_run("all/b", [1.0])
+        (second / "config.yaml").write_text(config)
+        runs, left_out = read_runs([tmp_path / "all"])
+        assert [run.folder for run in runs] == [first]
+        assert left_out == {second: "is no run of fit"}
+        with pytest.raises(ConfigurationError, match=r"b/config\.yaml"):
+            read_runs([tmp_path / "all", second])
 
 
 class TestRunFolders:

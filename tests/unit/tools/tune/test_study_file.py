@@ -84,7 +84,9 @@ def test_the_objective_gives_the_direction(text, objective, direction, read):
         ("space: {a: [1]}\nseeds: 1", "seeds=1; a list of different"),
         ("space: {a: [1]}\npruner: mean", "pruner=mean; median or hyperband or none"),
         ("space: {a: [1]}\nstartup_trials: -1", "startup_trials=-1; a whole number, 0 or more"),
+        ("space: {a: [2026-01-31]}", "space.a has 2026-01-31, a date; put quotes around it"),
         ("space: {", "while parsing"),
+        (f"space: {'[' * 3000}{']' * 3000}", "it nests too deeply"),
     ],
 )
 def test_what_is_wrong_is_named(text, message, read):
