@@ -29,6 +29,7 @@ __all__ = [
     "let_gradients_be_clipped",
     "norms",
     "of_all_ranks",
+    "runs_after_accumulation",
     "set_last_rates",
     "tree_leaves",
     "tree_map",
@@ -130,6 +131,11 @@ def hooks_of(module: nn.Module) -> list[Callable[..., Any]]:
         module._backward_hooks,
     )
     return [hook for each in hooks for hook in each.values()]
+
+
+def runs_after_accumulation(parameter: Parameter) -> bool:
+    """Return whether a parameter has hooks that ``backward`` runs when its gradient is there."""
+    return bool(parameter._post_accumulate_grad_hooks)
 
 
 @contextlib.contextmanager

@@ -196,7 +196,7 @@ class Learner(ChunkedRounds):
         """
         optimizer = make_optimizer(
             self.optimizer_name,
-            self.actor_critic,
+            self,  # a subclass may train more than the policy
             learning_rate=self.learning_rate,
             epsilon=self.epsilon,
             arguments=self.optimizer_kwargs,

@@ -18,6 +18,7 @@ from hts_torchrl.compat.lightning import (
     logs_after,
     set_callback_metrics,
 )
+from hts_torchrl.compat.torch import runs_after_accumulation
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.learner.captured_loss import SETTING, CapturedLoss, require_gpu
 from hts_torchrl.learner.gradient_chunks import GradientChunks
@@ -87,6 +88,12 @@ class ChunkedRounds(RoundModule):
             require_gpu(self.device)
         if not self.computes_gradient:
             return
+        for name, parameter in self.named_parameters():
+            if runs_after_accumulation(parameter):
+                raise ConfigurationError(
+                    f"{self._why_computed}: {name} has a post_accumulate_grad_hook, which would "
+                    "not run, as no gradient is accumulated; leave one of the two out"
+                )
         rank, ranks = self.global_rank, self.trainer.world_size
         self.chunks = GradientChunks(self.gradient_chunks, rank=rank, world_size=ranks)
         schedule = getattr(getattr(self.trainer, "datamodule", None), "schedule", None)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
-from itertools import takewhile
-from types import CodeType
-
 from lightning.pytorch import LightningModule
 
 from hts_torchrl.compat.lightning import is_compiled
 from hts_torchrl.errors import ConfigurationError
+from hts_torchrl.training.trainer_limits import is_of_the_user, require_extended
 
-_OTHER_HOOKS = {"optimizer_step", "backward", "on_round_end"}
+_OTHER_HOOKS = {"configure_model", "optimizer_step", "backward", "on_round_end"}
 """Hooks besides those of Lightning whose names begin with ``on_``."""
 
 
@@ -30,14 +27,7 @@ def refuse_replaced_hooks(module: LightningModule) -> None:
     needed = needed_hooks(type(module))
     if not getattr(module, "computes_gradient", False):  # then it is Lightning's alone
         needed.discard("backward")
-    for cls in takewhile(_is_of_the_user, type(module).__mro__):
-        for hook in needed & vars(cls).keys():
-            code = getattr(inspect.unwrap(vars(cls)[hook]), "__code__", None)
-            if code is not None and not _calls(code, hook):
-                raise ConfigurationError(
-                    f"{cls.__name__}.{hook} replaces what the learner does there; call "
-                    f"super().{hook}(...) in it"
-                )
+    require_extended(type(module), needed, "the learner")
 
 
 def needed_hooks(learner: type[LightningModule]) -> set[str]:
@@ -48,22 +38,8 @@ def needed_hooks(learner: type[LightningModule]) -> set[str]:
     return {
         name
         for cls in learner.__mro__
-        if not _is_of_the_user(cls)
+        if not is_of_the_user(cls)
         for name in vars(cls)
         if (name.startswith("on_") and hasattr(LightningModule, name)) or name in _OTHER_HOOKS
         if any(name in vars(base) for base in cls.__mro__[1:])
     }
-
-
-def _is_of_the_user(cls: type) -> bool:
-    return cls.__module__.partition(".")[0] != "hts_torchrl"
-
-
-def _calls(code: CodeType, hook: str) -> bool:
-    # loss.backward() has the name too.
-    return _names(code, hook) and (hook != "backward" or _names(code, "super"))
-
-
-def _names(code: CodeType, name: str) -> bool:
-    inner = [each for each in code.co_consts if isinstance(each, CodeType)]
-    return name in code.co_names or any(_names(each, name) for each in inner)

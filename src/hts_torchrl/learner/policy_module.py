@@ -22,7 +22,12 @@ from hts_torchrl.config import IS_INIT, EnvSpec, Key
 from hts_torchrl.errors import ConfigurationError, ProtocolError
 from hts_torchrl.learner.modes import evaluating
 from hts_torchrl.models import make_actor_critic
-from hts_torchrl.policy.forward import evaluate, inputs_of, probabilistic_module
+from hts_torchrl.policy.forward import (
+    evaluate,
+    inputs_of,
+    probabilistic_module,
+    require_called,
+)
 from hts_torchrl.policy.inference import one_thread
 from hts_torchrl.policy.memory import memory_keys
 from hts_torchrl.policy.normalization import NormalizedPolicy
@@ -50,7 +55,8 @@ class PolicyModule(LightningModule):
         squash: pass continuous actions through tanh into their bounds.
 
     Raises:
-        ConfigurationError: for a policy under ``torch.compile``: its modules are called one by one.
+        ConfigurationError: for a policy under ``torch.compile``, or with code that only a call of
+            it would run: its modules are called one by one.
     """
 
     def __init__(self, policy: nn.Module | None, *, network: str, squash: bool) -> None:
@@ -60,6 +66,8 @@ class PolicyModule(LightningModule):
                 "a learner calls the modules of its policy one by one, so torch.compile(policy) "
                 "would do nothing; compile modules within it, or set compile_policy for its actors"
             )
+        if policy is not None:
+            require_called(policy, learns=True)
         self.policy = policy
         self.policy_name = None if policy is None else class_name(policy)
         """Class of a policy of the user's own."""

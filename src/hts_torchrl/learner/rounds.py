@@ -104,7 +104,12 @@ class RoundModule(PolicyModule):
         super().configure_model()
 
     def on_fit_start(self) -> None:
-        """Take the behaviour weights of the first round."""
+        """Take the behaviour weights of the first round.
+
+        Raises:
+            ConfigurationError: if a subclass has replaced ``configure_model``.
+        """
+        refuse_replaced_hooks(self)
         keep_freed_memory()
         if self.resumption is not None:
             self.resumption.place_loops()

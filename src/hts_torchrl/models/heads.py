@@ -31,9 +31,10 @@ class NarrowLinear(nn.Linear):
         """Pad now and not in each pass, for a copy that acts: weights that it loads are padded.
 
         Its parameters become views of the padded ones. A copy that is trained, or moved to another
-        device or type afterwards, would not go on with them.
+        device or type afterwards, would not go on with them. A weight that is computed from others
+        (torch's parametrizations, pruning) is padded in each pass all the same.
         """
-        if self.out_features < _NARROWEST:
+        if self.out_features < _NARROWEST and {"weight", "bias"} <= self._parameters.keys():
             with torch.no_grad():
                 self._padded = weight, bias = self._pad()
             self.weight.data, self.bias.data = (

@@ -18,14 +18,13 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torchrl.modules import AdditiveGaussianModule, EGreedyModule, RandomPolicy
 
-from hts_torchrl.compat.tensordict import drawing_options
 from hts_torchrl.compat.torch import uncompiled
 from hts_torchrl.config import IS_INIT, EnvSpec, Key
 from hts_torchrl.envs.action_spec import tensor_spec_of
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.models.distributions import action_head, parameter_keys
 from hts_torchrl.policy.exploration import RandomActions
-from hts_torchrl.policy.forward import is_sequence, modules_of, path_of, users_call
+from hts_torchrl.policy.forward import modules_of, named, path_of, require_called
 from hts_torchrl.policy.inference import first_rows
 
 Policy: TypeAlias = nn.Module | Callable[[TensorDictBase], TensorDictBase]
@@ -87,7 +86,7 @@ def as_policy(policy: Policy, spec: EnvSpec) -> TensorDictModuleBase:
         return FunctionPolicy(policy, spec)
     _complete(policy, spec)
     if isinstance(policy, TensorDictModuleBase):
-        _require_called(policy)
+        require_called(policy)
         _require_readable(policy, spec)
         _initialise(policy, spec)
         return policy
@@ -159,33 +158,6 @@ def _initialise(policy: TensorDictModuleBase, spec: EnvSpec) -> None:
             policy(_trial(spec))
 
 
-def _require_called(policy: TensorDictModuleBase) -> None:
-    """Refuse what only a call of the policy would do.
-
-    A pass calls neither the probabilistic module, which is asked for its distribution, nor the
-    sequences that hold it, whose other modules run one by one.
-
-    Raises:
-        ConfigurationError: naming the module, and what would have no effect.
-    """
-    for name, module in policy.named_modules():
-        is_head = isinstance(module, ProbabilisticTensorDictModule)
-        if not is_head and not (is_sequence(module) and _has_head(module)):
-            continue
-        if (code := users_call(module)) is not None:
-            raise ConfigurationError(
-                f"the policy's {_named(module, name)} has {code} of its own, which would not run: "
-                "its distribution is asked for, and it is not called; put that into a module "
-                "before the probabilistic one"
-            )
-        for option, value in drawing_options(module).items() if is_head else ():
-            if value is not None:
-                raise ConfigurationError(
-                    f"the policy's {_named(module, name)} has {option}={value}: an environment "
-                    "takes one action, drawn by random numbers of its own; leave it out"
-                )
-
-
 def _require_readable(policy: TensorDictModuleBase, spec: EnvSpec) -> None:
     """Refuse what reads an entry that nobody provides, or writes one that nobody can use.
 
@@ -206,21 +178,21 @@ def _require_readable(policy: TensorDictModuleBase, spec: EnvSpec) -> None:
     remembered = {key[1:] for key in ahead if key[0] == "next"}
     read: set[tuple[str, ...]] = set()
     for module in steps:
-        named = _named(module, names.get(module, ""))
+        step = named(module, names.get(module, ""))
         for key in map(path_of, getattr(module, "in_keys", ())):
             read.add(key)
             if key in remembered:
                 continue
             if not any(_overlap(key, other) for other in known):
                 raise ConfigurationError(
-                    f"the policy's {named} reads {_key(key)}, which is none of the observations "
+                    f"the policy's {step} reads {_key(key)}, which is none of the observations "
                     f"{sorted(map(str, spec.observations))}, and which no earlier module writes; "
                     f"a memory is written as {('next', *key)}"
                 )
         written = {path_of(key) for key in getattr(module, "out_keys", ())}
         if drawn & known & written:
             raise ConfigurationError(
-                f"the policy's {named} changes an action that was drawn, whose log-probability "
+                f"the policy's {step} changes an action that was drawn, whose log-probability "
                 "would be another's: exploration belongs into the distribution"
             )
         known |= written
@@ -231,16 +203,8 @@ def _require_readable(policy: TensorDictModuleBase, spec: EnvSpec) -> None:
         )
 
 
-def _has_head(module: nn.Module) -> bool:
-    return any(isinstance(each, ProbabilisticTensorDictModule) for each in module.modules())
-
-
 def _overlap(key: tuple[str, ...], other: tuple[str, ...]) -> bool:
     return key == other[: len(key)] or other == key[: len(other)]
-
-
-def _named(module: nn.Module, name: str) -> str:
-    return f"{type(module).__name__} ({name})" if name else type(module).__name__
 
 
 def _key(path: tuple[str, ...]) -> str:

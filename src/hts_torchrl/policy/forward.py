@@ -11,17 +11,24 @@ from tensordict import TensorDict, TensorDictBase, unravel_key
 from tensordict.nn import (
     ProbabilisticTensorDictModule,
     ProbabilisticTensorDictSequential,
+    TensorDictModule,
     TensorDictSequential,
 )
 from torch import Tensor, nn
 from torch import distributions as d
+from torchrl.modules import ValueOperator
 
+from hts_torchrl.compat.tensordict import drawing_options
 from hts_torchrl.compat.torch import hooks_of
 from hts_torchrl.config import EnvSpec, Key
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.models.actor_critic import ActorCritic
 from hts_torchrl.policy.composite import VECTOR, ActionParts, distribution_of
 from hts_torchrl.policy.normalization import NormalizedPolicy
+
+_UNCHANGED = (TensorDictModule, ValueOperator)
+_NOT_ASKED = ("get_dist_params", "heads")
+"""Methods of sequences, and of :class:`ActorCritic`, in whose place the modules are asked."""
 
 
 @dataclass
@@ -67,7 +74,7 @@ def evaluate(
     """
     if isinstance(policy, NormalizedPolicy):
         return evaluate(policy.policy, policy.normalizer.of(inputs), batch_size)
-    if isinstance(policy, ActorCritic) and policy.memory is None:
+    if isinstance(policy, ActorCritic) and _is_fused(policy):
         features, parameters, value = policy.fused(inputs)
         written: dict[Key, Tensor] = {"hidden": features}
         written.update(parameters)
@@ -82,6 +89,15 @@ def evaluate(
     if distribution is None:
         raise ConfigurationError(NO_DISTRIBUTION)
     return PolicyOutput(distribution, tensordict.get("state_value", None), tensordict)
+
+
+def _is_fused(policy: ActorCritic) -> bool:
+    """Return whether its one pass leaves nothing out: no memory, and no hooks of its modules."""
+    if policy.memory is not None:
+        return False
+    common, actor, value = policy.module
+    steps = (common, actor.module[0], value)
+    return all(type(each) in _UNCHANGED and not hooks_of(each) for each in steps)
 
 
 def is_probabilistic(policy: nn.Module) -> bool:
@@ -152,6 +168,62 @@ def users_call(module: nn.Module) -> str | None:
         return "a forward"
     known = all(_is_known(str(getattr(hook, "__module__", ""))) for hook in hooks_of(module))
     return None if known else "a hook"
+
+
+def require_called(policy: nn.Module, *, learns: bool = False) -> None:
+    """Refuse what only a call of the policy would do, or a method that no pass asks.
+
+    A pass calls neither the probabilistic module, which is asked for its distribution, nor the
+    sequences that hold it, whose other modules run one by one.
+
+    Args:
+        policy: as a user gave it.
+        learns: whether a learner has it, which does not ask its ``get_dist``, as losses do.
+
+    Raises:
+        ConfigurationError: naming the module, and what would have no effect.
+    """
+    for name, module in policy.named_modules():
+        is_head = isinstance(module, ProbabilisticTensorDictModule)
+        if not is_head and not (is_sequence(module) and _has_head(module)):
+            continue
+        code = users_call(module)
+        if code is None and not is_head:
+            code = _users_method(module, learns=learns)
+        if code is not None:
+            raise ConfigurationError(
+                f"the policy's {named(module, name)} has {code} of its own, which would not run: "
+                "its distribution is asked for, and it is not called; put that into a module "
+                "before the probabilistic one"
+            )
+        for option, value in drawing_options(module).items() if is_head else ():
+            if value is not None:
+                raise ConfigurationError(
+                    f"the policy's {named(module, name)} has {option}={value}: an environment "
+                    "takes one action, drawn by random numbers of its own; leave it out"
+                )
+
+
+def _users_method(sequence: nn.Module, *, learns: bool) -> str | None:
+    """Return which method a user's class has in place of a library's that no pass asks."""
+    names = [*_NOT_ASKED, *(["get_dist"] if learns else [])]
+    if isinstance(sequence, ActorCritic) and not _is_fused(sequence):
+        names += ["fused", "distribution"]
+    for name in names:
+        owners = [kind.__module__ for kind in type(sequence).__mro__ if name in vars(kind)]
+        replaced = name in vars(sequence) or (owners and not _is_known(owners[0]))
+        if replaced and any(map(_is_known, owners)):
+            return f"a {name}"
+    return None
+
+
+def _has_head(module: nn.Module) -> bool:
+    return any(isinstance(each, ProbabilisticTensorDictModule) for each in module.modules())
+
+
+def named(module: nn.Module, name: str) -> str:
+    """Return a module as a user knows it: its class, and its name within the policy."""
+    return f"{type(module).__name__} ({name})" if name else type(module).__name__
 
 
 def _is_known(name: str) -> bool:

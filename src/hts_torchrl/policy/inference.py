@@ -37,6 +37,7 @@ from hts_torchrl.policy.forward import (
     evaluate,
     is_probabilistic,
     probabilistic_module,
+    require_called,
 )
 from hts_torchrl.policy.projection import Projection, require_fitting_specs
 from hts_torchrl.policy.sampling import RowDistribution, is_decided, mode, sample
@@ -90,6 +91,7 @@ class PolicyInference:
         extras: Sequence[Key] = (),
         cudagraph: bool = False,
     ) -> None:
+        require_called(policy)
         self.policy = policy.to(device).eval()
         self.batch_size = batch_size
         self._device = torch.device(device)

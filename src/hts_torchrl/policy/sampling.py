@@ -93,7 +93,7 @@ def is_decided(dist: d.Distribution, draws: Tensor) -> bool:
 
 def _decide(dist: d.Distribution, draws: Tensor) -> Tensor | None:
     """Return what the draws decide, or None for "any other" distribution, at whatever depth."""
-    if (type(dist).sample, type(dist).rsample) not in _KNOWN:
+    if (type(dist).sample, type(dist).rsample) not in _KNOWN or _numbers_its_choices(dist):
         return None
     match dist:
         case _ if isinstance(dist, _ONE_HOT):
@@ -120,6 +120,22 @@ def _decide(dist: d.Distribution, draws: Tensor) -> Tensor | None:
     return None
 
 
+def _numbers_its_choices(dist: d.Distribution) -> bool:
+    """Return whether a masked distribution was given ``indices``: its places are no actions."""
+    try:
+        return isinstance(dist, MaskedCategorical) and dist.mask is None
+    except ValueError:  # torchrl's answer where it has indices in place of a mask
+        return True
+
+
+def _has_own_mode(dist: d.Distribution) -> bool:
+    """Return whether a one-hot distribution's own greedy action counts: it is no library's."""
+    names = ("deterministic_sample", "mode")
+    owners = (kind for kind in type(dist).__mro__ if any(name in vars(kind) for name in names))
+    library = next(owners).__module__.partition(".")[0]
+    return library not in ("torch", "torchrl", "tensordict") or _numbers_its_choices(dist)
+
+
 def _choose(probs: Tensor, draws: Tensor) -> Tensor | None:
     own = _one_each(draws, probs.shape[:-1])
     return None if own is None else _invert(probs, own)
@@ -144,7 +160,8 @@ def mode(dist: d.Distribution) -> Tensor | TensorDictBase:
         case SeveralActions():
             each = {key: mode(part) for key, part in dist.parts.items()}
             return TensorDict(each, dist.batch_shape)
-        case _ if isinstance(dist, _ONE_HOT):  # their own mode may have several ones
+        case _ if isinstance(dist, _ONE_HOT) and not _has_own_mode(dist):
+            # The libraries' own may have several ones.
             return one_hot(dist.probs.argmax(-1), dist.probs.shape[-1])
     if hasattr(dist, "deterministic_sample"):
         return torch.as_tensor(dist.deterministic_sample)

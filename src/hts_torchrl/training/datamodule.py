@@ -31,6 +31,7 @@ from hts_torchrl.training.round_slice import RoundSlice
 from hts_torchrl.training.run_settings import Changes, described, plain
 from hts_torchrl.training.trainer_limits import (
     require_divided_rounds,
+    require_extended,
     require_portable,
     require_sound,
     require_supported,
@@ -39,6 +40,10 @@ from hts_torchrl.training.weight_publisher import WeightPublisher
 
 PRECISIONS: tuple[Precision, ...] = ("32-true", "bf16-mixed")
 """The Trainer's, in which actors can compute, too."""
+
+
+_HOOKS = {"setup", "teardown", "on_exception", "state_dict", "load_state_dict"}
+"""Lightning's, which a subclass extends and may not replace."""
 
 
 class _NoCollectorError(ConfigurationError, AttributeError):
@@ -249,8 +254,9 @@ class HTSDataModule(LightningDataModule):
 
         Raises:
             ConfigurationError: if actors cannot compute in the Trainer's precision, or its epochs
-                are more than the frames will do for.
+                are more than the frames will do for; or a subclass has replaced a hook.
         """
+        require_extended(type(self), _HOOKS, "the data module")
         precision = self._precision
         require(precision in PRECISIONS, f"precision={precision}", " or ".join(PRECISIONS))
         if stage != "fit":
@@ -384,7 +390,12 @@ class HTSDataModule(LightningDataModule):
         require(ranks == 1, f"backend=ray on {ranks} ranks", "1")
 
     def train_dataloader(self) -> RoundLoader:
-        """Build the collector around the learner's policy and start its processes."""
+        """Build the collector around the learner's policy and start its processes.
+
+        Raises:
+            ConfigurationError: if a subclass has replaced ``setup``.
+        """
+        require_extended(type(self), _HOOKS, "the data module")
         self._close()
         collector = self._make_collector()
         if self._publisher is not None:

@@ -131,3 +131,15 @@ def test_a_training_step_that_knows_no_chunks_is_refused():
 
     with pytest.raises(ConfigurationError, match=r"Own.training_step computes one gradient"):
         quiet_trainer().fit(Own(policy(), gradient_chunks=2), cartpole(2))
+
+
+@pytest.mark.parametrize("chunks", [1, 2])
+def test_a_hook_after_accumulation_runs_or_is_refused(chunks):
+    learner, calls = A2C(policy(), gradient_chunks=chunks), []
+    next(learner.parameters()).register_post_accumulate_grad_hook(calls.append)
+    if chunks == 1:
+        watched_fit(learner, cartpole(1))
+        assert len(calls) == 1
+    else:
+        with pytest.raises(ConfigurationError, match="weight has a post_accumulate_grad_hook"):
+            watched_fit(learner, cartpole(1))

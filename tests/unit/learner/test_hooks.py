@@ -3,13 +3,14 @@ import functools
 import pytest
 import torch
 
-from hts_torchrl import A2C, PPO, PQN, Impala, RoundModule
+from hts_torchrl import A2C, PPO, PQN, Impala, RoundModule, make_actor_critic
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.learner.base import Learner
 from hts_torchrl.learner.hooks import needed_hooks
 from tests.fits import cartpole, watched_fit
 
 ALL_LEARNERS_NEED = {
+    "configure_model",
     "on_fit_start",
     "on_train_start",
     "backward",
@@ -57,6 +58,15 @@ def test_a_hook_that_replaces_the_learners_is_refused(learner, hook):
     message = rf"Replaced\.{hook} replaces .* call super\(\)\.{hook}\(\.\.\.\) in it"
     with pytest.raises(ConfigurationError, match=message):
         watched_fit(below(), cartpole())
+
+
+def test_a_model_that_is_configured_without_the_learners_part_is_refused():
+    class Own(A2C):
+        def configure_model(self):
+            self.policy = make_actor_critic("mlp", self.trainer.datamodule.env_spec)
+
+    with pytest.raises(ConfigurationError, match=r"call super\(\)\.configure_model\(\.\.\.\)"):
+        watched_fit(Own(), cartpole(normalize_observation=True))
 
 
 def test_a_backward_that_is_another_tensors_is_refused():

@@ -221,3 +221,23 @@ class TestMuon:
     def test_decays_both_rates(self):
         learner = PPO(optimizer="muon", learning_rate=0.5, learning_rate_decay=True, epochs=1)
         assert watched_fit(learner, cartpole(2)).learning_rates[::4] == [0.5, 0.25]
+
+
+class Predicting(A2C):
+    """Trains a layer beside the policy."""
+
+    def __init__(self, policy=None, **settings):
+        super().__init__(policy, **settings)
+        self.predictor = nn.Linear(4, 1)
+
+    def loss(self, batch):
+        return super().loss(batch) + self.predictor(batch["observation"]).square().mean()
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "muon"])
+def test_what_a_learner_trains_beside_its_policy_moves(optimizer):
+    learner = Predicting(optimizer=optimizer)
+    before = [p.detach().clone() for p in learner.predictor.parameters()]
+    watched_fit(learner, cartpole())
+    pairs = zip(before, learner.predictor.parameters(), strict=True)
+    assert not any(torch.equal(*pair) for pair in pairs)

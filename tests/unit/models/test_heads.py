@@ -1,6 +1,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils.parametrizations import weight_norm
 
 from hts_torchrl.models.heads import NarrowLinear
 
@@ -44,6 +45,18 @@ def test_weights_that_are_padded_once_are_those_that_are_loaded_later(width):
     acting, learning = NarrowLinear(8, width, 1.0), NarrowLinear(8, width, 1.0)
     acting.pad_once()
     state = acting.state_dict()  # as an actor loads: into the tensors that are there
+    for name, value in learning.state_dict().items():
+        state[name].copy_(value)
+    features = torch.randn(5, 8)
+    with torch.no_grad():
+        assert torch.equal(acting(features), learning(features))
+
+
+@pytest.mark.parametrize("width", [1, 3, 6])
+def test_a_weight_that_is_computed_from_others_follows_what_is_loaded(width):
+    acting, learning = (weight_norm(NarrowLinear(8, width, 1.0)) for _ in range(2))
+    acting.pad_once()
+    state = acting.state_dict()
     for name, value in learning.state_dict().items():
         state[name].copy_(value)
     features = torch.randn(5, 8)

@@ -52,6 +52,8 @@ class TestProbabilities:
     @pytest.mark.parametrize("epsilon", [0.0, 1.0])
     def test_the_mode_is_greedy_whatever_epsilon(self, epsilon):
         assert mode(distribution(epsilon=epsilon)).tolist() == [1, 0]
+        one_hots = mode(distribution(epsilon=epsilon, kind=OneHotEpsilonGreedy))
+        assert one_hots.tolist() == [[0, 1, 0], [1, 0, 0]]
 
     def test_of_equal_values_the_first_is_taken(self):
         assert mode(distribution(torch.zeros(1, 3))).tolist() == [0]

@@ -334,3 +334,27 @@ def test_the_sums_of_a_gpu_are_those_of_cumsum(count):
     sums = _sums_of_first(values)
     torch.testing.assert_close(sums, values.cumsum(-1), rtol=1e-14, atol=0)
     assert (sums.diff(dim=-1) >= 0).all()
+
+
+@pytest.mark.parametrize("kind", [MaskedCategorical, MaskedOneHotCategorical])
+def test_a_mask_of_indices_gives_the_choices_that_these_name(kind):
+    indices = torch.tensor([[2, 2, 2], [1, 1, 1]])
+
+    def of(rows):
+        return kind(torch.zeros(len(rows), 3), indices=indices[rows])
+
+    drawn = sample(of([0, 1]), uniform(2), lambda row: of([row]))
+    chosen = drawn.argmax(-1) if drawn.ndim == 2 else drawn
+    assert chosen.tolist() == [2, 1]
+
+
+class Second(OneHotCategorical):
+    """Its deterministic action is a choice of its own."""
+
+    @property
+    def deterministic_sample(self):
+        return torch.nn.functional.one_hot(torch.ones(len(self.probs), dtype=torch.int64), 4)
+
+
+def test_a_one_hot_greedy_action_of_its_own_counts():
+    assert mode(Second(probs=PROBS.expand(1, 4))).tolist() == [[0, 1, 0, 0]]

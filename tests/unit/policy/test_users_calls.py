@@ -14,8 +14,9 @@ from torch import nn
 from torch.distributions import Categorical
 from torchrl.modules import ProbabilisticActor
 
-from hts_torchrl import GymEnvs, HTSCollector
+from hts_torchrl import PPO, ActorCritic, Evaluation, GymEnvs, HTSCollector, env_spec_of
 from hts_torchrl.errors import ConfigurationError
+from hts_torchrl.models.mlp import MLP
 from hts_torchrl.policy.forward import evaluate
 
 SURE = (100.0, -100.0)
@@ -50,6 +51,42 @@ class Head0(ProbabilisticTensorDictModule):
 
     def forward(self, tensordict, *_, **__):
         return tensordict.set("action", torch.zeros(tensordict.batch_size, dtype=torch.int64))
+
+
+class Params0(ProbabilisticTensorDictSequential):
+    """Changes the parameters of the distribution, as its ``forward`` asks for them."""
+
+    def get_dist_params(self, tensordict, *arguments, **options):
+        tensordict = super().get_dist_params(tensordict, *arguments, **options)
+        return tensordict.set("logits", torch.tensor(SURE).expand_as(tensordict["logits"]))
+
+
+class Heads0(ActorCritic):
+    def heads(self, observations):
+        parameters, value = super().heads(observations)
+        return {"logits": torch.tensor(SURE).expand_as(parameters["logits"])}, value
+
+
+class Dist0(ActorCritic):
+    def distribution(self, parameters):
+        return Categorical(logits=torch.tensor(SURE).expand_as(parameters["logits"]))
+
+
+class GetDist0(ProbabilisticTensorDictSequential):
+    def get_dist(self, tensordict, *_, **__):
+        return Categorical(logits=torch.tensor(SURE).expand(*tensordict.shape, 2))
+
+
+class OwnHeads(ProbabilisticTensorDictSequential):
+    """Has a method that is no library's."""
+
+    def heads(self):
+        return list(self.module)
+
+
+def ours(kind=ActorCritic, **options) -> ActorCritic:
+    envs = GymEnvs("CartPole-v1")
+    return kind(MLP((4,)), env_spec_of(envs), **options)
 
 
 def hooked(module: nn.Module, register: str = "register_forward_hook") -> nn.Module:
@@ -124,6 +161,9 @@ def test_a_hook_of_a_sequence_before_the_distribution_runs():
             ),
             r"ProbabilisticTensorDictModule \(module.1\) has a hook",
         ),
+        (lambda: Params0(net(), head()), "Params0 has a get_dist_params"),
+        (lambda: ours(Heads0), "Heads0 has a heads"),
+        (lambda: ours(Dist0, memory="lstm"), "Dist0 has a distribution"),
         (
             lambda: ProbabilisticTensorDictSequential(net(), head(num_samples=3)),
             r"ProbabilisticTensorDictModule \(module.1\) has num_samples=torch.Size\(\[3\]\)",
@@ -148,3 +188,34 @@ def test_what_torchrl_and_tensordict_hook_themselves_is_no_users():
         TensorDictSequential(net()), in_keys=["logits"], distribution_class=Categorical
     )
     assert set(actions(actor.select_out_keys("action"))) == {0, 1}
+
+
+def test_an_evaluation_and_a_learner_refuse_it_too():
+    policy = Always0(net(), head())
+    with pytest.raises(ConfigurationError, match="Always0 has a forward"):
+        Evaluation(GymEnvs("CartPole-v1"), 1, 0).run(policy)
+    with pytest.raises(ConfigurationError, match="Always0 has a forward"):
+        PPO(policy)
+
+
+def test_get_dist_is_the_losses_to_ask_and_no_learner_does():
+    policy = GetDist0(net(), head())
+    assert set(actions(policy)) == {0, 1}
+    with pytest.raises(ConfigurationError, match="GetDist0 has a get_dist of"):
+        PPO(policy)
+
+
+def test_a_method_that_is_no_librarys_is_the_users_own():
+    assert set(actions(OwnHeads(net(), head()))) == {0, 1}
+
+
+def test_a_hook_within_our_actor_critic_runs():
+    policy = ours()
+    policy.get_submodule("module.1.module.0").register_forward_hook(
+        lambda _, __, out: out.set("logits", torch.tensor(SURE).expand_as(out["logits"]))
+    )
+    assert set(actions(policy)) == {0}
+
+
+def test_the_distribution_of_our_actor_critic_may_be_another():
+    assert set(actions(ours(Dist0))) == {0}

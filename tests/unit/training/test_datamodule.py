@@ -79,6 +79,15 @@ class TestLoadFromCheckpoint:
         assert again.pool.total_frames == 128
 
 
+@pytest.mark.parametrize("hook", ["setup", "teardown", "on_exception", "state_dict"])
+def test_a_hook_that_replaces_the_data_modules_is_refused(hook):
+    replaced = type("Replaced", (HTSDataModule,), {hook: lambda *_: None})
+    data = replaced(GymEnvs("CartPole-v1"), total_frames=64, num_envs=2, frames_per_batch=16)
+    message = rf"Replaced\.{hook} replaces what the data module does there; call super\(\)"
+    with pytest.raises(ConfigurationError, match=message):
+        quiet_trainer().fit(A2C(), data)
+
+
 class Evaluations(Callback):
     """Keeps after how many updates the policy was evaluated."""
 
