@@ -259,7 +259,8 @@ class HTSCommandLine(CommandLine):
             raise ConfigurationError(f"the run's folder {directory}: {error.strerror}") from error
         _require_no_loss(directory / "config.yaml")
         last = directory / "checkpoints" / "last.ckpt"
-        if self.subcommand == "fit" and not self.setting("ckpt_path") and last.is_file():
+        starts_anew = self.subcommand == "fit" and not self.setting("ckpt_path")
+        if starts_anew and not SLURMEnvironment.detect() and last.is_file():
             warnings.warn(
                 f"{directory} has the files of an earlier run, and this one writes over them",
                 stacklevel=2,

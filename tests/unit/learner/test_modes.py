@@ -174,7 +174,6 @@ class TestOtherGenerators:
                 Noise("numpy", learning=True)(torch.zeros(1, 1))
             done.append(True)
 
-        policy.register_forward_hook(other_thread)
         fused = policy.fused
         monkeypatch.setattr(policy, "fused", lambda rows: (other_thread(), fused(rows))[1])
         fit(A2C(policy), 1, debug=True)

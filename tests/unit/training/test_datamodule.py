@@ -81,7 +81,7 @@ class TestLoadFromCheckpoint:
 
 @pytest.mark.parametrize("hook", ["setup", "teardown", "on_exception", "state_dict"])
 def test_a_hook_that_replaces_the_data_modules_is_refused(hook):
-    replaced = type("Replaced", (HTSDataModule,), {hook: lambda *_: None})
+    replaced = type("Replaced", (HTSDataModule,), {hook: lambda *_, **__: None})
     data = replaced(GymEnvs("CartPole-v1"), total_frames=64, num_envs=2, frames_per_batch=16)
     message = rf"Replaced\.{hook} replaces what the data module does there; call super\(\)"
     with pytest.raises(ConfigurationError, match=message):
