@@ -117,6 +117,16 @@ class TestDeclaredSpace:
             (spaces.Discrete(3), 3, "'observation' is 3, but range(0, 3) is declared"),
             (spaces.Discrete(3, start=5), 4, "'observation' is 4, but range(5, 8) is declared"),
             (spaces.Discrete(3), np.int64(-1), "'observation' is -1, but range(0, 3) is declared"),
+            (
+                spaces.MultiDiscrete([2, 3]),
+                np.array([1, 3]),
+                "'observation' is [1 3], but range(0, 2) range(0, 3) is declared",
+            ),
+            (
+                spaces.MultiDiscrete([2, 2], start=[5, 0]),
+                np.array([4, 0]),
+                "'observation' is [4 0], but range(5, 7) range(0, 2) is declared",
+            ),
             (spaces.Discrete(3), 1.0, "'observation' is float64 [], but int64 [] is declared"),
         ],
     )
