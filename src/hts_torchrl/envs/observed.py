@@ -44,7 +44,7 @@ def _array_of(value: Any, declared: np.dtype[Any]) -> Array:  # noqa: ANN401
         array = np.asarray(value)
     except ValueError:  # rows of unequal length
         return np.asarray(None)
-    typeless = not isinstance(value, np.generic) and array.dtype.kind in "fiu"
+    typeless = not hasattr(value, "dtype") and array.dtype.kind in "fiu"
     return array.astype(declared) if typeless and declared.kind == "f" else array
 
 
@@ -53,6 +53,30 @@ def _holds(declared: np.dtype[Any], array: Array) -> bool:
         return True
     both_integers = array.dtype.kind in "iu" and declared.kind in "iu"
     return both_integers and bool((array.astype(declared) == array).all())
+
+
+def require_known(key: Key, array: Any, spec: ArraySpec) -> None:  # noqa: ANN401
+    """Refuse what is none of the choices that a space declares.
+
+    Args:
+        key: of the entry, for messages.
+        array: ``[E, ...]``, of E environments; one of another shape is refused elsewhere.
+        spec: of one environment.
+
+    Raises:
+        ConfigurationError: showing the first environment's that is none of them.
+    """
+    if not spec.choices or np.shape(array)[1:] != spec.shape:
+        return
+    rows = np.asarray(array).reshape(-1, len(spec.choices))
+    first = [each.start for each in spec.choices]
+    after = [each.stop for each in spec.choices]
+    unknown = ((rows < first) | (rows >= after)).any(1)
+    if unknown.any():
+        declared = " ".join(map(str, spec.choices))
+        raise ConfigurationError(
+            f"{key!r} is {array[int(unknown.argmax())]}, but {declared} is declared"
+        )
 
 
 def require_choice(observation: Observation, spec: EnvSpec, envs: Sequence[int]) -> None:
@@ -79,7 +103,7 @@ def require_choice(observation: Observation, spec: EnvSpec, envs: Sequence[int])
 
 
 # A union would be built in every step.
-_NUMBERS = (float, int, np.generic)
+_NUMBERS = (float, int, np.floating, np.integer)
 _FLAGS = (bool, np.bool_)
 _SEVERAL = (tuple, list)
 

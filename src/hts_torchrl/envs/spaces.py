@@ -35,6 +35,8 @@ def env_spec(observation_space: spaces.Space, action_space: spaces.Space) -> Env
     observations: dict[Key, ArraySpec] = {}
     for path, leaf in leaves_of(observation_space).items():
         key = key_of(path)
+        if key in observations:
+            raise ConfigurationError(f"two parts of the observation space have the key {key!r}")
         observations[key] = _observation_spec(
             leaf, f"observation {key!r}" if path else "observation"
         )

@@ -35,7 +35,7 @@ from hts_torchrl.envs.group import (
 )
 from hts_torchrl.envs.joined_action import joined, split
 from hts_torchrl.envs.layers import is_a, layers_of
-from hts_torchrl.envs.observed import as_declared, as_reward, observing
+from hts_torchrl.envs.observed import as_declared, as_reward, observing, require_known
 from hts_torchrl.envs.spaces import in_one_line
 from hts_torchrl.errors import ConfigurationError
 
@@ -77,6 +77,7 @@ class EnvBaseGroup:
         specs = {}
         for index, env in zip(self.indices, self.envs, strict=True):
             try:
+                _require_reset(env)
                 specs[index] = spec_of_one(env)
             except ConfigurationError as error:
                 raise ConfigurationError(f"environment {index}: {error}") from None
@@ -122,6 +123,7 @@ class EnvBaseGroup:
             tensor = tensordict.get(key, None)
             array = None if tensor is None else tensor.cpu().numpy()
             entries[key] = as_declared(key, array, spec).astype(spec.dtype, copy=False)
+            require_known(key, entries[key][None], spec)
         return entries
 
     def step(self, actions: Array) -> Transition:
@@ -133,18 +135,19 @@ class EnvBaseGroup:
             for key, part in zip(parts, action, strict=True):
                 tensordict.set(key, torch.tensor(part))  # a copy: the buffer is reused
             with called("step_and_maybe_reset", self.indices[row]), self._generators[row]:
-                done, after = env.step_and_maybe_reset(tensordict)
+                done, acted_on = env.step_and_maybe_reset(tensordict)
             stepped.append(done.get("next"))
-            following.append(after)
+            following.append(acted_on)
         self._act_on = following
         reward = np.array([self._reward(row, step) for row, step in enumerate(stepped)], np.float32)
         terminated = np.array([step.get("terminated").any().item() for step in stepped])
         done = np.array([step.get("done").any().item() for step in stepped])
         cut = np.array([step.get("truncated", _NEVER).any().item() for step in stepped])
+        after = self._arrays(stepped, "step")  # a reset may write the same memory again
         for row in np.flatnonzero(done).tolist():
             self._begin(row, None if self.next_seed is None else self.next_seed(row))
         return Transition(
-            self._arrays(stepped, "step"), self._arrays(self._act_on, "reset"), reward, reward,
+            after, self._arrays(self._act_on, "reset"), reward, reward,
             terminated, done & (cut | ~terminated), done,
         )  # fmt: skip
 
@@ -204,6 +207,19 @@ def spec_of_one(env: EnvBase) -> EnvSpec:
             "was before the step: it is needed in the observation_spec"
         )
     return EnvSpec(observations, action, MemorySpec(filled))
+
+
+def _require_reset(env: EnvBase) -> None:
+    """Refuse an environment that hands out the first observation of a game it has begun itself.
+
+    Raises:
+        ConfigurationError: naming the transform that takes it for one.
+    """
+    if any(is_a(layer, "torchrl.AutoResetTransform") for layer in layers_of(env)):
+        raise ConfigurationError(
+            "an AutoResetTransform (auto_reset=True) takes games that the environment begins "
+            "itself, but each game begins with a seed here: leave it out, so that reset() begins it"
+        )
 
 
 def _require_one_game(env: EnvBase) -> None:

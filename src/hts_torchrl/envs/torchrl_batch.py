@@ -12,7 +12,7 @@ from torchrl.envs import EnvBase
 from hts_torchrl.config import ArraySpec
 from hts_torchrl.envs.group import Array, Observation, Transition, called
 from hts_torchrl.envs.joined_action import split
-from hts_torchrl.envs.observed import as_declared, observing
+from hts_torchrl.envs.observed import as_declared, observing, require_known
 from hts_torchrl.envs.torchrl import OwnGenerator, parts_of, spec_of_one
 from hts_torchrl.errors import ConfigurationError
 
@@ -57,10 +57,13 @@ class BatchedEnvGroup:
 
     def _arrays(self, tensordict: Any, call: str) -> Observation:  # noqa: ANN401
         with observing(call, self.indices):
-            return {
+            arrays = {
                 key: as_declared(key, _array(tensordict, key), spec).astype(spec.dtype, copy=False)
                 for key, spec in self._declared.items()
             }
+            for key, spec in self.spec.observations.items():
+                require_known(key, arrays[key], spec)
+            return arrays
 
     def step(self, actions: Array) -> Transition:
         """Step all environments at once, and reset those whose episode ended."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -12,7 +13,13 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, VectorEnv
 from hts_torchrl.envs.group import Array, Observation, Transition
 from hts_torchrl.envs.gym import spec_of, store
 from hts_torchrl.envs.gym_action import action_maker
-from hts_torchrl.envs.observed import DeclaredSpace, as_reward, observing
+from hts_torchrl.envs.observed import (
+    DeclaredSpace,
+    as_flag,
+    as_reward,
+    observing,
+    require_known,
+)
 from hts_torchrl.errors import ConfigurationError
 
 
@@ -40,9 +47,38 @@ class VectorGroup:
         self._action_of = action_maker(self.spec.action, action_space)
         self._declared = DeclaredSpace(space, self.spec.observations)
         self._stepping = observing("step", self.indices)
+        self._resetting = observing("reset", self.indices)
 
-    def _arrays(self, observation: Any) -> Observation:  # noqa: ANN401
-        return self._declared.leaves(observation)
+    def _arrays(self, observation: Any, seeing: observing) -> Observation:  # noqa: ANN401
+        with seeing:
+            arrays = self._declared.leaves(observation)
+            for key, spec in self.spec.observations.items():
+                require_known(key, arrays[key], spec)
+            return arrays
+
+    def _flags(self, name: str, values: Any) -> Array:  # noqa: ANN401
+        return self._of_each(name, values, "b", partial(as_flag, name))
+
+    def _of_each(
+        self,
+        name: str,
+        values: Any,  # noqa: ANN401
+        kinds: str,
+        as_one: Callable[[Any], float],
+    ) -> Array:
+        """Return one number or flag of each environment; those of ``kinds`` as they are.
+
+        Raises:
+            ConfigurationError: if there is another number of them.
+        """
+        array = np.asarray(values)
+        if array.shape[:1] != (self.num_envs,):
+            raise ConfigurationError(
+                f"{name} is {array.dtype} {list(array.shape)}, but one is needed for each of "
+                f"{self.num_envs} environments"
+            )
+        as_it_is = array.ndim == 1 and array.dtype.kind in kinds
+        return array if as_it_is else np.array([as_one(each) for each in array])
 
     def reset(self, seeds: Sequence[int]) -> Observation:
         """Seed and reset every environment.
@@ -58,13 +94,17 @@ class VectorGroup:
                 f"reset(seed=[...]) of environments {self.indices}: {error}; it must take a "
                 "list with a seed for each, as SyncVectorEnv does"
             ) from error
-        return self._arrays(observation)
+        return self._arrays(observation, self._resetting)
 
     def step(self, actions: Array) -> Transition:
         """Step all environments at once, and reset those whose episode ended."""
         batch = self._action_of(actions)
         observation, reward, terminated, truncated, info = self.envs.step(batch)
-        following = self._arrays(observation)
+        following = self._arrays(observation, self._stepping)
+        with self._stepping:
+            terminated = self._flags("terminated", terminated)
+            truncated = self._flags("truncated", truncated)
+            reward = self._of_each("the reward", reward, "biuf", as_reward)
         ends = terminated | truncated
         after = following
         if ends.any():
@@ -74,9 +114,6 @@ class VectorGroup:
             else:  # which may clear the arrays that step returned
                 reward, terminated, truncated = reward.copy(), terminated.copy(), truncated.copy()
                 following = self._begin(ends, after)
-        if reward.shape != ends.shape:
-            with self._stepping:
-                reward = np.array([as_reward(each) for each in reward])
         reward = reward.astype(np.float32)
         return Transition(after, following, reward, reward, terminated, truncated, ends)
 
@@ -92,7 +129,7 @@ class VectorGroup:
             ConfigurationError: if others observe something else than before.
         """
         observation, _ = self.envs.reset(options={"reset_mask": ends.copy()})
-        following = self._arrays(observation)
+        following = self._arrays(observation, self._resetting)
         for key, array in following.items():
             if array.shape != before[key].shape or _differ(array[~ends], before[key][~ends]):
                 raise ConfigurationError(

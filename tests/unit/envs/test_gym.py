@@ -249,6 +249,8 @@ class TestReturns:
             ([1.0, 2.0], "a list"),
             (None, "None"),
             ("2", "a str"),
+            (np.str_("2"), "a str_"),
+            (np.complex64(1 + 2j), "a complex64"),  # of which a half would be lost
         ],
     )
     def test_any_other_reward_is_refused_with_the_wrapper_that_helps(self, reward, found):

@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
 
 from hts_torchrl.config import ArraySpec
@@ -33,6 +34,7 @@ class TestAsDeclared:
             (np.zeros((2, 1), np.float32), "float32 [2, 1]"),
             (np.float32(0), "float32 []"),  # which a cell would repeat
             (np.zeros(2), "float64 [2]"),
+            (torch.zeros(2, dtype=torch.float64), "float64 [2]"),
             (np.zeros(2, np.int64), "int64 [2]"),
             ([[1.0], [2.0, 3.0]], "object []"),
             ({"place": 1}, "object []"),

@@ -120,3 +120,9 @@ def test_other_observations_are_refused(space):
 def test_other_actions_are_refused(space):
     with pytest.raises(ConfigurationError, match="not supported"):
         env_spec(BOX, space)
+
+
+def test_two_parts_of_one_name_are_refused():
+    box = spaces.Box(-1, 1, (2,))
+    with pytest.raises(ConfigurationError, match=r"two parts of the .* have the key '1'"):
+        env_spec(spaces.Dict({1: box, "1": box}), spaces.Discrete(2))

@@ -12,7 +12,14 @@ from torchrl.data import (
     OneHot,
     Unbounded,
 )
-from torchrl.envs import EnvBase, GymEnv, StepCounter, TensorDictPrimer, TransformedEnv
+from torchrl.envs import (
+    EnvBase,
+    GymEnv,
+    SerialEnv,
+    StepCounter,
+    TensorDictPrimer,
+    TransformedEnv,
+)
 from torchrl.envs.transforms import ActionMask, DTypeCastTransform, LineariseRewards, TrajCounter
 
 from hts_torchrl import HTSCollector, make_actor_critic
@@ -565,3 +572,62 @@ def test_actions_of_bfloat16_are_refused():
     env.action_spec = Bounded(-1.0, 1.0, shape=(2,), dtype=torch.bfloat16)
     with pytest.raises(ConfigurationError, match="is of bfloat16"):
         spec_of_one(env)
+
+
+class Written(CountingEnv):
+    """Returns the same memory in each call, as Gymnasium's environments may."""
+
+    memory = None
+
+    def _place(self, action):
+        self.memory = torch.zeros(4) if self.memory is None else self.memory
+        return self.memory.copy_(super()._place(action))
+
+
+def test_memory_that_a_reset_writes_again_is_copied_first():
+    envs = make_group(Written, [0, 1])
+    envs.reset([7, 8])
+    third = [envs.step(np.array([2, 3])) for _ in range(3)][-1]
+    assert third.observation["place"].tolist() == [[0, 0, 3, 2], [1, 0, 3, 3]]
+    assert third.next_observation["place"][:, :3].tolist() == [[0, 1, 0], [1, 1, 0]]
+
+
+def test_games_that_an_environment_begins_itself_are_refused():
+    """A seed would begin another one than that whose first observation it has handed out."""
+
+    def make():
+        return GymEnv("CartPole-v1", auto_reset=True)
+
+    with pytest.raises(ConfigurationError, match=r"environment 0: an AutoResetTransform"):
+        make_group(make, [0])
+
+
+class Walking(EnvBase):
+    """Counts its steps by a choice of two."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.observation_spec = Composite(place=Categorical(2, shape=()))
+        self.action_spec, self.reward_spec = Categorical(2, shape=()), Unbounded((1,))
+
+    def _reset(self, tensordict=None, **_):  # noqa: ARG002
+        self.place = 0
+        return TensorDict({"place": torch.tensor(self.place)}, [])
+
+    def _step(self, tensordict):  # noqa: ARG002
+        self.place += 1
+        ends = dict.fromkeys(("done", "terminated"), torch.tensor([False]))
+        place = torch.tensor(self.place)
+        return TensorDict({"place": place, "reward": torch.ones(1), **ends}, [])
+
+    def _set_seed(self, seed):
+        pass
+
+
+@pytest.mark.parametrize("make", [Walking, lambda: SerialEnv(2, Walking)])
+def test_what_is_none_of_the_declared_choices_is_refused(make):
+    envs = make_group(make, [0, 1])
+    envs.reset([7, 8])
+    envs.step(np.array([0, 0]))
+    with pytest.raises(ConfigurationError, match=r"'place' is 2, but range\(0, 2\) is declared"):
+        envs.step(np.array([0, 0]))

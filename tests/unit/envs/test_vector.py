@@ -167,3 +167,70 @@ def test_envpools_own_vector_environments_are_refused_with_what_seeds_them():
     envpool = pytest.importorskip("envpool")
     with pytest.raises(ConfigurationError, match=r"EnvPoolEnvs\('CartPole-v1'\)"):
         make_group(lambda _: envpool.make_gymnasium("CartPole-v1", num_envs=2), [0, 1])
+
+
+class Saying(Native):
+    """Returns rewards and ends of another form."""
+
+    def __init__(self, reward=(1.0, 2.0), flag=np.uint8) -> None:
+        super().__init__(2, heeds=True)
+        self.reward, self.flag = reward, flag
+
+    def step(self, actions):
+        observation, _, *ends, info = super().step(actions)
+        return observation, self.reward, *(each.astype(self.flag) for each in ends), info
+
+
+@pytest.mark.parametrize("flag", [np.uint8, np.int64])
+def test_ends_may_be_integers(flag):
+    """As an index an integer is a place: the games of other environments would end."""
+    group = VectorGroup(Saying(flag=flag), [0, 1])
+    group.reset(SEEDS)
+    second = [group.step(np.array([0, 0])) for _ in range(2)][-1]
+    for ends in (second.terminated, second.episode_end):
+        assert ends.dtype == bool
+        assert ends.tolist() == [True, False]
+    assert second.truncated.tolist() == [False, False]
+    assert second.next_observation["observation"].tolist() == [[0], [2]]
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        ({"reward": np.ones(1)}, r"the reward is float64 \[1\], but one is needed for each of 2"),
+        ({"flag": np.float32}, "terminated is a float32, but True or False is needed"),
+    ],
+)
+def test_anything_but_a_number_and_a_flag_of_each_is_refused(returned, message):
+    group = VectorGroup(Saying(**returned), [4, 5])
+    group.reset(SEEDS)
+    with pytest.raises(ConfigurationError, match=rf"step\(\) of environments \[4, 5\] .*{message}"):
+        group.step(np.array([0, 0]))
+
+
+class Walking(CoordinateEnv):
+    """Counts its steps by a choice of two."""
+
+    observation_space = spaces.Discrete(2)
+
+    def reset(self, **given):
+        super().reset(**given)
+        self.place = 0
+        return self.place, {}
+
+    def step(self, action):
+        _, *rest = super().step(action)
+        self.place += 1
+        return self.place, *rest
+
+
+@pytest.mark.parametrize("mode", AutoresetMode)
+def test_what_is_none_of_the_declared_choices_is_refused(mode):
+    makers = [lambda: Walking(1), lambda: Walking(1)]
+    group = VectorGroup(SyncVectorEnv(makers, autoreset_mode=mode), [0, 1])
+    group.reset(SEEDS)
+    group.step(np.array([0, 0]))
+    with pytest.raises(
+        ConfigurationError, match=r"step\(\) .* is 2, but range\(0, 2\) is declared"
+    ):
+        group.step(np.array([0, 0]))
