@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
@@ -129,6 +129,26 @@ def require_alike(specs: Mapping[int, EnvSpec]) -> EnvSpec:
 
 def _parts(spec: EnvSpec) -> list[tuple[Any, ...]]:
     return [(key, part.kind, part.array, part.sizes) for key, part in spec.action.parts.items()]
+
+
+def require_apart(parts: Mapping[int, Iterable[object]]) -> None:
+    """Refuse environments that are the same object, or have one in common inside.
+
+    Args:
+        parts: by the environment's index, the objects that it steps.
+
+    Raises:
+        ConfigurationError: naming the first two.
+    """
+    owner: dict[int, int] = {}
+    for index, objects in parts.items():
+        for each in objects:
+            if (other := owner.setdefault(id(each), index)) != index:
+                raise ConfigurationError(
+                    f"environments {other} and {index} are the same {type(each).__name__}, and a "
+                    "step of one would be a step of the other: make a new one in each call of the "
+                    "function"
+                )
 
 
 class called:

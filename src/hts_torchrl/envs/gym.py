@@ -22,6 +22,7 @@ from hts_torchrl.envs.group import (
     called,
     close_each,
     require_alike,
+    require_apart,
 )
 from hts_torchrl.envs.gym_action import action_maker
 from hts_torchrl.envs.minatar import seeded_whole
@@ -110,6 +111,8 @@ class SerialGroup:
         self.envs = list(envs)
         self.indices = list(indices)
         self.num_envs = len(self.envs)
+        inner = zip(self.indices, self.envs, strict=True)
+        require_apart({index: [env.unwrapped] for index, env in inner})
         spaces = [(env.observation_space, env.action_space) for env in self.envs]
         specs = {
             index: spec_of(env, index, *pair)

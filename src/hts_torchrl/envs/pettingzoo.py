@@ -17,6 +17,7 @@ from hts_torchrl.envs.group import (
     Transition,
     called,
     close_each,
+    require_apart,
 )
 from hts_torchrl.envs.gym import store
 from hts_torchrl.envs.gym_action import action_maker
@@ -91,6 +92,7 @@ class AgentsGroup:
     def __init__(self, games: Sequence[Any], first_index: int) -> None:
         self.games = list(games)
         self.agents = list(games[0].possible_agents)
+        require_apart({first_index + n * len(self.agents): [g] for n, g in enumerate(self.games)})
         self.num_envs = len(self.games) * len(self.agents)
         spaces = {
             name: (games[0].observation_space(name), games[0].action_space(name))

@@ -32,6 +32,7 @@ from hts_torchrl.envs.group import (
     called,
     close_each,
     require_alike,
+    require_apart,
 )
 from hts_torchrl.envs.joined_action import joined, split
 from hts_torchrl.envs.layers import is_a, layers_of
@@ -82,6 +83,8 @@ class EnvBaseGroup:
             except ConfigurationError as error:
                 raise ConfigurationError(f"environment {index}: {error}") from None
         self.spec = require_alike(specs)
+        inner = zip(self.indices, self.envs, strict=True)
+        require_apart({index: _environments_in(env) for index, env in inner})
         self._parts = [parts_of(env) for env in self.envs]
         self._reward_keys = [env.reward_key for env in self.envs]
         self._act_on: list[Any] = []
@@ -207,6 +210,11 @@ def spec_of_one(env: EnvBase) -> EnvSpec:
             "was before the step: it is needed in the observation_spec"
         )
     return EnvSpec(observations, action, MemorySpec(filled))
+
+
+def _environments_in(env: EnvBase) -> list[Any]:
+    kinds = ("torchrl.EnvBase", "gymnasium.Env")
+    return [layer for layer in layers_of(env) if any(is_a(layer, kind) for kind in kinds)]
 
 
 def _require_reset(env: EnvBase) -> None:

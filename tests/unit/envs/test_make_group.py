@@ -6,7 +6,15 @@ import pytest
 import torch
 from tensordict import TensorDict
 from torchrl.data import Categorical, Composite, Unbounded
-from torchrl.envs import EnvBase, EnvCreator, SerialEnv
+from torchrl.envs import (
+    EnvBase,
+    EnvCreator,
+    GymEnv,
+    GymWrapper,
+    SerialEnv,
+    StepCounter,
+    TransformedEnv,
+)
 
 from hts_torchrl.envs.group import EnvFactory
 from hts_torchrl.envs.gym import SerialGroup
@@ -271,3 +279,25 @@ class TestEnvSpec:
         spec = env_spec_of(lambda: Env(gymnasium.make("CartPole-v1"), 9))
         assert (spec.observations["observation"].shape, spec.action.sizes) == ((4,), (2,))
         assert closed == [True]
+
+
+def one_of_gymnasium():
+    env = CoordinateEnv(0)
+    return lambda: gymnasium.wrappers.TimeLimit(env, 9)
+
+
+def one_of_torchrl():
+    env = GymEnv("CartPole-v1")
+    return lambda: TransformedEnv(env, StepCounter())
+
+
+def one_inside_of_torchrls():
+    env = gymnasium.make("CartPole-v1")
+    return lambda: GymWrapper(env)
+
+
+@pytest.mark.parametrize("maker", [one_of_gymnasium, one_of_torchrl, one_inside_of_torchrls])
+def test_a_function_that_returns_the_same_environment_is_refused(maker):
+    """What it observed would depend on who else is in its executor."""
+    with pytest.raises(ConfigurationError, match=r"environments 3 and 4 are the same \w+, "):
+        make_group(maker(), [3, 4])

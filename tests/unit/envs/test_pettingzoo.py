@@ -112,6 +112,11 @@ class TestRefusals:
         with pytest.raises(ConfigurationError, match=r"'player_1' has .*'player_0' has .*pad_act"):
             PettingZooEnvs(Unlike).group([0, 1])
 
+    def test_a_function_that_returns_the_same_game_is_refused(self):
+        game = Duel()
+        with pytest.raises(ConfigurationError, match="environments 0 and 2 are the same Duel"):
+            PettingZooEnvs(lambda: game).group([0, 1, 2, 3])
+
     def test_an_observation_that_is_not_declared_is_refused(self):
         class Wide(Duel):
             def _observations(self):
