@@ -132,6 +132,8 @@ class Learner(ChunkedRounds):
         """Of discounted returns, where the data module normalises rewards."""
         self.value_scale = RunningStatistics() if normalize_value else None
         """Of returns, where the critic's values are normalised."""
+        self._threads: int | None = None
+        """Of torch, before ``fit``."""
         self._returns: dict[tuple[int, int], Tensor] = {}
         """Of the round, by chunk and part."""
 
@@ -241,7 +243,13 @@ class Learner(ChunkedRounds):
     def on_fit_end(self) -> None:
         """Give the threads back."""
         super().on_fit_end()
-        torch.set_num_threads(self._threads)
+        self.give_threads_back()
+
+    def give_threads_back(self) -> None:
+        """Let torch have the threads of before ``fit``; also after an exception."""
+        if self._threads is not None:
+            torch.set_num_threads(self._threads)
+            self._threads = None
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Keep settings and updates; and before a round that was cut off, all as it was then."""

@@ -50,6 +50,12 @@ class DelayedGradient:
         self.holds_behaviour = False
         """Whether the parameters hold theta_{j-1}, or what steps have made of it."""
 
+    def add(self, parameter: Tensor) -> None:
+        """Take a further tensor, which has not moved since the last round began."""
+        self.parameters.append(parameter)
+        self.behaviour.append(parameter.detach().clone())
+        self.newest.append(parameter.detach().clone())
+
     @torch.no_grad()
     def set_behaviour(self, weights: Iterable[Tensor]) -> None:
         """Take theta_{j-1} from a run that was stopped, in the order of the parameters."""
@@ -118,19 +124,27 @@ class DelayedWeights:
             for name, _ in module.named_buffers()
         }
         trained |= {name: buffers.pop(name) for name in list(buffers) if name in of_inputs}
+        self._frozen = {n: p for n, p in policy.named_parameters() if n not in trained}
         self.parameters = DelayedGradient(trained.values())
         self.statistics = DelayedGradient(buffers.values())
         self._parameter_names, self._buffer_names = list(trained), list(buffers)
 
     def set_behaviour(self, weights: Mapping[str, Tensor]) -> None:
         """Take the weights with which a resumed run acts, by the policy's own names."""
+        self._add_unfrozen()
         self.parameters.set_behaviour(weights[name] for name in self._parameter_names)
         self.statistics.set_behaviour(weights[name] for name in self._buffer_names)
 
     def begin_round(self) -> None:
-        """Remember the newest weights."""
+        """Remember the newest weights, and those of parameters that are trained from now on."""
+        self._add_unfrozen()
         self.parameters.begin_round()
         self.statistics.begin_round()
+
+    def _add_unfrozen(self) -> None:
+        for name in [name for name, p in self._frozen.items() if p.requires_grad]:
+            self.parameters.add(self._frozen.pop(name))
+            self._parameter_names.append(name)
 
     @contextlib.contextmanager
     def behaviour(self) -> Iterator[None]:

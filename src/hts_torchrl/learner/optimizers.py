@@ -23,8 +23,9 @@ _BY_NAME = {
     for name, each in vars(torch.optim).items()
     if inspect.isclass(each) and issubclass(each, Optimizer) and each is not Optimizer
 }
+COMPUTES_AGAIN = "it computes the loss several times a step, and a part of a round is computed once"
 _REFUSED: dict[type[Optimizer], str] = {
-    LBFGS: "it computes the loss several times a step, and a part of a round is computed once",
+    LBFGS: COMPUTES_AGAIN,
     SparseAdam: "it takes sparse gradients, and those of a policy are dense",
 }
 _KNOWN = f"{', '.join(sorted(n for n, c in _BY_NAME.items() if c not in _REFUSED))} or module.Class"

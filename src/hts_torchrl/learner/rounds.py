@@ -24,6 +24,7 @@ from hts_torchrl.learner.delayed_gradient import DelayedGradient, DelayedWeights
 from hts_torchrl.learner.finite import require_finite_gradients
 from hts_torchrl.learner.hooks import refuse_replaced_hooks
 from hts_torchrl.learner.modes import SeededDraws
+from hts_torchrl.learner.optimizers import COMPUTES_AGAIN
 from hts_torchrl.learner.policy_module import PolicyModule
 from hts_torchrl.learner.resumption import Resumption
 from hts_torchrl.learner.round_start import RoundStart
@@ -78,6 +79,8 @@ class RoundModule(PolicyModule):
         self._draws = SeededDraws(inspects=False, watches=False)
         self._interrupt = DeferredInterrupt()
         self._round_open = False
+        self._stepped_on: RoundSlice | None = None
+        """The part whose gradient an optimiser has been given."""
         self._round_start: RoundStart | None = None
         self._beside_policy: dict[str, Any] = {}
         """What else a checkpoint has of the learner, at the start of the round."""
@@ -115,6 +118,7 @@ class RoundModule(PolicyModule):
             self.resumption.place_loops()
         self._weights = DelayedWeights(self.actor_critic)
         self._round_open = False
+        self._stepped_on = None
         self._head = probabilistic_module(self.actor_critic)
 
     def on_train_start(self) -> None:
@@ -155,9 +159,13 @@ class RoundModule(PolicyModule):
             part: as ``training_step`` is given it.
 
         Raises:
-            ConfigurationError: if the policy draws from other generators.
+            ConfigurationError: if the policy draws from other generators, or the optimiser computes
+                the loss several times a step.
             ProtocolError: if the round is older than the learner can correct.
         """
+        if part is self._stepped_on:
+            name = type(self.trainer.optimizers[0]).__name__
+            raise ConfigurationError(f"optimizer {name}: {COMPUTES_AGAIN}")
         self.part = part
         seed = update_seed(self.seed, self.updates, part.index, self.global_rank)
         few = partial(self._few_observations, part.round)
@@ -207,6 +215,7 @@ class RoundModule(PolicyModule):
             self._likely_causes(),
             first_env=self.global_rank * self.part.round.shape[0],
         )
+        self._stepped_on = self.part
         if self._lacks_statistics:
             optimizer.zero_grad()
         if self.part.is_last:
@@ -228,6 +237,7 @@ class RoundModule(PolicyModule):
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
         """Step, and end the round after its last part: before a callback saves a checkpoint."""
         super().optimizer_step(*args, **kwargs)
+        self._stepped_on = None
         if self.part.is_last:
             self.on_round_end()
             self.update_statistics()

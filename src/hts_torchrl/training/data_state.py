@@ -123,8 +123,14 @@ class DataState:
         return differing
 
     def load(self, state: dict[str, Any], trainer: Trainer | None) -> None:
-        """Keep the state for the next training; refuse what ``fit`` cannot go on with."""
+        """Keep the state for the next training; refuse what ``fit`` cannot go on with.
+
+        An evaluation of a checkpoint begins no training: it can only be saved again.
+        """
         state = dict(state)
+        if trainer is not None and (trainer.evaluating or trainer.predicting):
+            self.final = state
+            return
         if not self._settings["resume_envs"]:
             state.pop("games", None)
         if trainer is not None and trainer.state.fn == TrainerFn.FITTING:

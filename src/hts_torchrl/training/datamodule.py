@@ -343,9 +343,14 @@ class HTSDataModule(LightningDataModule):
 
     def _refuse_evaluation_within_rounds(self, interval: int | float | None, in_epoch: int) -> None:
         """Refuse to score weights that no checkpoint of then would hold."""
-        if self._publisher or interval is None or not self._trainer.limit_val_batches:
-            return
         parts = self._parts_per_round
+        if self._publisher or parts == 1 or not self._trainer.limit_val_batches:
+            return
+        if interval is None:
+            raise ConfigurationError(
+                f"val_check_interval is a time, which may end within one of the {parts} parts of a "
+                "round: give a multiple of them, or data.evaluation_frames"
+            )
         batches = interval if isinstance(interval, int) else max(1, int(in_epoch * interval))
         require(
             batches % parts == 0 or batches == in_epoch,
@@ -390,7 +395,10 @@ class HTSDataModule(LightningDataModule):
         require(ranks == 1, f"backend=ray on {ranks} ranks", "1")
 
     def train_dataloader(self) -> RoundLoader:
-        """Build the collector around the learner's policy and start its processes.
+        """Build the collector around the learner's policy.
+
+        Its processes start with the first round, and act with the weights of then: those that a
+        callback's ``on_train_start`` may have put into the policy.
 
         Raises:
             ConfigurationError: if a subclass has replaced ``setup``.
@@ -402,7 +410,6 @@ class HTSDataModule(LightningDataModule):
             self._publisher.updates = int(self._state.loaded.get("policy_version", 0))
         self._state.begin(collector, self._updates, self._trainer.world_size)
         self._collector = collector  # not before: what could not be loaded has no state to save
-        collector.start()
         if self._publisher is not None:
             return RoundLoader(collector, self._parts_per_round)
         learner: Any = self._trainer.lightning_module
@@ -508,6 +515,9 @@ class HTSDataModule(LightningDataModule):
     def on_exception(self, exception: BaseException) -> None:  # noqa: ARG002
         """Stop all workers: Lightning calls no teardown after an exception."""
         self._restore_interval()
+        give_threads_back = getattr(self._trainer.lightning_module, "give_threads_back", None)
+        if give_threads_back is not None:
+            give_threads_back()
         self._close()
 
     def _restore_interval(self) -> None:

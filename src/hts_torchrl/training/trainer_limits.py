@@ -108,6 +108,8 @@ def require_sound(trainer: Trainer) -> None:
         require(count is None or count >= 1, f"{name}={count}", "1 or more")
     reload = trainer.reload_dataloaders_every_n_epochs  # type: ignore[attr-defined]
     require(not reload, f"reload_dataloaders_every_n_epochs={reload}", "0")
+    overfit = trainer.overfit_batches  # type: ignore[attr-defined]
+    require(not overfit, f"overfit_batches={overfit}: no round comes again", "0")
     clip = trainer.gradient_clip_val
     sound = clip is None or 0 <= clip < math.inf
     require(sound, f"gradient_clip_val={clip}", "a finite number of 0 or more")

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from hts_torchrl.learner.delayed_gradient import DelayedGradient
+from hts_torchrl.learner.delayed_gradient import DelayedGradient, DelayedWeights
 
 LEARNING_RATE = 0.5
 
@@ -140,3 +140,22 @@ def test_autocast_computes_with_the_weights_that_are_in_place(back):
     assert torch.equal(behaviour, answers_of(torch.ones(2, 3), torch.zeros(2)))
     assert torch.equal(before, newest)
     assert torch.equal(after, newest)
+
+
+def test_a_parameter_that_is_unfrozen_between_rounds_is_kept_from_then_on():
+    policy = nn.Linear(1, 1)
+    policy.bias.requires_grad = False
+    weights = DelayedWeights(policy)
+    weights.begin_round()
+    weights.end_round(broadcast=False)
+    policy.bias.requires_grad = True
+    before = policy.bias.detach().clone()
+    weights.begin_round()
+    with torch.no_grad():
+        policy.bias += 1
+    assert weights.newest()["bias"].equal(before)
+    weights.end_round(broadcast=False)
+    weights.begin_round()
+    with weights.behaviour():
+        assert policy.bias.equal(before)
+    assert policy.bias.equal(before + 1)

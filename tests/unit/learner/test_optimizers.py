@@ -48,6 +48,29 @@ def test_a_name_gives_its_class(name, cls):
     assert made(name).defaults["lr"] == 0.02
 
 
+class Twice(torch.optim.SGD):
+    """Computes the loss twice a step, as SAM does."""
+
+    def step(self, closure):
+        closure()
+        return super().step(closure)
+
+
+class Repeating(PPO):
+    def __init__(self, kind):
+        super().__init__(epochs=2, minibatches=2)
+        self.kind = kind
+
+    def configure_optimizers(self):
+        return self.kind(self.parameters(), lr=0.1)
+
+
+@pytest.mark.parametrize("kind", [Twice, torch.optim.LBFGS])
+def test_one_that_computes_the_loss_again_is_refused(kind):
+    with pytest.raises(ConfigurationError, match=f"^optimizer {kind.__name__}: it computes the lo"):
+        quiet_trainer().fit(Repeating(kind), datamodule=cartpole(2))
+
+
 ALL = sorted(
     name
     for name, each in vars(torch.optim).items()

@@ -150,6 +150,13 @@ class TestEvaluationInterval:
         with pytest.raises(ConfigurationError, match=message):
             evaluated_after(learner, cartpole(4), val_check_interval=interval)
 
+    def test_a_time_is_refused_where_it_may_end_within_a_round(self):
+        settings = {"val_check_interval": "00:00:00:01", "limit_val_batches": 1}
+        with pytest.raises(ConfigurationError, match=r"is a time, .* of the 4 parts of a round"):
+            evaluated_after(PPO(epochs=2, minibatches=2), cartpole(2), **settings)
+        data = cartpole(2, evaluation_episodes=1)
+        assert evaluated_after(A2C(), data, **settings) in ([], [1], [2], [1, 2])
+
     @pytest.mark.parametrize(("interval", "updates"), [(8, [2, 4]), (0.25, [1, 2, 3, 4])])
     def test_the_trainers_own_is_of_whole_rounds(self, interval, updates):
         data = cartpole(4, evaluation_episodes=1)
@@ -267,6 +274,7 @@ class TestSettings:
             ({"accumulate_grad_batches": 0}, "accumulate_grad_batches=0; 1 or more"),
             ({"check_val_every_n_epoch": 0}, "check_val_every_n_epoch=0; 1 or more"),
             ({"val_check_interval": 4}, "val_check_interval=4; 1 to 3 "),
+            ({"overfit_batches": 1}, "overfit_batches=1: no round comes again; 0 is needed"),
         ],
     )
     def test_a_trainer_that_would_fail_or_spoil_the_weights_is_refused(self, settings, message):
@@ -320,6 +328,51 @@ def test_it_can_be_printed_after_training():
     data = cartpole()
     watched_fit(A2C(), data)
     assert "HTSDataModule" in str(data)
+
+
+@pytest.mark.parametrize("hook", ["on_fit_start", "on_train_start", "on_train_epoch_start"])
+def test_actors_begin_with_the_weights_that_a_callback_has_put_there(hook):
+    differences = []
+
+    class Loading(Callback):
+        def on_train_batch_start(self, trainer, module, part, index):  # noqa: ARG002
+            distribution = module.policy.get_dist(part.round.select("observation"))
+            log_prob = distribution.log_prob(part.round["action"]).detach()
+            differences.append(float((log_prob - part.round["action_log_prob"]).abs().max()))
+
+    def load(_, trainer, module):  # noqa: ARG001
+        with torch.no_grad():
+            for parameter in module.policy.parameters():
+                parameter.mul_(3)
+
+    setattr(Loading, hook, load)
+    quiet_trainer(callbacks=[Loading()]).fit(A2C(learning_rate_decay=True), cartpole(1))
+    assert differences == [pytest.approx(0, abs=1e-5)]
+
+
+@pytest.mark.parametrize("rounds", [2, 4])
+def test_an_evaluated_checkpoint_is_not_gone_on_with(tmp_path, rounds):
+    trainer = quiet_trainer(max_steps=rounds)
+    trainer.fit(A2C(), cartpole(4))
+    trainer.save_checkpoint(tmp_path / "a.ckpt")
+    learner, data = A2C(), cartpole(4, evaluation_episodes=1)
+    evaluating = quiet_trainer(limit_val_batches=1)
+    evaluating.validate(learner, data, ckpt_path=tmp_path / "a.ckpt", verbose=False)
+    assert data.state_dict()["round"] == rounds
+    trainer = quiet_trainer()
+    trainer.fit(learner, data)
+    assert (trainer.global_step, learner.updates) == (4, rounds + 4)
+
+
+def test_threads_are_given_back_after_an_exception():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with pytest.raises(ArithmeticError):
+            quiet_trainer(callbacks=[Breaking()]).fit(A2C(num_threads=1), cartpole(4))
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(threads)
 
 
 def test_a_learner_trains_a_second_time():
