@@ -42,7 +42,7 @@ class RoundRunner:
         settings: of the collector.
         env_spec: what the environments observe and accept.
         outputs: arrays that the policy answers with, by key.
-        policy: whose weights are published first.
+        policy: whose weights act first: those that it has when the first batch is asked for.
         progress: where the run goes on; advanced in place.
         times: where it is noted who works and who waits.
         make_pool: called once, and again for each recovery.
@@ -67,6 +67,8 @@ class RoundRunner:
         try:
             self.weights = PolicyWeights(self.shared.arrays, policy)
             self._publish_first(policy)
+            self._first: nn.Module | None = policy
+            """Whose weights may change until the first batch is asked for."""
             self._batches = [self._tensordict(storage) for storage in range(NUM_STORAGES)]
             self.pool = self._new_pool()
         except BaseException:
@@ -82,6 +84,13 @@ class RoundRunner:
         self.weights.publish(policy.state_dict(), progress.first_version)
         if progress.acting_weights is None:
             self.weights.exchange()
+
+    def _take_first_weights(self) -> None:
+        """Publish what the policy's weights have become since the start, unless others were."""
+        policy, self._first = self._first, None
+        version = self._progress.first_version
+        if policy is not None and self.weights.newest_version == version:
+            self.weights.publish(policy.state_dict(), version)
 
     def _tensordict(self, storage: int) -> TensorDict:
         """Lay a TensorDict over one storage, without copying."""
@@ -108,6 +117,7 @@ class RoundRunner:
         """
         progress, schedule = self._progress, self._schedule
         round_index = progress.round_index
+        self._take_first_weights()
         if progress.started < round_index:
             self._start_round(round_index, before_round)
         self._times.ask()

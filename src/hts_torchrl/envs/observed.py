@@ -185,7 +185,6 @@ class DeclaredSpace:
         self._form = next((forms[kind] for kind in forms if isinstance(space, kind)), None)
         self._specs = specs
         self._paths = {key_of(path): path for path in leaves_of(space)}
-        self._choices = {key: spec.choices for key, spec in specs.items() if spec.choices}
 
     def leaves(self, observation: Any) -> dict[Key, Any]:  # noqa: ANN401
         """Return what an observation, or a batch of it, holds by key; None where it is missing.
@@ -211,11 +210,8 @@ class DeclaredSpace:
         """
         leaves = self.leaves(observation)
         entries = {key: as_declared(key, leaves[key], spec) for key, spec in self._specs.items()}
-        for key, choices in self._choices.items():
-            pairs = zip(entries[key].flat, choices, strict=True)
-            if any(int(each) not in some for each, some in pairs):  # numpy's are slow in a range
-                declared = " ".join(map(str, choices))
-                raise ConfigurationError(f"{key!r} is {entries[key]}, but {declared} is declared")
+        for key, spec in self._specs.items():
+            require_known(key, entries[key][None], spec)
         return entries
 
 

@@ -17,7 +17,7 @@ from hts_torchrl.shared.arrays import array_name
 
 
 def require_finite_gradients(
-    policy: nn.Module,
+    module: nn.Module,
     optimizer: Optimizer,
     round_: TensorDictBase,
     keys: Iterable[Key],
@@ -30,8 +30,8 @@ def require_finite_gradients(
     under a distributed strategy every rank has the same ones, so that all ranks stop together.
 
     Args:
-        policy: whose gradients are looked at.
-        optimizer: of the policy's parameters.
+        module: that names the parameters.
+        optimizer: of the parameters whose gradients are looked at.
         round_: the round ``[N, T]`` that they were computed from.
         keys: entries of the round that may have caused it, the likeliest first.
         first_env: index of the round's first environment over all ranks.
@@ -39,7 +39,7 @@ def require_finite_gradients(
     Raises:
         NotFiniteError: naming the entry, environment and step, or else the parameter.
     """
-    # Going through the modules of the policy would take longer than all else here.
+    # Going through all modules would take longer than all else here.
     parameters = (p for group in optimizer.param_groups for p in group["params"])
     gradients = [gradient for p in parameters if (gradient := p.grad) is not None]
     if not gradients or math.isfinite(torch.stack(norms(gradients)).max().item()):
@@ -53,8 +53,8 @@ def require_finite_gradients(
                 "is not finite"
             )
     name = next(
-        name
-        for name, p in policy.named_parameters()
+        name.removeprefix("policy.")
+        for name, p in module.named_parameters()
         if p.grad is not None and not p.grad.norm().isfinite()
     )
     raise NotFiniteError(

@@ -6,7 +6,7 @@ from lightning.pytorch import LightningModule
 
 from hts_torchrl.compat.lightning import is_compiled
 from hts_torchrl.errors import ConfigurationError
-from hts_torchrl.training.trainer_limits import is_of_the_user, require_extended
+from hts_torchrl.training.extended_hooks import is_of_the_user, require_extended
 
 _OTHER_HOOKS = {"configure_model", "optimizer_step", "backward", "on_round_end"}
 """Hooks besides those of Lightning whose names begin with ``on_``."""

@@ -209,7 +209,7 @@ class RoundModule(PolicyModule):
         what the same weights mean once statistics scale their inputs.
         """
         require_finite_gradients(
-            self.actor_critic,
+            self,
             optimizer,
             self.part.round,
             self._likely_causes(),

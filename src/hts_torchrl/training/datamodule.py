@@ -25,13 +25,13 @@ from hts_torchrl.settings import takes_settings
 from hts_torchrl.training.callbacks.stop_together import StopTogether
 from hts_torchrl.training.data_state import DataState
 from hts_torchrl.training.evaluation import Evaluation
+from hts_torchrl.training.extended_hooks import require_extended
 from hts_torchrl.training.loaders import ONE_EPOCH, EvaluationLoader, RoundLoader
 from hts_torchrl.training.rank_share import share_of
 from hts_torchrl.training.round_slice import RoundSlice
 from hts_torchrl.training.run_settings import Changes, described, plain
 from hts_torchrl.training.trainer_limits import (
     require_divided_rounds,
-    require_extended,
     require_portable,
     require_sound,
     require_supported,
@@ -40,8 +40,6 @@ from hts_torchrl.training.weight_publisher import WeightPublisher
 
 PRECISIONS: tuple[Precision, ...] = ("32-true", "bf16-mixed")
 """The Trainer's, in which actors can compute, too."""
-
-
 _HOOKS = {"setup", "teardown", "on_exception", "state_dict", "load_state_dict"}
 """Lightning's, which a subclass extends and may not replace."""
 
@@ -395,10 +393,7 @@ class HTSDataModule(LightningDataModule):
         require(ranks == 1, f"backend=ray on {ranks} ranks", "1")
 
     def train_dataloader(self) -> RoundLoader:
-        """Build the collector around the learner's policy.
-
-        Its processes start with the first round, and act with the weights of then: those that a
-        callback's ``on_train_start`` may have put into the policy.
+        """Build the collector around the learner's policy and start its processes.
 
         Raises:
             ConfigurationError: if a subclass has replaced ``setup``.
@@ -410,6 +405,7 @@ class HTSDataModule(LightningDataModule):
             self._publisher.updates = int(self._state.loaded.get("policy_version", 0))
         self._state.begin(collector, self._updates, self._trainer.world_size)
         self._collector = collector  # not before: what could not be loaded has no state to save
+        collector.start()
         if self._publisher is not None:
             return RoundLoader(collector, self._parts_per_round)
         learner: Any = self._trainer.lightning_module

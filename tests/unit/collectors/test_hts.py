@@ -44,6 +44,42 @@ def versions(batches) -> list[list[int]]:
     return [batch["collector", "policy_version"].unique().tolist() for batch in batches]
 
 
+def logits_by(layer: nn.Linear, batch: TensorDict) -> torch.Tensor:
+    with torch.no_grad():
+        return layer(batch["observation"])
+
+
+@pytest.mark.parametrize("started", [True, False])
+def test_the_first_round_acts_with_the_policys_newest_weights(started):
+    layer = nn.Linear(5, NUM_ACTIONS)
+    collector = collect(layer, inference_batch_size=1)
+    if started:
+        collector.start()
+    torch.nn.init.constant_(layer.weight, 0.5)
+    batches = iter(collector)
+    batch = next(batches)
+    torch.testing.assert_close(batch["logits"], logits_by(layer, batch))
+    before = copy.deepcopy(layer)
+    torch.nn.init.constant_(layer.weight, 0.25)  # which is not published
+    batch = next(batches)
+    torch.testing.assert_close(batch["logits"], logits_by(before, batch))
+    assert versions([batch]) == [[0]]
+    collector.shutdown()
+
+
+def test_the_first_round_acts_with_weights_that_were_published():
+    layer = nn.Linear(5, NUM_ACTIONS)
+    collector = collect(layer, inference_batch_size=1)
+    collector.start()
+    published = copy.deepcopy(layer)
+    collector.update_policy_weights_()
+    torch.nn.init.constant_(layer.weight, 0.5)
+    batch = next(iter(collector))
+    torch.testing.assert_close(batch["logits"], logits_by(published, batch))
+    assert versions([batch]) == [[1]]
+    collector.shutdown()
+
+
 class TestBatches:
     def test_a_batch_has_every_entry_with_its_shape_and_type(self):
         (batch, *_) = play(collect())

@@ -87,6 +87,22 @@ def test_a_parameter_is_named_where_what_was_collected_is_finite(make, tmp_path)
     assert message.startswith("the gradient of module.0.module.0.weight is not finite, though")
 
 
+class Beside(A2C):
+    """Trains a layer beside the policy, whose gradient is NaN."""
+
+    def __init__(self):
+        super().__init__(network="mlp")
+        self.beside = torch.nn.Linear(1, 1)
+
+    def training_step(self, part, index):
+        return super().training_step(part, index) + self.beside(torch.full((1, 1), np.nan)).sum()
+
+
+def test_a_parameter_beside_the_policy_is_named():
+    with pytest.raises(NotFiniteError, match=r"^the gradient of beside\.weight is not finite"):
+        quiet_trainer().fit(Beside(), cartpole(2))
+
+
 def test_an_environment_is_named_by_its_number_over_all_ranks():
     policy = torch.nn.Linear(1, 1, bias=False)
     policy.weight.grad = torch.tensor([[np.inf]])
