@@ -124,13 +124,12 @@ def uncompiled(module: nn.Module) -> nn.Module:
 
 def hooks_of(module: nn.Module) -> list[Callable[..., Any]]:
     """Return what runs before and after a module's call, and its gradient's."""
-    hooks = (
-        module._forward_pre_hooks,
-        module._forward_hooks,
-        module._backward_pre_hooks,
-        module._backward_hooks,
-    )
-    return [hook for each in hooks for hook in each.values()]
+    return [
+        *module._forward_pre_hooks.values(),
+        *module._forward_hooks.values(),
+        *module._backward_pre_hooks.values(),
+        *module._backward_hooks.values(),
+    ]
 
 
 def runs_after_accumulation(parameter: Parameter) -> bool:

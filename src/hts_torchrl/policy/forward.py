@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -92,12 +92,15 @@ def evaluate(
 
 
 def _is_fused(policy: ActorCritic) -> bool:
-    """Return whether its one pass leaves nothing out: no memory, and no hooks of its modules."""
+    """Return whether its one pass leaves nothing out: no memory, and no hooks of its modules.
+
+    Those of this package, which look at all modules for a while, do not count.
+    """
     if policy.memory is not None:
         return False
     common, actor, value = policy.module
     steps = (common, actor.module[0], value)
-    return all(type(each) in _UNCHANGED and not hooks_of(each) for each in steps)
+    return all(type(each) in _UNCHANGED and all(map(_is_own, hooks_of(each))) for each in steps)
 
 
 def is_probabilistic(policy: nn.Module) -> bool:
@@ -166,8 +169,7 @@ def users_call(module: nn.Module) -> str | None:
     kind = next(kind for kind in type(module).__mro__ if "forward" in vars(kind))
     if "forward" in vars(module) or not _is_known(kind.__module__):
         return "a forward"
-    known = all(_is_known(str(getattr(hook, "__module__", ""))) for hook in hooks_of(module))
-    return None if known else "a hook"
+    return None if all(_is_known(_module_of(hook)) for hook in hooks_of(module)) else "a hook"
 
 
 def require_called(policy: nn.Module, *, learns: bool = False) -> None:
@@ -224,6 +226,14 @@ def _has_head(module: nn.Module) -> bool:
 def named(module: nn.Module, name: str) -> str:
     """Return a module as a user knows it: its class, and its name within the policy."""
     return f"{type(module).__name__} ({name})" if name else type(module).__name__
+
+
+def _module_of(hook: Callable[..., Any]) -> str:
+    return str(getattr(hook, "__module__", ""))
+
+
+def _is_own(hook: Callable[..., Any]) -> bool:
+    return _module_of(hook).startswith("hts_torchrl.")
 
 
 def _is_known(name: str) -> bool:

@@ -14,10 +14,19 @@ from torch import nn
 from torch.distributions import Categorical
 from torchrl.modules import ProbabilisticActor
 
-from hts_torchrl import PPO, ActorCritic, Evaluation, GymEnvs, HTSCollector, env_spec_of
+from hts_torchrl import (
+    PPO,
+    ActorCritic,
+    Evaluation,
+    GymEnvs,
+    HTSCollector,
+    env_spec_of,
+    make_actor_critic,
+)
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.models.mlp import MLP
 from hts_torchrl.policy.forward import evaluate
+from hts_torchrl.policy.probe import TORCH, drawing_modules
 
 SURE = (100.0, -100.0)
 
@@ -219,3 +228,15 @@ def test_a_hook_within_our_actor_critic_runs():
 
 def test_the_distribution_of_our_actor_critic_may_be_another():
     assert set(actions(ours(Dist0))) == {0}
+
+
+def test_a_policy_is_examined_by_the_pass_that_acts(monkeypatch):
+    policy = make_actor_critic("mlp", env_spec_of(GymEnvs("CartPole-v1")))
+    passes, fused = [], policy.fused
+    monkeypatch.setattr(policy, "fused", lambda rows: passes.append(1) or fused(rows))
+
+    def run(_):
+        evaluate(policy, {"observation": torch.zeros(1, 4)}, 1)
+
+    assert drawing_modules(policy, run, TORCH[0]) == []
+    assert passes == [1]
