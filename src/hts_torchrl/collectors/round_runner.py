@@ -86,11 +86,13 @@ class RoundRunner:
             self.weights.exchange()
 
     def _take_first_weights(self) -> None:
-        """Publish what the policy's weights have become since the start, unless others were."""
+        """Take what the policy's weights have become since the start, unless some were published.
+
+        No round has started then, so that no actor has loaded any.
+        """
         policy, self._first = self._first, None
-        version = self._progress.first_version
-        if policy is not None and self.weights.newest_version == version:
-            self.weights.publish(policy.state_dict(), version)
+        if policy is not None and self.weights.newest_version == self._progress.first_version:
+            self.weights.replace_newest(policy.state_dict())
 
     def _tensordict(self, storage: int) -> TensorDict:
         """Lay a TensorDict over one storage, without copying."""

@@ -66,15 +66,30 @@ class PolicyWeights:
             ConfigurationError: if a name is missing or unknown, a shape or dtype is not that of the
                 policy, or a value is not finite; what was published before is kept then.
         """
-        slot = 1 - int(self._acting[1])
-        views = self._slots[slot]
-        self._require_fitting(state)
         newest = self.newest_version + 1 if version is None else version
+        self._fill(1 - int(self._acting[1]), state, newest)
+        self._published = newest
+
+    def replace_newest(self, state: Mapping[str, Tensor]) -> None:
+        """Copy weights over the newest ones, whose version they keep; no actor may have them yet.
+
+        Args:
+            state: tensors by ``state_dict`` name, on any device.
+
+        Raises:
+            ConfigurationError: as :meth:`publish`.
+        """
+        acting = int(self._acting[1])
+        slot = acting if self._published is None else 1 - acting
+        self._fill(slot, state, self.newest_version)
+
+    def _fill(self, slot: int, state: Mapping[str, Tensor], version: int) -> None:
+        self._require_fitting(state)
         self._versions[slot] = -1  # until all of them are there
         with torch.no_grad():
-            for name, view in views.items():
+            for name, view in self._slots[slot].items():
                 view.copy_(state[name])
-        self._versions[slot] = self._published = newest
+        self._versions[slot] = version
 
     def _require_fitting(self, state: Mapping[str, Tensor]) -> None:
         """Refuse what ``copy_`` would broadcast, or what no policy can act with."""

@@ -55,6 +55,21 @@ def test_published_weights_act_after_the_exchange(weights):
     assert same_bits(replica, Mixed(1.0))
 
 
+@pytest.mark.parametrize("waits", [False, True])
+def test_weights_may_take_the_place_of_the_newest(weights, waits):
+    """Of those that act, or of those that wait for the exchange."""
+    if waits:
+        weights.publish(Mixed(1.0).state_dict())
+    weights.replace_newest(Mixed(2.0).state_dict())
+    assert (weights.acting_version, weights.newest_version) == (0, int(waits))
+    replica = Mixed(5.0)
+    assert weights.load(replica, -1) == 0
+    assert same_bits(replica, Mixed(0.0 if waits else 2.0))
+    weights.exchange()
+    assert weights.load(replica, -1) == int(waits)
+    assert same_bits(replica, Mixed(2.0))
+
+
 def test_an_exchange_without_new_weights_changes_nothing(weights):
     weights.publish(Mixed(1.0).state_dict())
     for _ in range(2):
