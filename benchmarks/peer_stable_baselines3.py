@@ -1,8 +1,9 @@
-"""Stable-Baselines3 on Atari, CartPole and MuJoCo, for ``throughput.py`` and ``time_to_score.py``.
+"""Stable-Baselines3 on Atari, CartPole, MuJoCo and football, for two programs beside this one.
 
-Those programs make its environment and call it. For a time to a score it has the settings of RL
-Zoo, its authors' own collection (``hyperparams/ppo.yml`` of DLR-RM/rl-baselines3-zoo). Or it has
-those of a config of this repository, as ``recipes.py`` tells them.
+``throughput.py`` and ``time_to_score.py`` make its environment and call it. For a time to a score
+it has the settings of RL Zoo, its authors' own collection (``hyperparams/ppo.yml`` of
+DLR-RM/rl-baselines3-zoo). Or it has those of a config of this repository, as ``recipes.py`` tells
+them. On football, where it plays this repository's games, it always has these.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 
 import ale_py
 import gymnasium
+import numpy as np
 import torch
 from harness import Stopwatch, keep_freed_memory
 from stable_baselines3 import A2C, PPO
@@ -28,6 +30,8 @@ from stable_baselines3.common.vec_env import (
 )
 from torch import nn
 from training_scores import TrainingScores
+
+from hts_torchrl.envs.football.envs import FootballEnvs
 
 VECTORISATIONS = {"subproc": SubprocVecEnv, "dummy": DummyVecEnv}
 
@@ -75,8 +79,38 @@ def settings_of(recipe: dict[str, Any]) -> tuple[int, int, dict[str, Any]]:
         "batch_size": recipe["num_envs"] * recipe["steps"] // recipe["minibatches"],
         "learning_rate": falling(rate) if recipe["falls"] else rate,
         "clip_range": clip, "clip_range_vf": clip if recipe["clip_value"] else None,
-        "gae_lambda": recipe["gae_lambda"], "vf_coef": recipe["value_coef"], "ent_coef": 0.01,
+        "gae_lambda": recipe["gae_lambda"], "vf_coef": recipe["value_coef"],
+        "gamma": recipe["gamma"], "ent_coef": recipe["entropy_coef"],
+        "max_grad_norm": recipe["max_grad_norm"],
     }  # fmt: skip
+
+
+class Football(gymnasium.Env[Any, Any]):
+    """One of this repository's games; ``score`` in the last step's info is the goals of a game."""
+
+    def __init__(self, scenario: str) -> None:
+        self._group = FootballEnvs(scenario).group([0])
+        array, action = self._group.spec.observations["observation"], self._group.spec.action
+        self.observation_space = gymnasium.spaces.Box(0, 255, array.shape, np.uint8)
+        self.action_space = gymnasium.spaces.Discrete(action.sizes[0])
+        self._following: Any = None
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        if seed is not None or self._following is None:
+            self._following = self._group.reset([seed or 0])["observation"][0]
+        self._score = 0.0
+        return self._following.copy(), {}
+
+    def step(self, action: Any) -> Any:
+        found = self._group.step(np.array([action]))
+        self._score += float(found.score[0])
+        self._following = found.next_observation["observation"][0]  # of the next game, at an end
+        ends = bool(found.terminated[0]), bool(found.truncated[0])
+        info = {"score": self._score} if any(ends) else {}
+        return found.observation["observation"][0].copy(), float(found.reward[0]), *ends, info
+
+    def close(self) -> None:
+        self._group.close()
 
 
 class Watch(BaseCallback):
@@ -100,6 +134,10 @@ def environments(
     how: dict[str, Any] = {"vec_env_cls": VECTORISATIONS[run["envs"]], "seed": seed}
     if run["game"] == "cartpole":
         return make_vec_env("CartPole-v1", count, **how)
+    if is_football(run):
+        scenario = run["game"].removeprefix("football/")
+        watched = {"info_keywords": ("score",)}  # beside the sum of rewards
+        return make_vec_env(lambda: Football(scenario), count, monitor_kwargs=watched, **how)
     if is_mujoco(run):
         envs = make_vec_env(run["game"].removeprefix("mujoco/"), count, **how)
         return VecNormalize(envs, gamma=gamma)
@@ -109,6 +147,10 @@ def environments(
 
 def is_mujoco(run: dict[str, Any]) -> bool:
     return bool(run["game"].startswith("mujoco/"))
+
+
+def is_football(run: dict[str, Any]) -> bool:
+    return bool(run["game"].startswith("football/"))
 
 
 def sees_pixels(run: dict[str, Any]) -> bool:
@@ -130,6 +172,8 @@ def measure_speed(run: dict[str, Any]) -> None:
     shared = {"n_steps": run["steps"], "ent_coef": 0.01, "vf_coef": 0.5, "max_grad_norm": 0.5}
     if run["algorithm"] == "ppo":
         epochs, minibatches = (10, 32) if is_mujoco(run) else (4, 4)
+        if is_football(run):
+            epochs, minibatches = 2, 8
         size = count * run["steps"] // minibatches
         model: Any = PPO(policy_of(run), envs, n_epochs=epochs, batch_size=size, **shared)
     else:
@@ -142,16 +186,18 @@ def measure_speed(run: dict[str, Any]) -> None:
 
 
 def train(run: dict[str, Any], scores: TrainingScores) -> None:
-    total, count, settings = PUBLISHED["atari" if sees_pixels(run) else run["game"]]
     if "recipe" in run:
         total, count, settings = settings_of(run["recipe"])
+    else:
+        total, count, settings = PUBLISHED["atari" if sees_pixels(run) else run["game"]]
     envs = environments(run, count, run["seed"], settings.get("gamma", 0.99))
     model = PPO(policy_of(run), envs, seed=run["seed"], device=run["device"], **settings)
     set_layout(model, run)
 
     def round_ended() -> bool:
         games = model.ep_info_buffer or ()  # the last 100, with raw returns
-        return scores.add(model.num_timesteps, [game["r"] for game in games])
+        name = "score" if is_football(run) else "r"  # football is rewarded for more than goals
+        return scores.add(model.num_timesteps, [game[name] for game in games])
 
     scores.begin()
     model.learn(total, callback=Watch(round_ended))

@@ -11,8 +11,10 @@ from hts_torchrl import PPO
 from hts_torchrl.cli.config_files import expand_configs
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
-FIXED = {"gamma": 0.99, "entropy_coef": 0.01, "epsilon": 1e-5}
-"""What other programs have at these values, and at no others."""
+FIXED = {"gamma": 0.99, "entropy_coef": 0.01, "max_grad_norm": 0.5}
+"""What the program of EnvPool has at these values, and at no others."""
+EPSILON = 1e-5
+"""Of Adam, in all programs."""
 
 
 def merged(task: str) -> dict[str, Any]:
@@ -23,24 +25,28 @@ def merged(task: str) -> dict[str, Any]:
 
 
 def recipe_of(task: str, method: str) -> dict[str, Any]:
-    """Return how a config plays Atari with PPO, in plain numbers.
+    """Return how a config plays Atari or football with PPO, in plain numbers.
 
     Raises:
         ValueError: if the config has a setting that the other system's program does not.
     """
     config = merged(task)
     data, model = config["data"], config["model"]
-    if data["env"]["class_path"] != "AtariEnvs" or model["class_path"] != "PPO":
-        raise ValueError(f"{task} is not PPO on Atari")
+    games = data["env"]["class_path"]
+    if games not in ("AtariEnvs", "FootballEnvs") or model["class_path"] != "PPO":
+        raise ValueError(f"{task} is not PPO on Atari or football")
     settings = model["init_args"]
     learner = PPO(**settings)
-    others = {name: getattr(learner, name) for name in FIXED}
+    others = {name: getattr(learner, name) for name in ("gamma", "entropy_coef")}
+    others["max_grad_norm"] = config["trainer"]["gradient_clip_val"]
     network, normalized = settings.get("network"), bool(data.get("normalize_observation"))
-    plain = network == "nature" and not normalized
-    known = network in ("nature", "nips") if method == "cleanrl_envpool" else plain
-    if not known or others != FIXED or config["trainer"]["gradient_clip_val"] != 0.5:
+    if method == "cleanrl_envpool":
+        known, others = network in ("nature", "nips") and others == FIXED, {}
+    else:
+        known = network == "nature" and not normalized
+    if not known or learner.epsilon != EPSILON:
         raise ValueError(f"{task} has settings that the program of {method} does not")
-    return {
+    return others | {
         "total_steps": data["total_frames"],
         "num_envs": data["num_envs"],
         "steps": data["frames_per_batch"] // data["num_envs"],

@@ -70,7 +70,7 @@ ROWS = {
     "stable_baselines3": Row(
         "Stable-Baselines3",
         "peer_stable_baselines3.py",
-        "atari cartpole mujoco",
+        "atari cartpole mujoco football",
         peer="stable_baselines3",
     ),
     "envpool": Row("CleanRL-style on EnvPool", "peer_envpool.py", peer="envpool"),
@@ -87,6 +87,7 @@ PEERS = {
         "ale-py",
         "opencv-python-headless",
         "gymnasium[mujoco]",
+        "envpool>=1.2.5",
     ],
     "envpool": ["envpool>=1.2.5"],
     "sample_factory": ["sample-factory>=2.1,<2.2", "gymnasium<1", "numpy<2", "ale-py<0.11"],

@@ -7,8 +7,8 @@ Run: python benchmarks/time_to_score.py --tasks football/empty_goal_close --seed
 
 A task is a config of this repository. A method is ``hts``, one of ``configs/baselines`` behind the
 config, or another system with the settings that its authors publish. With ``--same-recipe`` it
-has those of the config instead, which must be PPO on Atari. Runs come one after another, each on
-all cores of this process, the methods in turns for each seed.
+has those of the config instead, which must be PPO on Atari or football. Runs come one after
+another, each on all cores of this process, the methods in turns for each seed.
 
 ``--by evaluation``, for methods of this repository: a run has a score when an evaluation (the mean
 of its games) has it. ``--evaluation-frames`` is the resolution. ``--by training``, for all: when
@@ -69,6 +69,8 @@ def game_of(task: str) -> str:
     settings = env.get("init_args", {})
     if env["class_path"] == "AtariEnvs":
         return str(settings["game"])
+    if env["class_path"] == "FootballEnvs":
+        return f"football/{settings['scenario']}"
     if task.startswith("mujoco/"):
         return f"mujoco/{settings['id']}" if settings["id"] in PEERS_MUJOCO else ""
     return "cartpole" if settings.get("id") == "CartPole-v1" else ""
@@ -212,6 +214,11 @@ def wanted(args: argparse.Namespace, parser: argparse.ArgumentParser) -> list[Ru
                 arguments = peer_run(method, task, args.settings).setting
             except ValueError as error:
                 parser.error(f"--settings: {error}; such as 'cleanrl_envpool main_threads=2'")
+            if throughput.kind_of(game_of(task)) == "football" and not args.same_recipe:
+                parser.error(
+                    f"--methods: nobody has published settings of {method} for {task}; "
+                    "give --same-recipe"
+                )
             if args.same_recipe:
                 if method not in TAKES_RECIPES:
                     parser.error(f"--same-recipe: {method} has its own recipe only")

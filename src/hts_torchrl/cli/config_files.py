@@ -6,12 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from hts_torchrl.errors import ConfigurationError
-
-# No task comes near, and what a config's aliases stand for can be written out.
-_MOST_DEPTH, _MOST_ENTRIES = 50, 100_000
+from hts_torchrl.yaml_file import read_yaml
 
 
 def expand_configs(arguments: Sequence[str]) -> list[str]:
@@ -70,46 +66,9 @@ def _with_bases(path: Path, above: tuple[Path, ...] = ()) -> list[Path]:
 
 def _content(path: Path) -> Any:  # noqa: ANN401 - whatever the file holds
     try:
-        text = path.read_text(encoding="utf-8")
-        if (node := yaml.compose(text, yaml.SafeLoader)) is not None:
-            _entries(node, {})
-        return yaml.safe_load(text)
-    except RecursionError as error:
-        raise ConfigurationError(f"--config={path}: it nests too deeply") from error
+        return read_yaml(path)
     except ConfigurationError as error:
         raise ConfigurationError(f"--config={path}: {error}") from error
-    except OSError as error:
-        raise ConfigurationError(f"--config={path}: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeError) as error:
-        raise ConfigurationError(f"--config={path}: {' '.join(str(error).split())}") from error
-
-
-def _entries(node: yaml.Node, known: dict[yaml.Node, int], depth: int = 0) -> int:
-    """Return the entries of a node with all its aliases written out, before they are.
-
-    Raises:
-        ConfigurationError: if there are too many, or an alias stands for what it is part of.
-    """
-    if node in known:
-        if not known[node]:
-            raise ConfigurationError("an alias stands for what it is part of")
-        return known[node]
-    if depth > _MOST_DEPTH:
-        raise ConfigurationError("it nests too deeply")
-    parts: list[yaml.Node] = []
-    if isinstance(node, yaml.MappingNode):
-        parts = [part for pair in node.value for part in pair]
-        names = [name.value for name, _ in node.value if isinstance(name, yaml.ScalarNode)]
-        if twice := [name for name in names if names.count(name) > 1 and name != "<<"]:
-            raise ConfigurationError(f"it has {twice[0]} twice")
-    elif isinstance(node, yaml.SequenceNode):
-        parts = node.value
-    known[node] = 0  # until it is known
-    entries = 1 + sum(_entries(part, known, depth + 1) for part in parts)
-    if entries > _MOST_ENTRIES:
-        raise ConfigurationError(f"its aliases stand for more than {_MOST_ENTRIES} entries")
-    known[node] = entries
-    return entries
 
 
 def checkpoint_of(arguments: Sequence[str]) -> str | None:

@@ -31,6 +31,7 @@ _REFUSED = {
     "--seed_everything": "the study file names the seeds",
     "--ckpt_path": "each trial trains from the start",
     "--trainer.logger": "each trial logs into its own folder",
+    "--print_config": "hts-torchrl fit prints configs",
 }
 
 
@@ -58,7 +59,7 @@ def tune(arguments: Sequence[str]) -> None:
     from hts_torchrl.tools.tune.study import Study, locked  # noqa: PLC0415 - of the extra
 
     study_file = StudyFile.read(given.study)
-    configs = [_checked([*fit_arguments, *flags(each)]) for each in study_file.examples()]
+    configs = [_checked(fit_arguments, each, given.study) for each in study_file.examples()]
     output = given.study.with_suffix("") if given.output is None else given.output
     if output == given.study:
         raise ConfigurationError(
@@ -108,8 +109,12 @@ class _Parser(argparse.ArgumentParser):
         raise ConfigurationError(f"tune: {message}")
 
 
-def _checked(arguments: list[str]) -> dict[str, Any]:
-    config = parsed_fit(arguments)
+def _checked(arguments: list[str], values: Mapping[str, Value], study: Path) -> dict[str, Any]:
+    try:
+        config = parsed_fit([*arguments, *flags(values)])
+    except ConfigurationError as error:
+        # It may be of the command line as well, or of both together.
+        raise ConfigurationError(f"{error} (with {_typed(values)}, of --study={study})") from error
     if config.get("ckpt_path") is not None:
         raise ConfigurationError(f"--ckpt_path: {_REFUSED['--ckpt_path']}")
     return config

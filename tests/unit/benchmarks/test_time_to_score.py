@@ -98,7 +98,8 @@ class TestOtherSystems:
         ("task", "game"),
         [
             ("pong", "pong"), ("atari/breakout_ppo", "breakout"), ("cartpole_ppo", "cartpole"),
-            ("football/empty_goal_close", ""), ("pendulum_ppo", ""), ("minatar/breakout_ppo", ""),
+            ("football/run_to_score", "football/run_to_score"), ("pendulum_ppo", ""),
+            ("minatar/breakout_ppo", ""),
             ("mujoco/hopper_ppo", "mujoco/Hopper-v5"), ("mujoco/ant_ppo", ""),
         ],
     )  # fmt: skip
@@ -108,7 +109,7 @@ class TestOtherSystems:
     @pytest.mark.parametrize(
         ("method", "task"),
         [
-            ("stable_baselines3", "football/empty_goal_close"),
+            ("cleanrl_envpool", "football/empty_goal_close"),
             ("cleanrl_envpool", "pendulum_ppo"),
             ("cleanrl_envpool", "mujoco/hopper_ppo"),
             ("sample_factory", "cartpole_ppo"),
@@ -120,6 +121,16 @@ class TestOtherSystems:
         arguments = ("--by", "training", "--methods", "hts", method, "--tasks", task)
         error = refused(program, monkeypatch, capsys, *arguments)
         assert error.endswith(f"error: --methods: {method} cannot play {task}")
+
+    def test_without_published_settings_need_those_of_the_config(
+        self, program, monkeypatch, capsys
+    ):
+        names = ("--methods", "stable_baselines3", "--tasks", "football/corner")
+        error = refused(program, monkeypatch, capsys, "--by", "training", *names)
+        assert error.endswith(
+            "nobody has published settings of stable_baselines3 for football/corner; give "
+            "--same-recipe"
+        )
 
     def test_have_no_evaluation(self, program, monkeypatch, capsys):
         error = refused(program, monkeypatch, capsys, "--methods", "sample_factory")
@@ -160,6 +171,13 @@ class TestOtherSystems:
             "gae_lambda": 0.95, "learning_rate": 1e-3, "falls": False, "clip": 0.1,
             "clip_value": True, "value_coef": 0.5, "network": "nature", "normalize": False,
         }  # fmt: skip
+        football = program.recipe_of("football/empty_goal_close", "stable_baselines3")
+        assert football == {
+            "total_steps": 204_800, "num_envs": 16, "steps": 128, "epochs": 2, "minibatches": 8,
+            "gae_lambda": 0.95, "learning_rate": 3.43e-4, "falls": False, "clip": 0.08,
+            "clip_value": True, "value_coef": 0.5, "network": "nature", "normalize": False,
+            "gamma": 0.993, "entropy_coef": 0.003, "max_grad_norm": 0.64,
+        }  # fmt: skip
         recipe = program.recipe_of("pong", "cleanrl_envpool")
         assert (recipe["network"], recipe["normalize"]) == ("nips", True)
 
@@ -172,8 +190,12 @@ class TestOtherSystems:
                 "pong",
                 "pong has settings that the program of stable_baselines3 does not",
             ),
-            ("cleanrl_envpool", "cartpole_ppo", "cartpole_ppo is not PPO on Atari"),
-            ("stable_baselines3", "atari/pong_a2c", "atari/pong_a2c is not PPO on Atari"),
+            ("cleanrl_envpool", "cartpole_ppo", "cartpole_ppo is not PPO on Atari or football"),
+            (
+                "stable_baselines3",
+                "atari/pong_a2c",
+                "atari/pong_a2c is not PPO on Atari or football",
+            ),
         ],
     )
     def test_cannot_have_every_recipe(self, program, monkeypatch, capsys, method, task, reason):

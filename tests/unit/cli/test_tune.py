@@ -235,7 +235,11 @@ class TestRefused:
         [
             (f"space: {{{SPACE}}}", ["--data.environments=4"], "environments"),
             ("space: {model.learning_rates: [0.1]}", [], "learning_rates"),
-            ("space: {model.unroll: [5, 6, x]}", [], "unroll"),
+            (
+                "space: {model.unroll: [5, 6, x]}",
+                [],
+                "(with --model.unroll=x, of --study=study.yaml)",
+            ),
             ("space: {data.num_envs: {low: 0.5, high: 1.5}}", [], "num_envs"),
             ("space: {}", [], "--study=study.yaml: space={}; a flag of fit is needed"),
             (
@@ -252,6 +256,11 @@ class TestRefused:
                 f"space: {{{SPACE}}}",
                 ["--trainer.logger+=CSVLogger"],
                 "--trainer.logger: each trial logs into its own folder",
+            ),
+            (
+                f"space: {{{SPACE}}}",
+                ["--print_config"],
+                "--print_config: hts-torchrl fit prints configs",
             ),
             (f"space: {{{SPACE}}}", ["--trials=0"], "--trials=0; 1 or more is needed"),
             (f"space: {{{SPACE}}}", ["--trials=x"], "tune: argument --trials: invalid int value"),

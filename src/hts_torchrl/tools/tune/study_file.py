@@ -9,9 +9,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, get_args
 
-import yaml
-
 from hts_torchrl.errors import ConfigurationError
+from hts_torchrl.yaml_file import read_yaml
 
 if TYPE_CHECKING:
     from optuna import Trial
@@ -109,13 +108,8 @@ class StudyFile:
             ConfigurationError: with the file and the entry that is wrong.
         """
         try:
-            content = yaml.safe_load(path.read_text(encoding="utf-8"))
-            return cls._of(content)
-        except OSError as error:
-            raise ConfigurationError(f"--study={path}: {error.strerror}") from error
-        except RecursionError as error:
-            raise ConfigurationError(f"--study={path}: it nests too deeply") from error
-        except (yaml.YAMLError, UnicodeError, ConfigurationError) as error:
+            return cls._of(read_yaml(path))
+        except ConfigurationError as error:
             raise ConfigurationError(f"--study={path}: {error}") from error
 
     @classmethod
