@@ -48,6 +48,7 @@ from tests.fakes import CoordinateEnvs
 from tests.fits import Watch, cartpole, quiet_trainer, watched_fit
 from tests.runs import digest, perturbed
 from tests.unit.collectors.test_hts import collect
+from tests.unit.envs.test_own_generators import LotteryEnv
 
 # The callback that saved is not always there when a run is resumed.
 pytestmark = [
@@ -550,6 +551,11 @@ MAKERS = {
     "TorchRL": (torchrl_env, "mlp", {"num_envs": 4, "envs_per_executor": 2}),
     "TorchRL's global generator": (
         noop_cartpole,
+        "mlp",
+        {"num_envs": 4, "envs_per_executor": 2},
+    ),
+    "the global generators": (
+        LotteryEnv,
         "mlp",
         {"num_envs": 4, "envs_per_executor": 2},
     ),

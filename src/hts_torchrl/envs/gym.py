@@ -27,6 +27,7 @@ from hts_torchrl.envs.group import (
 from hts_torchrl.envs.gym_action import action_maker
 from hts_torchrl.envs.minatar import seeded_whole
 from hts_torchrl.envs.observed import DeclaredSpace, as_flag, as_returned, as_reward, observing
+from hts_torchrl.envs.own_generators import OwnGenerators, making
 from hts_torchrl.envs.registered import made
 from hts_torchrl.envs.spaces import env_spec
 from hts_torchrl.errors import ConfigurationError, require
@@ -86,7 +87,7 @@ class GymEnvs(EnvFactory):
         return SerialGroup(envs, indices)
 
     def _make(self, index: int, kwargs: dict[str, Any]) -> gymnasium.Env[Any, Any]:
-        with called("make", index):
+        with called("make", index), making(index):
             return seeded_whole(made(lambda: gymnasium.make(self.id, **kwargs)))
 
 
@@ -123,6 +124,7 @@ class SerialGroup:
         self._declared = [DeclaredSpace(space, self.spec.observations) for space, _ in spaces]
         self._after = self._empty()
         self._next = self._empty()
+        self._generators = [OwnGenerators() for _ in self.envs]
         self._stepping = [observing("step", index) for index in self.indices]
 
     def _empty(self) -> Observation:
@@ -132,7 +134,9 @@ class SerialGroup:
         }
 
     def _reset(self, row: int, seed: int | None) -> Observation:
-        with observing("reset", self.indices[row]):
+        with observing("reset", self.indices[row]), self._generators[row] as generators:
+            if seed is not None:
+                generators.seed(seed)
             observation, _ = as_returned(self.envs[row].reset(seed=seed), _RESET)
             return self._declared[row].entries(observation)
 
@@ -153,7 +157,7 @@ class SerialGroup:
         truncated = np.zeros(self.num_envs, bool)
         ended = []
         for row, env in enumerate(self.envs):
-            with self._stepping[row]:
+            with self._stepping[row], self._generators[row]:
                 action = self._action_of[row](actions[row])
                 observation, reward, terminates, truncates, _ = as_returned(env.step(action), _STEP)
                 rewards[row] = as_reward(reward)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,6 +17,7 @@ from hts_torchrl.config import EnvSpec, PoolConfig
 from hts_torchrl.envs.group import CreateEnv, EnvFactory, EnvGroup, called
 from hts_torchrl.envs.gym import SerialGroup
 from hts_torchrl.envs.layers import is_a
+from hts_torchrl.envs.own_generators import making
 from hts_torchrl.envs.registered import made
 from hts_torchrl.envs.vector import VectorGroup
 from hts_torchrl.errors import ConfigurationError
@@ -210,17 +210,8 @@ def _make(maker: Any, index: int) -> Any:  # noqa: ANN401
             f"create_env_fn is a {kind}; a function that returns an environment, a TorchRL "
             f"EnvBase, or a list of these, is needed{hint}"
         )
-    with called("create_env_fn", index), _generator_kept():
+    with called("create_env_fn", index), making(index):
         return made(partial(maker, index) if _takes_index(maker) else maker)
-
-
-def _generator_kept() -> contextlib.AbstractContextManager[None]:
-    """Leave torch's global generator as it is, in a process that has imported torch."""
-    torch = sys.modules.get("torch")
-    kept: contextlib.AbstractContextManager[None] = (
-        contextlib.nullcontext() if torch is None else torch.random.fork_rng(devices=[])
-    )
-    return kept
 
 
 def _batch_size(env: Any) -> int:  # noqa: ANN401

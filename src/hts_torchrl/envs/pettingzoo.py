@@ -22,6 +22,7 @@ from hts_torchrl.envs.group import (
 from hts_torchrl.envs.gym import store
 from hts_torchrl.envs.gym_action import action_maker
 from hts_torchrl.envs.observed import DeclaredSpace, as_flag, as_returned, as_reward, observing
+from hts_torchrl.envs.own_generators import OwnGenerators, making
 from hts_torchrl.envs.spaces import env_spec
 from hts_torchrl.errors import ConfigurationError, require
 
@@ -65,9 +66,11 @@ class PettingZooEnvs(EnvFactory):
         games: list[Any] = []
         try:
             make = self.id if callable(self.id) else _function(self.id)
-            while not games or len(games) * len(games[0].possible_agents) < len(indices):
-                with called("parallel_env", list(indices)):
+            rows = 0
+            while rows < len(indices):
+                with called("parallel_env", list(indices)), making(indices[0] + rows):
                     games.append(make(**kwargs))
+                rows += len(games[0].possible_agents)
             return AgentsGroup(games, indices[0])
         except (ImportError, AttributeError, TypeError, ValueError, AssertionError) as error:
             close_each(dict(enumerate(games)))
@@ -114,6 +117,7 @@ class AgentsGroup:
             key: np.empty((self.num_envs, *spec.shape), spec.dtype)
             for key, spec in self.spec.observations.items()
         }
+        self._generators = [OwnGenerators() for _ in self.games]
         self._indices = [[first_index + row for row in rows] for rows in self._rows]
 
     @property
@@ -145,7 +149,9 @@ class AgentsGroup:
         return self._next
 
     def _begin(self, game: int, seed: int | None) -> None:
-        with observing("reset", self._indices[game]):
+        with observing("reset", self._indices[game]), self._generators[game] as generators:
+            if seed is not None:
+                generators.seed(seed)
             observations, _ = as_returned(self.games[game].reset(seed=seed), _RESET)
             self._store(game, observations)
 
@@ -160,7 +166,7 @@ class AgentsGroup:
         reward = np.zeros(self.num_envs, np.float32)
         terminated, truncated = np.zeros((2, self.num_envs), bool)
         for game, rows in enumerate(self._rows):
-            with observing("step", self._indices[game]):
+            with observing("step", self._indices[game]), self._generators[game]:
                 returned = as_returned(self.games[game].step(self._answers(actions[rows])), _STEP)
                 observations, rewards, terminates, truncates, _ = returned
                 self._store(game, observations)

@@ -37,32 +37,11 @@ from hts_torchrl.envs.group import (
 from hts_torchrl.envs.joined_action import joined, split
 from hts_torchrl.envs.layers import is_a, layers_of
 from hts_torchrl.envs.observed import as_declared, as_reward, observing, require_known
+from hts_torchrl.envs.own_generators import TORCH, OwnGenerators
 from hts_torchrl.envs.spaces import in_one_line
 from hts_torchrl.errors import ConfigurationError
 
 _NEVER = torch.zeros(1, dtype=torch.bool)
-
-
-class OwnGenerator:
-    """torch's global generator of the CPU as one environment has it: put in place by ``with``.
-
-    Transforms and environments of TorchRL draw from it. What others draw leaves theirs alone, and
-    the other way round.
-    """
-
-    def __init__(self) -> None:
-        self._own = self._others = torch.default_generator.get_state()
-
-    def __enter__(self) -> torch.Generator:
-        """Put it in place, and return it."""
-        self._others = torch.default_generator.get_state()
-        torch.default_generator.set_state(self._own)
-        return torch.default_generator
-
-    def __exit__(self, *_: object) -> None:
-        """Keep how far it has come, and put back what was in place before."""
-        self._own = torch.default_generator.get_state()
-        torch.default_generator.set_state(self._others)
 
 
 class EnvBaseGroup:
@@ -88,7 +67,7 @@ class EnvBaseGroup:
         self._parts = [parts_of(env) for env in self.envs]
         self._reward_keys = [env.reward_key for env in self.envs]
         self._act_on: list[Any] = []
-        self._generators = [OwnGenerator() for _ in self.envs]
+        self._generators = [OwnGenerators(TORCH) for _ in self.envs]
         for env in self.envs:
             env.maybe_reset = lambda tensordict: tensordict  # once a game, which needs its seed
 
@@ -107,9 +86,9 @@ class EnvBaseGroup:
     def _begin(self, row: int, seed: int | None) -> None:
         """Begin a game, after the end of the last one if there was one."""
         env, last = self.envs[row], self._act_on[row]
-        with called("reset", self.indices[row]), self._generators[row] as generator:
+        with called("reset", self.indices[row]), self._generators[row] as generators:
             if seed is not None:
-                generator.manual_seed(seed)
+                generators.seed(seed)
                 env.set_seed(seed)
             self._act_on[row] = env.reset() if last is None else type(env).maybe_reset(env, last)
 

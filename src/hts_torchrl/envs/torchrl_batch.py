@@ -13,7 +13,8 @@ from hts_torchrl.config import ArraySpec
 from hts_torchrl.envs.group import Array, Observation, Transition, called
 from hts_torchrl.envs.joined_action import split
 from hts_torchrl.envs.observed import as_declared, observing, require_known
-from hts_torchrl.envs.torchrl import OwnGenerator, parts_of, spec_of_one
+from hts_torchrl.envs.own_generators import TORCH, OwnGenerators
+from hts_torchrl.envs.torchrl import parts_of, spec_of_one
 from hts_torchrl.errors import ConfigurationError
 
 
@@ -45,12 +46,12 @@ class BatchedEnvGroup:
             for key, array in self.spec.observations.items()
         }
         self._act_on: Any = None
-        self._generator = OwnGenerator()
+        self._generators = OwnGenerators(TORCH)
 
     def reset(self, seeds: Sequence[int]) -> Observation:
         """Seed and reset all environments."""
-        with called("reset", self.indices), self._generator as generator:
-            generator.manual_seed(int(seeds[0]))
+        with called("reset", self.indices), self._generators:
+            self._generators.seed(int(seeds[0]))
             self.env.set_seed(int(seeds[0]))
             self._act_on = self.env.reset()
         return self._arrays(self._act_on, "reset")
@@ -71,7 +72,7 @@ class BatchedEnvGroup:
         action = [actions] if len(parts) == 1 else split(actions, parts)
         for key, part in zip(self._parts, action, strict=True):
             self._act_on.set(key, torch.tensor(part))  # a copy: the buffer is reused
-        with called("step_and_maybe_reset", self.indices), self._generator:
+        with called("step_and_maybe_reset", self.indices), self._generators:
             done, self._act_on = self.env.step_and_maybe_reset(self._act_on)
         step = done.get("next")
         reward = step.get(self._reward_key).cpu().numpy().reshape(-1).astype(np.float32)

@@ -20,6 +20,7 @@ from hts_torchrl.envs.observed import (
     observing,
     require_known,
 )
+from hts_torchrl.envs.own_generators import OwnGenerators
 from hts_torchrl.errors import ConfigurationError
 
 
@@ -46,6 +47,7 @@ class VectorGroup:
         self.spec = spec_of(envs, self.indices[0], space, action_space)
         self._action_of = action_maker(self.spec.action, action_space)
         self._declared = DeclaredSpace(space, self.spec.observations)
+        self._generators = OwnGenerators()
         self._stepping = observing("step", self.indices)
         self._resetting = observing("reset", self.indices)
 
@@ -88,7 +90,9 @@ class VectorGroup:
         """
         many = [int(seed) for seed in seeds]
         try:
-            observation, _ = self.envs.reset(seed=many)  # type: ignore[arg-type]
+            with self._generators:
+                self._generators.seed(many[0])
+                observation, _ = self.envs.reset(seed=many)  # type: ignore[arg-type]
         except gymnasium.error.Error as error:
             raise ConfigurationError(
                 f"reset(seed=[...]) of environments {self.indices}: {error}; it must take a "
@@ -99,7 +103,8 @@ class VectorGroup:
     def step(self, actions: Array) -> Transition:
         """Step all environments at once, and reset those whose episode ended."""
         batch = self._action_of(actions)
-        observation, reward, terminated, truncated, info = self.envs.step(batch)
+        with self._generators:
+            observation, reward, terminated, truncated, info = self.envs.step(batch)
         following = self._arrays(observation, self._stepping)
         with self._stepping:
             terminated = self._flags("terminated", terminated)
@@ -128,7 +133,8 @@ class VectorGroup:
         Raises:
             ConfigurationError: if others observe something else than before.
         """
-        observation, _ = self.envs.reset(options={"reset_mask": ends.copy()})
+        with self._generators:
+            observation, _ = self.envs.reset(options={"reset_mask": ends.copy()})
         following = self._arrays(observation, self._resetting)
         for key, array in following.items():
             if array.shape != before[key].shape or _differ(array[~ends], before[key][~ends]):
