@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-_WATCHED_CALLS = 200
+_WATCHED_CALLS = 50
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +45,7 @@ class OwnGenerators:
 
     What others draw leaves its states alone, and the other way round. For numpy's that is done
     always. Python's and torch's take longer to exchange, so those are let go of that the
-    environment did not draw from in its first 200 calls.
+    environment did not draw from in its first 50 calls.
 
     Args:
         kept: those that it draws from for certain.
