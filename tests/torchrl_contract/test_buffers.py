@@ -4,6 +4,7 @@ import pytest
 import torch
 from torchrl.data import LazyTensorStorage, ListStorage, ReplayBuffer, SliceSampler
 
+from hts_torchrl import ConfigurationError
 from tests.runs import digest
 from tests.torchrl_contract.test_batches import ENVS, ROUNDS, STEPS, collect
 
@@ -39,6 +40,15 @@ def test_next_returns_none_and_extends_the_buffer():
     assert collector.next() is None
     assert len(kept) == ENVS * STEPS
     collector.shutdown()
+
+
+def test_start_is_refused_as_nobody_would_fill_the_buffer_in_a_thread():
+    """A loop of TorchRL's would wait for ``write_count`` without end."""
+    kept = buffer()
+    collector = collect(replay_buffer=kept)
+    with pytest.raises(ConfigurationError, match=r"start\(\) with a replay_buffer"):
+        collector.start()
+    assert [*collector] == [None] * ROUNDS
 
 
 def test_views_are_copied_by_the_buffer(batches):
