@@ -3,7 +3,9 @@
 import pytest
 import torch
 from torchrl.data import LazyTensorStorage, ListStorage, ReplayBuffer, SliceSampler
+from torchrl.envs import MultiStepTransform
 
+from hts_torchrl import ConfigurationError
 from tests.runs import digest
 from tests.torchrl_contract.test_batches import ENVS, ROUNDS, STEPS, collect
 
@@ -41,6 +43,15 @@ def test_next_returns_none_and_extends_the_buffer():
     collector.shutdown()
 
 
+def test_start_is_refused_as_nobody_would_fill_the_buffer_in_a_thread():
+    """A loop of TorchRL's would wait for ``write_count`` without end."""
+    kept = buffer()
+    collector = collect(replay_buffer=kept)
+    with pytest.raises(ConfigurationError, match=r"start\(\) with a replay_buffer"):
+        collector.start()
+    assert [*collector] == [None] * ROUNDS
+
+
 def test_views_are_copied_by_the_buffer(batches):
     kept = buffer()
     list(collect(replay_buffer=kept, clone=False))
@@ -72,6 +83,41 @@ def test_the_hook_sees_the_batch_before_the_buffer_has_it():
     hook = lambda batch: seen.append((len(kept), tuple(batch.shape)))  # noqa: E731
     list(collect(replay_buffer=kept, post_collect_hook=hook))
     assert seen == [(60 * number, (ENVS, STEPS)) for number in range(ROUNDS)]
+
+
+def slices(**settings) -> SliceSampler:
+    return SliceSampler(slice_len=2, **settings)
+
+
+class TestOrder:
+    """Of transitions in a buffer of one dimension, where environments follow each other."""
+
+    @pytest.mark.parametrize(
+        "readers",
+        [{"sampler": slices(end_key=("next", "done"))}, {"transform": MultiStepTransform(3, 0.9)}],
+        ids=["slices", "steps"],
+    )
+    def test_what_goes_on_from_one_environment_to_another_is_refused(self, readers):
+        kept = ReplayBuffer(storage=LazyTensorStorage(FRAMES), batch_size=16, **readers)
+        with pytest.raises(ConfigurationError, match=r"ndim=2, or say set_truncated=True"):
+            collect(replay_buffer=kept)
+
+    @pytest.mark.parametrize(
+        ("sampler", "ndim", "settings"),
+        [
+            (slices(end_key=("next", "done")), 1, {"set_truncated": True}),
+            (slices(end_key=("next", "done")), 2, {}),
+            (slices(traj_key=("collector", "traj_ids")), 1, {}),
+            (slices(), 1, {}),
+        ],
+        ids=["truncated", "rows", "numbers", "found"],
+    )
+    def test_slices_are_of_one_trajectory(self, sampler, ndim, settings):
+        storage = LazyTensorStorage(FRAMES, ndim=ndim)
+        kept = ReplayBuffer(storage=storage, sampler=sampler, batch_size=FRAMES)
+        list(collect(replay_buffer=kept, **settings))
+        numbers = kept.sample()["collector", "traj_ids"].reshape(-1, 2)
+        assert torch.equal(numbers[:, 0], numbers[:, 1])
 
 
 class TestWholeTrajectories:

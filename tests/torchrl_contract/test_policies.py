@@ -8,8 +8,16 @@ from tensordict.nn import NormalParamExtractor, TensorDictModule
 from torch import distributions as d
 from torch import nn
 from torchrl.data import Bounded, Categorical, Unbounded
-from torchrl.envs import EnvBase, ExplorationType
-from torchrl.modules import ProbabilisticActor, RandomPolicy
+from torchrl.envs import (
+    CatFrames,
+    Compose,
+    EnvBase,
+    ExplorationType,
+    GymEnv,
+    InitTracker,
+    TransformedEnv,
+)
+from torchrl.modules import MultiStepActorWrapper, ProbabilisticActor, RandomPolicy
 
 from hts_torchrl import ConfigurationError, HTSCollector
 from tests.runs import digest, play
@@ -70,6 +78,16 @@ class TestFunctions:
 
         with pytest.raises(ConfigurationError, match="draws from torch's global generator"):
             rounds(draws)
+
+    def test_one_that_reads_what_it_wrote_in_the_step_before_is_refused(self):
+        """TorchRL's collector hands on what is written beside ``next``."""
+
+        def counts(tensordict):
+            steps = tensordict.get("steps", torch.zeros(tensordict.shape, dtype=torch.int64))
+            return tensordict.update({"steps": steps + 1, "action": steps % 2})
+
+        with pytest.raises(ConfigurationError, match="what it wrote in the step before"):
+            rounds(counts)
 
     def test_what_is_neither_module_nor_function_is_refused(self):
         with pytest.raises(ConfigurationError, match="policy of type int; a module or a function"):
@@ -218,6 +236,19 @@ def test_entries_of_private_names_are_left_out_of_batches_and_of_zeros_alike():
     for handed_out in (zeros, batch):
         names = {name for key in handed_out.keys(True) for name in [key, *key]}
         assert not [name for name in names if isinstance(name, str) and name.startswith("_")]
+
+
+def test_an_actor_of_several_steps_is_refused_in_one_line():
+    """TorchRL's wrapper keeps its next actions beside ``next``."""
+
+    def make_env():
+        transforms = InitTracker(), CatFrames(N=3, dim=-1, in_keys=["observation"])
+        return TransformedEnv(GymEnv("Pendulum-v1"), Compose(*transforms))
+
+    net = nn.Sequential(nn.Linear(9, 3), nn.Unflatten(-1, (3, 1)))
+    actor = MultiStepActorWrapper(TensorDictModule(net, ["observation"], ["action"]), n_steps=3)
+    with pytest.raises(ConfigurationError, match="tried with random observations"):
+        rounds(actor, make_env)
 
 
 @pytest.mark.parametrize("trusted", [True, False])

@@ -172,7 +172,16 @@ class HTSCollector(ContractCollector):
         group.close()
 
     def start(self) -> None:
-        """Start the worker pool, if it is not yet running; the first ``next`` does so by itself."""
+        """Start the worker pool, if it is not yet running; the first ``next`` does so by itself.
+
+        Raises:
+            ConfigurationError: with a ``replay_buffer``, which TorchRL's would fill in a thread.
+        """
+        if self.replay_buffer is not None:
+            raise ConfigurationError(
+                "start() with a replay_buffer: TorchRL's fills it in a thread, with data of any "
+                "age; iterate over the collector, which extends the buffer by each round"
+            )
         self._running()
 
     def _running(self) -> RoundRunner:

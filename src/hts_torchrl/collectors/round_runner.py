@@ -67,8 +67,10 @@ class RoundRunner:
         try:
             self.weights = PolicyWeights(self.shared.arrays, policy)
             self._publish_first(policy)
-            self._first: nn.Module | None = policy
-            """Whose weights may change until the first batch is asked for."""
+            self._unpublished: nn.Module | None = policy
+            """Whose weights act first, until some are published or a warning says that none are."""
+            self._asked = False
+            """Whether a batch was asked for."""
             self._batches = [self._tensordict(storage) for storage in range(NUM_STORAGES)]
             self.pool = self._new_pool()
         except BaseException:
@@ -85,14 +87,26 @@ class RoundRunner:
         if progress.acting_weights is None:
             self.weights.exchange()
 
-    def _take_first_weights(self) -> None:
-        """Take what the policy's weights have become since the start, unless some were published.
+    def _heed_unpublished(self) -> None:
+        """Take what weights that nobody has published have become, before the first batch.
 
-        No round has started then, so that no actor has loaded any.
+        No round has started then, so that no actor has loaded any. Later it is told that they do
+        not act: TorchRL's actors have the policy itself, and need no publishing.
         """
-        policy, self._first = self._first, None
-        if policy is not None and self.weights.newest_version == self._progress.first_version:
+        policy, progress = self._unpublished, self._progress
+        if policy is None:
+            return
+        if self.weights.newest_version != progress.first_version:
+            self._unpublished = None
+        elif not self._asked:
             self.weights.replace_newest(policy.state_dict())
+        elif not self.weights.are_newest(policy.state_dict()):
+            self._unpublished = None
+            _log.warning(
+                "the policy's weights have changed since the first batch, but none were published: "
+                "those of the start act until update_policy_weights_() is called"
+            )
+        self._asked = True
 
     def _tensordict(self, storage: int) -> TensorDict:
         """Lay a TensorDict over one storage, without copying."""
@@ -119,7 +133,7 @@ class RoundRunner:
         """
         progress, schedule = self._progress, self._schedule
         round_index = progress.round_index
-        self._take_first_weights()
+        self._heed_unpublished()
         if progress.started < round_index:
             self._start_round(round_index, before_round)
         self._times.ask()

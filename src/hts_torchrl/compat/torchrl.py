@@ -1,4 +1,4 @@
-"""What TorchRL keeps private: a worker's patience with a queue, and who has started Ray."""
+"""What TorchRL keeps private: patience with a queue, who has started Ray, and a sampler's way."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 from torchrl._comm import ray_runtime
 from torchrl.collectors import _runner
+from torchrl.data import SliceSampler
 
 
 def set_queue_patience(seconds: float) -> None:
@@ -28,3 +29,8 @@ def use_ray(init_config: dict[str, Any]) -> Callable[[], None]:
     """
     release: Callable[[], None] = ray_runtime._RayRuntimeLease.acquire(init_config).release
     return release
+
+
+def samples_by_ends(sampler: object) -> bool:
+    """Return whether a sampler of slices tells trajectories by their ends, and not by numbers."""
+    return isinstance(sampler, SliceSampler) and not sampler._fetch_traj

@@ -26,6 +26,7 @@ from hts_torchrl.models.distributions import action_head, parameter_keys
 from hts_torchrl.policy.exploration import RandomActions
 from hts_torchrl.policy.forward import modules_of, named, path_of, require_called
 from hts_torchrl.policy.inference import first_rows
+from hts_torchrl.policy.probe import differ
 
 Policy: TypeAlias = nn.Module | Callable[[TensorDictBase], TensorDictBase]
 """A module; or a function that writes the action into the TensorDict ``[B]`` it is given."""
@@ -37,6 +38,9 @@ class FunctionPolicy(TensorDictModuleBase):
     Args:
         function: writes the action; a module is trained as any other.
         spec: of the environment, whose observations it reads.
+
+    Raises:
+        ConfigurationError: if it reads what it wrote in the step before.
     """
 
     def __init__(self, function: Policy, spec: EnvSpec) -> None:
@@ -44,8 +48,18 @@ class FunctionPolicy(TensorDictModuleBase):
         self.function = function
         self.in_keys: list[Key] = list(spec.observations)
         with torch.no_grad():
-            written = self(_trial(spec)).keys(include_nested=True, leaves_only=True)
-        self.out_keys: list[Key] = [key for key in written if key not in spec.inputs]
+            written, again = self(_trial(spec)), self(_trial(spec))
+            keys = written.keys(include_nested=True, leaves_only=True)
+            self.out_keys: list[Key] = [key for key in keys if key not in spec.inputs]
+            following = self(written.select(*self.out_keys).update(_trial(spec)))
+        first, second, third = (
+            [td[k] for k in self.out_keys] for td in (written, again, following)
+        )
+        if not differ(first, second) and differ(first, third):
+            raise ConfigurationError(
+                "the policy reads what it wrote in the step before, which no actor keeps: a memory "
+                "needs a TensorDictModule, which writes it under 'next'"
+            )
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Add what the function writes, ``[B, ...]`` each."""

@@ -69,7 +69,12 @@ def examine(
         outputs = {key: array for key, array in outputs.items() if key not in extras}
         extras = ()
     batch_size = inference.batch_size
-    is_exact = batch_size == 1 or depends_on_row_alone(inference)
+    try:
+        is_exact = batch_size == 1 or depends_on_row_alone(inference)
+    except RuntimeError as error:
+        raise ConfigurationError(
+            f"the policy fails where it is tried with random observations: {error}"
+        ) from error
     if compile_policy is not None:
         inference.extras = list(extras)  # what is examined is what actors compile
         inference.compiled = CompiledPass(inference, compile_policy)

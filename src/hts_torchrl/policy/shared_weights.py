@@ -79,9 +79,21 @@ class PolicyWeights:
         Raises:
             ConfigurationError: as :meth:`publish`.
         """
+        self._fill(self._newest_slot, state, self.newest_version)
+
+    def are_newest(self, state: Mapping[str, Tensor]) -> bool:
+        """Return whether weights are those that were published last.
+
+        Args:
+            state: tensors by ``state_dict`` name, on any device.
+        """
+        views = self._slots[self._newest_slot]
+        return all(torch.equal(view, state[name].to(view)) for name, view in views.items())
+
+    @property
+    def _newest_slot(self) -> int:
         acting = int(self._acting[1])
-        slot = acting if self._published is None else 1 - acting
-        self._fill(slot, state, self.newest_version)
+        return acting if self._published is None else 1 - acting
 
     def _fill(self, slot: int, state: Mapping[str, Tensor], version: int) -> None:
         self._require_fitting(state)

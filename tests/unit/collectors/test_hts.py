@@ -67,6 +67,30 @@ def test_the_first_round_acts_with_the_policys_newest_weights(started):
     collector.shutdown()
 
 
+@pytest.mark.parametrize("delay", [0, 1])
+def test_weights_that_change_and_are_never_published_are_told_of_once(caplog, delay):
+    """TorchRL's collector has the policy itself, so its tutorials publish nothing."""
+    layer = nn.Linear(5, NUM_ACTIONS)
+    for _ in collect(layer, inference_batch_size=1, delay=delay):
+        with torch.no_grad():
+            layer.weight.add_(1)
+    (record,) = caplog.records
+    assert "until update_policy_weights_() is called" in record.message
+
+
+@pytest.mark.parametrize("published_after", [1, None])
+def test_weights_that_are_published_or_stay_as_they_are_are_not_told_of(caplog, published_after):
+    layer = nn.Linear(5, NUM_ACTIONS)
+    collector = collect(layer, inference_batch_size=1)
+    for index, _ in enumerate(collector, start=1):
+        if index == published_after:
+            collector.update_policy_weights_()
+        if published_after is not None:
+            with torch.no_grad():
+                layer.weight.add_(1)
+    assert not caplog.records
+
+
 def test_the_first_round_acts_with_weights_that_were_published():
     layer = nn.Linear(5, NUM_ACTIONS)
     collector = collect(layer, inference_batch_size=1)

@@ -1,5 +1,6 @@
 import inspect
 
+from torchrl.data import RandomSampler, SliceSampler
 from torchrl.envs import GymEnv
 
 from hts_torchrl.compat import TORCHRL_WRAPPED
@@ -19,3 +20,13 @@ def test_a_wrapper_keeps_what_it_wraps():
         env = GymEnv("CartPole-v1")
         assert getattr(env, TORCHRL_WRAPPED).spec.id == "CartPole-v1"
         env.close()
+
+
+def test_a_sampler_of_slices_goes_by_ends_only_where_it_is_told_to():
+    with private_names_of("torchrl") as compat:
+        by_ends = [{"end_key": ("next", "done")}, {"end_keys": [("next", "done")]}]
+        for keys in by_ends:
+            assert compat.samples_by_ends(SliceSampler(slice_len=2, **keys))
+        for keys in [{"traj_key": "episode"}, {}]:
+            assert not compat.samples_by_ends(SliceSampler(slice_len=2, **keys))
+        assert not compat.samples_by_ends(RandomSampler())

@@ -70,6 +70,15 @@ def test_weights_may_take_the_place_of_the_newest(weights, waits):
     assert same_bits(replica, Mixed(2.0))
 
 
+@pytest.mark.parametrize("waits", [False, True])
+def test_the_newest_are_told_from_others(weights, waits):
+    """Those that act, or those that wait for the exchange."""
+    if waits:
+        weights.publish(Mixed(1.0).state_dict())
+    assert weights.are_newest(Mixed(float(waits)).state_dict())
+    assert not weights.are_newest(Mixed(float(not waits)).state_dict())
+
+
 def test_an_exchange_without_new_weights_changes_nothing(weights):
     weights.publish(Mixed(1.0).state_dict())
     for _ in range(2):
