@@ -311,6 +311,9 @@ WRONG = {
         "the policy has no value ('state_value')",
     ),
     "an unknown flag": (["--data.numm_envs=3"], "unrecognized arguments: --data.numm_envs=3"),
+    "a shortened flag": (["--data.num_env=3"], "unrecognized arguments: --data.num_env=3"),
+    "a shortened --config": (["--conf=none.yaml"], "unrecognized arguments: --conf=none.yaml"),
+    "a shortened --ckpt_path": (["--ckpt=none.ckpt"], "unrecognized arguments: --ckpt=none.ckpt"),
     "a wrong type": (["--data.num_envs=four"], 'Parser key "data.num_envs": Expected a'),
     "a wrong choice": (["--model.optimizer=sdg"], "no optimizer 'sdg'; adadelta, "),
     "an optimiser of other gradients": (
