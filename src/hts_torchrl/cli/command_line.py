@@ -155,7 +155,8 @@ class HTSCommandLine(CommandLine):
             plugins = [*plugins, DurableCheckpointIO()]
         try:
             trainer = super().instantiate_trainer(callbacks=callbacks, plugins=plugins, **kwargs)
-        except TypeError as error:  # which is how Lightning refuses a number of devices
+        except (TypeError, RuntimeError) as error:
+            # This is how Lightning refuses a number of devices, and one of SLURM's tasks.
             raise ConfigurationError(str(error)) from error
         if self.subcommand == "fit":
             require_supported(trainer)  # before other processes start

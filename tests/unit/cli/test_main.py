@@ -398,6 +398,14 @@ WRONG = {
 }
 
 
+def test_tasks_of_slurm_that_lightning_refuses_end_with_one_line(capsys, monkeypatch):
+    monkeypatch.setenv("SLURM_JOB_NAME", "train")
+    monkeypatch.setenv("SLURM_NTASKS", "4")
+    monkeypatch.delenv("SLURM_NTASKS_PER_NODE", raising=False)
+    message = refused(capsys, "fit", *CARTPOLE, *A2C)
+    assert message.startswith("You set `--ntasks=4` in your SLURM bash script")
+
+
 @pytest.mark.parametrize("what", WRONG)
 def test_wrong_input_ends_with_one_line_and_status_2(what, capsys):
     arguments, message = WRONG[what]
