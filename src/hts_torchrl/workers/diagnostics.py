@@ -16,7 +16,6 @@ from hts_torchrl.compat.processes import FIRST_FRAME
 from hts_torchrl.shared.arrays import Array
 from hts_torchrl.shared.worker_status import WorkerStatus
 
-
 # Looks are a second apart. What lies so far apart was this process's own sleep.
 _PAUSE_S = 10.0
 
