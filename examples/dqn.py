@@ -12,8 +12,7 @@ from torchrl.data import Categorical, LazyTensorStorage, ReplayBuffer
 from torchrl.modules import MLP, ConvNet, EGreedyModule, QValueActor
 from torchrl.objectives import DQNLoss, HardUpdate
 
-from hts_torchrl import GymEnvs, HTSCollector, env_spec_of
-from hts_torchrl.training.evaluation import Evaluation
+from hts_torchrl import Evaluation, GymEnvs, HTSCollector, env_spec_of
 
 
 class OfPictures(nn.Sequential):

@@ -7,8 +7,7 @@ import sys
 
 from lightning.pytorch import Trainer, seed_everything
 
-from hts_torchrl import A2C, GymEnvs, HTSDataModule
-from hts_torchrl.training.callbacks import TrainingStatistics
+from hts_torchrl import A2C, GymEnvs, HTSDataModule, TrainingStatistics
 
 
 def main(total_frames: int = 200_000) -> float:

@@ -15,8 +15,7 @@ from torchrl.data import Bounded, LazyTensorStorage, ReplayBuffer
 from torchrl.modules import MLP, NormalParamExtractor, ProbabilisticActor, TanhNormal, ValueOperator
 from torchrl.objectives import SACLoss, SoftUpdate
 
-from hts_torchrl import HTSCollector, env_spec_of
-from hts_torchrl.training.evaluation import Evaluation
+from hts_torchrl import Evaluation, HTSCollector, env_spec_of
 
 
 def make_env(env: str) -> gymnasium.Env:

@@ -28,6 +28,20 @@ def require(condition: bool, setting: str, wanted: str) -> None:
         raise ConfigurationError(f"{setting}; {wanted} is needed")
 
 
+def reason_of(error: OSError, path: object) -> str:
+    """Return in words what the system refuses.
+
+    Args:
+        error: which it raised.
+        path: that the caller names; if the error is about another one, that is told too.
+    """
+    reason = error.strerror or str(error)
+    if isinstance(error, FileExistsError | NotADirectoryError):
+        reason = "a file is where a folder is needed"
+    other = error.filename
+    return reason if other is None or str(other) == str(path) else f"{reason}: {other}"
+
+
 class CheckpointError(HTSError, OSError):
     """A checkpoint cannot be written; what was in its place is still there."""
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from hts_torchrl.errors import ConfigurationError
+from hts_torchrl.errors import ConfigurationError, reason_of
 
 # No task comes near, and what a file's aliases stand for can be written out.
 _MOST_DEPTH, _MOST_ENTRIES = 50, 100_000
@@ -28,7 +28,7 @@ def read_yaml(path: Path) -> Any:  # noqa: ANN401 - whatever the file holds
     except RecursionError as error:
         raise ConfigurationError("it nests too deeply") from error
     except OSError as error:
-        raise ConfigurationError(error.strerror or str(error)) from error
+        raise ConfigurationError(reason_of(error, path)) from error
     except (yaml.YAMLError, UnicodeError) as error:
         raise ConfigurationError(" ".join(str(error).split())) from error
 

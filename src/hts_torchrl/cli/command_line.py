@@ -31,7 +31,7 @@ from hts_torchrl.envs.envpool import EnvPoolEnvs  # noqa: F401
 from hts_torchrl.envs.football.envs import FootballEnvs  # noqa: F401
 from hts_torchrl.envs.gym import GymEnvs  # noqa: F401
 from hts_torchrl.envs.pettingzoo import PettingZooEnvs  # noqa: F401
-from hts_torchrl.errors import ConfigurationError
+from hts_torchrl.errors import ConfigurationError, reason_of
 from hts_torchrl.learner import A2C, PPO, PQN, Impala  # noqa: F401
 from hts_torchrl.portable import VARIABLES, is_portable
 from hts_torchrl.training.callbacks import (
@@ -67,7 +67,13 @@ _NO_FLAGS = {
 
 
 class HTSArgumentParser(LightningArgumentParser):
-    """Reports a wrong argument in one line, without the usage."""
+    """Reports a wrong argument in one line, without the usage, and takes no shortened flags.
+
+    What looks for ``--config`` and ``--ckpt_path`` before anything is parsed would miss ``--conf``.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
+        super().__init__(*args, **{"allow_abbrev": False, **kwargs})
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:  # noqa: ARG002
         """Print what is wrong and exit with status 2."""
@@ -149,7 +155,8 @@ class HTSCommandLine(CommandLine):
             plugins = [*plugins, DurableCheckpointIO()]
         try:
             trainer = super().instantiate_trainer(callbacks=callbacks, plugins=plugins, **kwargs)
-        except TypeError as error:  # which is how Lightning refuses a number of devices
+        except (TypeError, RuntimeError) as error:
+            # This is how Lightning refuses a number of devices, and one of SLURM's tasks.
             raise ConfigurationError(str(error)) from error
         if self.subcommand == "fit":
             require_supported(trainer)  # before other processes start
@@ -256,7 +263,9 @@ class HTSCommandLine(CommandLine):
         try:
             directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise ConfigurationError(f"the run's folder {directory}: {error.strerror}") from error
+            raise ConfigurationError(
+                f"the run's folder {directory}: {reason_of(error, directory)}"
+            ) from error
         _require_no_loss(directory / "config.yaml")
         last = directory / "checkpoints" / "last.ckpt"
         starts_anew = self.subcommand == "fit" and not self.setting("ckpt_path")

@@ -16,7 +16,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.loggers.logger import DummyLogger
 
-from hts_torchrl.errors import ConfigurationError, DifferenceError, require
+from hts_torchrl.errors import ConfigurationError, DifferenceError, reason_of, require
 from hts_torchrl.learner import Learner
 from hts_torchrl.policy.export import save_policy
 from hts_torchrl.policy.onnx_file import save_onnx
@@ -79,7 +79,7 @@ class HTSTrainer(Trainer):
             else:
                 imageio.mimsave(video, frames, **mp4)
         except OSError as error:
-            raise ConfigurationError(f"--video={video}: {error.strerror or error}") from error
+            raise ConfigurationError(f"--video={video}: {reason_of(error, video)}") from error
         print(f"video of {len(frames)} steps: {video}")  # noqa: T201
 
     def export(
@@ -202,7 +202,7 @@ def _manifest_named(manifest: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise ConfigurationError(f"--manifest={manifest}: {error.strerror}") from error
+        raise ConfigurationError(f"--manifest={manifest}: {reason_of(error, manifest)}") from error
 
 
 def _require_rounds(data: HTSDataModule) -> None:

@@ -29,8 +29,9 @@ _WARNINGS = (
     ".*isinstance.treespec, LeafSpec.. is deprecated",
 )
 _MESSAGES = re.compile(
-    r"Seed set to|[GTH]PU available:|💡 Tip:|Loading `train_dataloader` to estimate"
-    r"|`Trainer.fit` stopped: `max_epochs=1` reached|An \w+ was raised with message:"
+    r"(?:\[rank: \d+\] )?Seed set to|[GTH]PU available:|💡 Tip:"
+    r"|Loading `train_dataloader` to estimate|`Trainer.fit` stopped: `max_epochs=1` reached"
+    r"|An \w+ was raised with message:"
 )
 _Lines: TypeAlias = Iterator[tuple[str, str]]  # label and text
 _LOGGERS = ("lightning.pytorch.utilities.rank_zero", "lightning.fabric.utilities.seed")

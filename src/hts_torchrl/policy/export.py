@@ -25,7 +25,7 @@ from torch.nn.parameter import is_lazy
 
 from hts_torchrl.config import EnvSpec
 from hts_torchrl.durable_file import replacing
-from hts_torchrl.errors import ConfigurationError
+from hts_torchrl.errors import ConfigurationError, reason_of
 from hts_torchrl.models.actor_critic import make_actor_critic
 from hts_torchrl.models.q_policy import make_q_policy, q_head_of
 from hts_torchrl.models.trunks import is_built_in
@@ -84,7 +84,8 @@ def save_policy(
         with replacing(Path(path)) as new:
             save_file(tensors, new, {"format": "pt", **metadata})
     except (OSError, SafetensorError) as error:
-        raise OSError(f"cannot write the policy {path}: {error}") from error
+        reason = reason_of(error, path) if isinstance(error, OSError) else str(error)
+        raise OSError(f"cannot write the policy {path}: {reason}") from error
 
 
 def load_policy(path: str | Path, policy: nn.Module | None = None) -> nn.Module:

@@ -24,7 +24,7 @@ from torch import distributions as d
 
 from hts_torchrl.config import Array, EnvSpec, Key
 from hts_torchrl.durable_file import replacing
-from hts_torchrl.errors import ConfigurationError
+from hts_torchrl.errors import ConfigurationError, reason_of
 from hts_torchrl.policy.as_policy import as_policy
 from hts_torchrl.policy.composite import is_composite
 from hts_torchrl.policy.examination import fill_at_random
@@ -96,7 +96,7 @@ def save_onnx(
         with replacing(Path(path)) as new:
             new.write_bytes(content)
     except OSError as error:
-        raise OSError(f"cannot write the policy {path}: {error}") from error
+        raise OSError(f"cannot write the policy {path}: {reason_of(error, path)}") from error
     return difference
 
 

@@ -59,8 +59,12 @@ class DurableCheckpointIO(TorchCheckpointIO):
                 with replacing(_digests(place)) as lines:
                     written = [f"{_digest(f)}  {n}\n" for f, n in files.items() if f.is_file()]
                     lines.write_text("".join(written))
-        except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError
+        except OSError as error:
             raise CheckpointError(f"cannot write the checkpoint {place}: {error}") from error
+        except RuntimeError as error:  # torch's words for it name no disk
+            raise CheckpointError(
+                f"cannot write the checkpoint {place}: is the disk full? ({error})"
+            ) from error
 
     def load_checkpoint(
         self,

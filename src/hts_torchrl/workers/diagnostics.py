@@ -16,6 +16,9 @@ from hts_torchrl.compat.processes import FIRST_FRAME
 from hts_torchrl.shared.arrays import Array
 from hts_torchrl.shared.worker_status import WorkerStatus
 
+# Looks are a second apart. What lies so far apart was this process's own sleep.
+_PAUSE_S = 10.0
+
 
 class Silence:
     """Looks into the worker status now and then; workers have nothing to do for it.
@@ -32,16 +35,21 @@ class Silence:
     def __init__(self, status: WorkerStatus) -> None:
         self._status = status
         self._signs = status.signs()
-        self._since_s = np.full(len(self._signs), time.monotonic())
+        self._looked_s = time.monotonic()
+        self._since_s = np.full(len(self._signs), self._looked_s)
 
     def lasts_s(self) -> Array:
         """Return the seconds since the last look that found something new, float64 ``[workers]``.
 
-        The silence of all begins when this is made.
+        The silence of all begins when this is made. A pause of this process between two looks does
+        not count: a container was frozen, or a job suspended, with all of its workers.
         """
         signs, before = self._status.signs(), self._signs
         self._signs = signs
         now_s = time.monotonic()
+        if (pause_s := now_s - self._looked_s) > _PAUSE_S:
+            self._since_s += pause_s
+        self._looked_s = now_s
         self._since_s[(signs != before).any(axis=1)] = now_s
         lasts_s: Array = now_s - self._since_s
         return lasts_s

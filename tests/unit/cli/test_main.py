@@ -311,6 +311,9 @@ WRONG = {
         "the policy has no value ('state_value')",
     ),
     "an unknown flag": (["--data.numm_envs=3"], "unrecognized arguments: --data.numm_envs=3"),
+    "a shortened flag": (["--data.num_env=3"], "unrecognized arguments: --data.num_env=3"),
+    "a shortened --config": (["--conf=none.yaml"], "unrecognized arguments: --conf=none.yaml"),
+    "a shortened --ckpt_path": (["--ckpt=none.ckpt"], "unrecognized arguments: --ckpt=none.ckpt"),
     "a wrong type": (["--data.num_envs=four"], 'Parser key "data.num_envs": Expected a'),
     "a wrong choice": (["--model.optimizer=sdg"], "no optimizer 'sdg'; adadelta, "),
     "an optimiser of other gradients": (
@@ -393,6 +396,14 @@ WRONG = {
     ),
     "a missing checkpoint": (["--ckpt_path=none.ckpt"], "--ckpt_path=none.ckpt: there is no such"),
 }
+
+
+def test_tasks_of_slurm_that_lightning_refuses_end_with_one_line(capsys, monkeypatch):
+    monkeypatch.setenv("SLURM_JOB_NAME", "train")
+    monkeypatch.setenv("SLURM_NTASKS", "4")
+    monkeypatch.delenv("SLURM_NTASKS_PER_NODE", raising=False)
+    message = refused(capsys, "fit", *CARTPOLE, *A2C)
+    assert message.startswith("You set `--ntasks=4` in your SLURM bash script")
 
 
 @pytest.mark.parametrize("what", WRONG)

@@ -34,6 +34,16 @@ def test_messages_of_every_run_are_left_out_and_those_of_some_runs_are_not(told)
     assert set(told.messages) == {"`Trainer.fit` stopped: `max_steps=2` reached."}
 
 
+def test_a_rank_tells_no_seed_either(told):
+    """Also one rank, where torchrun or SLURM started it."""
+    leave_out_noise()
+    logger = logging.getLogger("lightning.fabric.utilities.seed")
+    with told.at_level(logging.INFO, logger.name):
+        logger.info("[rank: 0] Seed set to 1")
+        logger.info("[rank: 0] No seed found, seed set to 1")
+    assert set(told.messages) == {"[rank: 0] No seed found, seed set to 1"}
+
+
 def test_warnings_about_a_users_settings_are_shown():
     with warnings.catch_warnings(record=True) as shown:
         warnings.simplefilter("always")

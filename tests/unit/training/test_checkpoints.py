@@ -82,7 +82,7 @@ class TestSaving:
         save(place, 1)
         original = torch.save
         monkeypatch.setattr(torch, "save", lambda obj, _: original(obj, "/dev/full"))
-        with pytest.raises(CheckpointError, match=r"cannot write the checkpoint .*last\.ckpt"):
+        with pytest.raises(CheckpointError, match=r"the checkpoint .*last\.ckpt: is the disk full"):
             save(place, 2)
         assert saved(place) == 1
 

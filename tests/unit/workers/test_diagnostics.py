@@ -50,6 +50,16 @@ def test_one_sign_counts_once(silence, now, signs):
     assert silence.lasts_s().tolist() == [7, 7, 7]
 
 
+def test_a_pause_of_this_process_is_nobodys_silence(silence, now):
+    """As after SIGSTOP and SIGCONT to all processes of a job."""
+    now.s += 7
+    silence.lasts_s()
+    now.s += 600
+    assert silence.lasts_s().tolist() == [7, 7, 7]
+    now.s += 2
+    assert silence.lasts_s().tolist() == [9, 9, 9]
+
+
 pytestmark = pytest.mark.processes
 
 

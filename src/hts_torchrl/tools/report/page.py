@@ -12,7 +12,7 @@ from typing import NamedTuple
 import pandas as pd
 from matplotlib.figure import Figure
 
-from hts_torchrl.errors import ConfigurationError
+from hts_torchrl.errors import ConfigurationError, reason_of
 from hts_torchrl.tools.report.figures import learning_curves, waiting
 from hts_torchrl.tools.report.groups import Group, grouped
 from hts_torchrl.tools.report.run_folder import read_runs
@@ -64,7 +64,7 @@ def write_report(paths: list[Path], output: Path) -> list[tuple[str, str]]:
         parts = [_write(section, output / section.file) for section in _sections(groups)]
         page.write_text(_html([*warnings, *remarks], parts), encoding="utf-8")
     except OSError as error:
-        raise ConfigurationError(f"--output={output}: {error.strerror or error}") from error
+        raise ConfigurationError(f"--output={output}: {reason_of(error, output)}") from error
     told = [("warning", text) for text in warnings] + [("note", text) for text in remarks]
     return [*told, ("report", str(page))]
 

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 import yaml
 
-from hts_torchrl.errors import ConfigurationError
+from hts_torchrl.errors import ConfigurationError, reason_of
 
 ROLES = ("learner", "executors", "actors")
 _METRICS, _CONFIG = "metrics.csv", "config.yaml"
@@ -138,7 +138,7 @@ def _config(folder: Path) -> dict[str, Any]:
     try:
         config = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigurationError(f"{path}: {error.strerror}") from error
+        raise ConfigurationError(f"{path}: {reason_of(error, path)}") from error
     except (yaml.YAMLError, UnicodeError) as error:
         raise NoRun(f"{path}: {error}") from error
     if isinstance(config, dict) and _OF_OTHERS & config.keys():
@@ -157,7 +157,7 @@ def _metrics(folder: Path) -> pd.DataFrame:
     except (FileNotFoundError, pd.errors.EmptyDataError):  # it was stopped before it logged
         return pd.DataFrame()
     except OSError as error:
-        raise ConfigurationError(f"{path}: {error.strerror}") from error
+        raise ConfigurationError(f"{path}: {reason_of(error, path)}") from error
     except (pd.errors.ParserError, UnicodeError) as error:
         raise ConfigurationError(f"{path}: {error}") from error
     return metrics.apply(pd.to_numeric, errors="coerce")

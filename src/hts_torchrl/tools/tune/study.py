@@ -18,7 +18,7 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
 
-from hts_torchrl.errors import ConfigurationError
+from hts_torchrl.errors import ConfigurationError, reason_of
 from hts_torchrl.tools.tune.study_file import StudyFile, Value
 from hts_torchrl.tools.tune.trial import Budget, Outcome
 
@@ -44,7 +44,7 @@ def locked(folder: Path) -> Iterator[int]:
         folder.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:
-        raise ConfigurationError(f"--output={folder}: {error.strerror}") from error
+        raise ConfigurationError(f"--output={folder}: {reason_of(error, folder)}") from error
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield descriptor
@@ -149,9 +149,13 @@ def _storage(folder: Path) -> JournalStorage:
         for line in content[:whole].splitlines():
             json.loads(line)  # Optuna leaves out a last one that is none, and appends to it
         return JournalStorage(JournalFileBackend(str(journal)))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        told = getattr(error, "strerror", None) or "this is no journal of Optuna's"
+    except OSError as error:
+        told = reason_of(error, journal)
         raise ConfigurationError(f"--output={folder}: {JOURNAL}: {told}") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigurationError(
+            f"--output={folder}: {JOURNAL}: this is no journal of Optuna's"
+        ) from error
 
 
 def is_cut_off(trial: FrozenTrial) -> bool:
