@@ -204,6 +204,11 @@ class AgentsGroup:
 
 
 def _require_all(agents: Sequence[str], observations: Iterable[str]) -> None:
+    if unknown := [name for name in observations if name not in agents]:
+        raise ConfigurationError(
+            f"agent {unknown[0]!r} observes something, but is none of the possible_agents "
+            f"{list(agents)}: nobody would act for it"
+        )
     missing = [name for name in agents if name not in observations]
     if missing:
         raise ConfigurationError(

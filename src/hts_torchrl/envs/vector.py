@@ -10,11 +10,13 @@ import gymnasium
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, VectorEnv
 
+from hts_torchrl.config import ArraySpec
 from hts_torchrl.envs.group import Array, Observation, Transition
 from hts_torchrl.envs.gym import spec_of, store
 from hts_torchrl.envs.gym_action import action_maker
 from hts_torchrl.envs.observed import (
     DeclaredSpace,
+    as_declared,
     as_flag,
     as_reward,
     observing,
@@ -48,12 +50,17 @@ class VectorGroup:
         self._action_of = action_maker(self.spec.action, action_space)
         self._declared = DeclaredSpace(space, self.spec.observations)
         self._generators = OwnGenerators()
+        self._batch = {
+            key: ArraySpec((self.num_envs, *array.shape), array.dtype)
+            for key, array in self.spec.observations.items()
+        }
         self._stepping = observing("step", self.indices)
         self._resetting = observing("reset", self.indices)
 
     def _arrays(self, observation: Any, seeing: observing) -> Observation:  # noqa: ANN401
         with seeing:
-            arrays = self._declared.leaves(observation)
+            leaves = self._declared.leaves(observation)
+            arrays = {key: as_declared(key, leaves[key], spec) for key, spec in self._batch.items()}
             for key, spec in self.spec.observations.items():
                 require_known(key, arrays[key], spec)
             return arrays

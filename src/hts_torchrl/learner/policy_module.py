@@ -13,6 +13,7 @@ import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from tensordict import TensorDictBase
+from tensordict.nn import TensorDictModuleBase
 from torch import Tensor, nn
 from torch import distributions as d
 
@@ -22,6 +23,7 @@ from hts_torchrl.config import IS_INIT, EnvSpec, Key
 from hts_torchrl.errors import ConfigurationError, ProtocolError
 from hts_torchrl.learner.modes import evaluating
 from hts_torchrl.models import make_actor_critic
+from hts_torchrl.policy.as_policy import initialise
 from hts_torchrl.policy.forward import (
     evaluate,
     inputs_of,
@@ -97,6 +99,8 @@ class PolicyModule(LightningModule):
         """
         if self.policy is None:
             self.build_policy(datamodule.env_spec)
+        elif isinstance(self.policy, TensorDictModuleBase):
+            initialise(self.policy, datamodule.env_spec)  # its weights are copied early
         if getattr(datamodule, "normalize_observation", False):
             self.normalize_observations(datamodule.env_spec)
 

@@ -102,7 +102,7 @@ def as_policy(policy: Policy, spec: EnvSpec) -> TensorDictModuleBase:
     if isinstance(policy, TensorDictModuleBase):
         require_called(policy)
         _require_readable(policy, spec)
-        _initialise(policy, spec)
+        initialise(policy, spec)
         return policy
     if len(spec.observations) != 1:
         raise ConfigurationError(
@@ -123,7 +123,7 @@ def as_policy(policy: Policy, spec: EnvSpec) -> TensorDictModuleBase:
         TensorDictModule(policy, in_keys=list(spec.observations), out_keys=keys),
         action_head(spec.action),
     )
-    _initialise(whole, spec)
+    initialise(whole, spec)
     return whole
 
 
@@ -165,7 +165,7 @@ def _complete(policy: nn.Module, spec: EnvSpec) -> None:
             )
 
 
-def _initialise(policy: TensorDictModuleBase, spec: EnvSpec) -> None:
+def initialise(policy: TensorDictModuleBase, spec: EnvSpec) -> None:
     """Give lazy layers their shapes and first weights, by one pass."""
     if any(map(is_lazy, policy.parameters())):
         with torch.no_grad():

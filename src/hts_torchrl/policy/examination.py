@@ -113,6 +113,12 @@ def find_outputs(inference: PolicyInference) -> dict[Key, ArraySpec]:
     inference.extras = _extras(inference, result.written)
     _refuse_chance(inference, drawn, result)
     tensors, _ = inference.run_batch()
+    if covered := [key for key in tensors if key in inference.inputs]:
+        raise ConfigurationError(
+            f"the policy answers {covered[0]!r}, which is an observation of the environment too, "
+            "and a batch has one entry of that name: give the observation another, with "
+            "gymnasium.wrappers.TransformObservation or torchrl's RenameTransform"
+        )
     if inference.log_prob_keys:
         dists = inference.distributions(result.distribution)
         for key, part in inference.parts.specs.items():

@@ -206,6 +206,22 @@ def require_called(policy: nn.Module, *, learns: bool = False) -> None:
                 )
 
 
+def require_copyable(policy: nn.Module) -> None:
+    """Refuse weights that a hook computes from others: torch copies no module that holds them.
+
+    Raises:
+        ConfigurationError: naming the module and the weights.
+    """
+    for name, module in policy.named_modules():
+        for key, value in vars(module).items():
+            if isinstance(value, Tensor) and not value.is_leaf:
+                raise ConfigurationError(
+                    f"the policy's {named(module, name)} computes its {key!r} in a hook, and torch "
+                    "cannot copy it for the actors: use torch.nn.utils.parametrizations in place "
+                    "of torch.nn.utils.weight_norm, and a parametrization in place of prune"
+                )
+
+
 def _users_method(sequence: nn.Module, *, learns: bool) -> str | None:
     """Return which method a user's class has in place of a library's that no pass asks."""
     names = [*_NOT_ASKED, *(["get_dist"] if learns else [])]

@@ -12,8 +12,9 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.jit import ScriptModule
 
-from hts_torchrl.compat.torch import tree_leaves, tree_map
+from hts_torchrl.compat.torch import tree_leaves, tree_map, uncompiled
 
 Pass: TypeAlias = Callable[[nn.Module], object]
 """One forward pass of a policy."""
@@ -150,7 +151,7 @@ def _innermost(
         return hook
 
     handles = []
-    for name, module in policy.named_modules():
+    for name, module in _open_modules(policy):
         handles.append(module.register_forward_pre_hook(enter, with_kwargs=True))
         handles.append(module.register_forward_hook(leave(name), with_kwargs=True))
     try:
@@ -160,3 +161,14 @@ def _innermost(
         for handle in handles:
             handle.remove()
     return list(dict.fromkeys(found))
+
+
+def _open_modules(policy: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield modules by name, without those that torch compiles or scripts: these take no hooks."""
+    closed: tuple[str, ...] = ()
+    for name, module in policy.named_modules():
+        if name.startswith(closed) or isinstance(module, ScriptModule):
+            continue
+        if uncompiled(module) is not module:
+            closed += (f"{name}.",)
+        yield name, module

@@ -41,7 +41,17 @@ class PolicyWeights:
 
     @staticmethod
     def layout(module: nn.Module) -> Layout:
-        """Two slots of raw bytes, and (version, slot) of the acting weights."""
+        """Two slots of raw bytes, and (version, slot) of the acting weights.
+
+        Raises:
+            ConfigurationError: if some of the module's state is no tensor.
+        """
+        for name, value in module.state_dict().items():
+            if not isinstance(value, Tensor):
+                raise ConfigurationError(
+                    f"the policy's state_dict() has {name!r}, a {type(value).__name__}, but actors "
+                    "get tensors only: quantise an exported policy, and keep other state in buffers"
+                )
         size = sum(_padded(tensor) for tensor in module.state_dict().values())
         return {"weights": ((2, max(size, 1)), "uint8"), "weights_acting": ((2,), "int64")}
 

@@ -18,6 +18,7 @@ from hts_torchrl.config import ArraySpec, EnvSpec, Key, Precision
 from hts_torchrl.models.heads import NarrowLinear
 from hts_torchrl.policy.compiled_pass import CompiledPass
 from hts_torchrl.policy.examination import examine, require_capturable
+from hts_torchrl.policy.forward import require_copyable
 from hts_torchrl.policy.inference import PolicyInference
 from hts_torchrl.policy.shared_weights import PolicyWeights
 from hts_torchrl.shared.arrays import Array
@@ -108,6 +109,7 @@ def find_settings(
         ConfigurationError: if the policy does not fit the environment, or cannot be compiled or
             captured where it should be.
     """
+    require_copyable(policy)
     found = examine(
         make_inference(copy.deepcopy(policy), env_spec, replace(asked, cudagraph=False)),
         all_outputs=all_outputs,

@@ -12,6 +12,7 @@ from torch import nn
 
 from hts_torchrl.envs.group import CreateEnv, EnvFactory
 from hts_torchrl.envs.registered import pickle_envs
+from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.shared.action_log import ActionLog, Segment
 from hts_torchrl.shared.buffers import SharedBuffers
 from hts_torchrl.workers.actor import Actor, ActorSettings, make_actor
@@ -45,6 +46,9 @@ def make_pool(
         make_policy: makes the policy, in each actor.
         settings: of the actors.
         seed: of the run.
+
+    Raises:
+        ConfigurationError: if the policy cannot be pickled for actor processes.
     """
     if shared.config.num_nodes:
         from hts_torchrl.workers.ray_pool import RayPool  # noqa: PLC0415 - its nodes call this
@@ -57,7 +61,14 @@ def make_pool(
     if shared.config.num_actors == 0:
         actor = Actor(shared, copy.deepcopy(make_policy()), settings)
         return SerialPool(shared, _executors(shared, action_log, pickled, seed), actor)
-    make = cloudpickle.dumps(partial(make_actor, make_policy, settings))
+    try:
+        make = cloudpickle.dumps(partial(make_actor, make_policy, settings))
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        raise ConfigurationError(
+            f"the policy cannot be sent to the actors ({type(error).__name__}: {reason}); give the "
+            "collector a policy_factory that makes it, or set num_actors=0"
+        ) from error
     tasks: list[WorkerTask] = [
         ExecutorTask(
             shared.for_executor(index),

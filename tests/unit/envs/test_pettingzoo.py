@@ -104,6 +104,15 @@ class TestRefusals:
         with pytest.raises(ConfigurationError, match=r"reset\(\) of .*'player_1' observes nothing"):
             PettingZooEnvs(Late).group([0, 1]).reset([1, 2])
 
+    def test_an_agent_that_nobody_acts_for_is_named(self):
+        class Guest(Duel):
+            def _observations(self):
+                observations = super()._observations()
+                return observations | {"guest": observations["player_0"]}
+
+        with pytest.raises(ConfigurationError, match=r"reset\(\) of .*'guest' .*possible_agents"):
+            PettingZooEnvs(Guest).group([0, 1]).reset([1, 2])
+
     def test_agents_that_act_differently_are_named(self):
         class Unlike(Duel):
             def action_space(self, agent):

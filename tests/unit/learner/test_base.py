@@ -578,6 +578,12 @@ def test_a_compiled_policy_is_refused():
         PPO(torch.compile(cartpole_policy()))
 
 
+def test_lazy_layers_of_a_policy_are_initialised_before_its_weights_are_copied():
+    critic = nn.LazyLinear(1)
+    watched_fit(A2C(with_critic(critic)), cartpole(2))
+    assert critic.weight.shape == (1, 4)
+
+
 @pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
 def test_a_learner_that_is_to_build_its_policy_needs_a_data_module():
     with pytest.raises(ConfigurationError, match="datamodule=HTSDataModule"):

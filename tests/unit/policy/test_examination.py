@@ -78,6 +78,13 @@ class TestOutputs:
         with pytest.raises(ConfigurationError, match=r"shape \(2,\).*accepts \(3,\)"):
             find_outputs(inference)
 
+    def test_an_observation_of_the_name_of_an_answer_is_refused(self):
+        one = ArraySpec((1,), FLOATS)
+        spec = EnvSpec({"observation": one, "state_value": one}, discrete(4).action)
+        inference = PolicyInference(make_actor_critic("mlp", spec), spec, batch_size=2)
+        with pytest.raises(ConfigurationError, match=r"answers 'state_value', .*observation"):
+            find_outputs(inference)
+
     def test_a_discrete_action_for_a_continuous_environment_is_refused(self):
         spec = discrete(4)
         inference = PolicyInference(

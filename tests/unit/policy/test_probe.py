@@ -175,3 +175,16 @@ INFINITY = float("inf")
 )
 def test_more_than_rounding_is_a_difference(one, other, wanted):
     assert differ({"a": (torch.tensor(one),)}, {"a": (torch.tensor(other),)}) is wanted
+
+
+def opaque(name):
+    """A dropout between layers, in a form whose inside runs without Python's hooks."""
+    layers = nn.Sequential(nn.Linear(4, 4), nn.Dropout())
+    return torch.jit.script(layers) if name == "scripted" else torch.compile(layers)
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")
+@pytest.mark.parametrize(("form", "named"), [("scripted", "body.1"), ("compiled", "body.1.inner")])
+def test_what_holds_a_compiled_or_scripted_module_is_named_for_it(form, named):
+    with torch.compiler.set_stance("force_eager"):
+        assert modules_of_two_modes(nested(opaque(form)), run) == [named]

@@ -215,6 +215,20 @@ def test_a_policy_without_weights_is_allowed():
     arrays.close()
 
 
+class Sized(nn.Linear):
+    def get_extra_state(self):
+        return {"size": 8}
+
+    def set_extra_state(self, state):
+        pass
+
+
+def test_state_that_is_no_tensor_is_refused_by_name():
+    named = r"state_dict\(\) has '0\._extra_state', a dict, but actors get tensors only"
+    with pytest.raises(ConfigurationError, match=named):
+        PolicyWeights.layout(nn.Sequential(Sized(4, 2)))
+
+
 def changed(name: str, value: torch.Tensor) -> dict[str, torch.Tensor]:
     """Weights that are all ones, but for one entry."""
     state = Mixed(1.0).state_dict()

@@ -12,6 +12,7 @@ from tensordict.nn import (
 )
 from torch import nn
 from torch.distributions import Categorical
+from torch.nn.utils import prune, weight_norm
 from torchrl.modules import ProbabilisticActor
 
 from hts_torchrl import (
@@ -190,6 +191,19 @@ def test_a_hook_of_a_sequence_before_the_distribution_runs():
 def test_what_would_have_no_effect_is_refused(make, named):
     with pytest.raises(ConfigurationError, match=named):
         actions(make())
+
+
+@pytest.mark.filterwarnings("ignore:.torch.nn.utils.weight_norm. is deprecated:FutureWarning")
+@pytest.mark.parametrize(
+    "compute",
+    [weight_norm, lambda layer: prune.l1_unstructured(layer, "weight", 0.5)],
+    ids=["weight_norm", "prune"],
+)
+def test_weights_that_a_hook_computes_are_refused_by_name(compute):
+    policy = ProbabilisticTensorDictSequential(net(), head())
+    compute(policy.module[0].module)
+    with pytest.raises(ConfigurationError, match=r"\(module\.0\.module\) .*'weight' in a hook"):
+        HTSCollector(GymEnvs("CartPole-v1"), policy, num_envs=2, frames_per_batch=4, total_frames=4)
 
 
 def test_what_torchrl_and_tensordict_hook_themselves_is_no_users():

@@ -290,3 +290,17 @@ def test_a_game_of_very_many_steps_is_told(many, monkeypatch):
     told = pytest.warns(UserWarning, match="max_episode_steps") if many == 3 else nullcontext()
     with told:
         Evaluation(CountdownEnv, 3, seed=0).run(echo_policy())
+
+
+class HalfPrecise(SyncVectorEnv):
+    """Observes in double precision, and declares single precision."""
+
+    def step(self, actions):
+        observation, *rest = super().step(actions)
+        return observation.astype(np.float64), *rest
+
+
+def test_what_a_vector_environment_observes_is_held_to_what_it_declares():
+    make = partial(HalfPrecise, [partial(gymnasium.make, "CartPole-v1")] * 2)
+    with pytest.raises(ConfigurationError, match=r"step\(\) of .*float64 .*but float32 .*declared"):
+        Evaluation(make, 2, seed=1).run(cartpole_policy())
