@@ -9,7 +9,7 @@ from torchrl.objectives.value import GAE
 
 from hts_torchrl import A2C, PPO, GymEnvs, HTSCollector, make_actor_critic
 from hts_torchrl.collectors.round_runner import RoundRunner
-from tests.fits import SGDA2C, SGDPPO, cartpole, watched_fit
+from tests.fits import SGDA2C, SGDPPO, cartpole, flat, watched_fit
 
 LEARNING_RATE = 0.25
 
@@ -327,6 +327,21 @@ class TestDelayedGradient:
             way = torch.stack(watch.gradients[4 * update : 4 * update + 4]).sum(0)
             expected = weights[update] - LEARNING_RATE * way
             torch.testing.assert_close(weights[update + 1], expected)
+
+    @pytest.mark.parametrize("end", [{"max_steps": 6}, {"limit_train_batches": 6}])
+    def test_displacement_that_ends_within_a_round_leaves_the_way_so_far(self, end):
+        learner = SGDPPO(
+            fresh_policy(),
+            learning_rate=LEARNING_RATE,
+            epochs=2,
+            minibatches=2,
+            delayed_step="displacement",
+        )
+        watch = watched_fit(learner, cartpole(4), **end)
+        way = watch.gradients[4] + watch.gradients[5]
+        expected = watch.round_weights[1] - LEARNING_RATE * way
+        assert learner.updates == 1
+        torch.testing.assert_close(flat(learner.policy), expected)
 
     def test_decoupled_bounds_the_distance_from_where_a_sample_was_first_seen(self):
         learner = RowsPPO(

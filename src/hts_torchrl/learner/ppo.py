@@ -17,6 +17,7 @@ from hts_torchrl.learner.minibatches import MinibatchLearner
 from hts_torchrl.objectives.a2c import mean_entropy, value_loss
 from hts_torchrl.objectives.ppo import clipped_ratio_loss, clipped_value_loss
 from hts_torchrl.policy.normalization import RunningStatistics
+from hts_torchrl.training.round_slice import RoundSlice
 
 
 class PPO(MinibatchLearner):
@@ -148,4 +149,12 @@ class PPO(MinibatchLearner):
     def on_round_end(self) -> None:
         """Add the way that the round's steps went to the newest weights."""
         if self.displaces:
+            self.delayed.add_displacement()
+
+    def on_train_batch_end(self, outputs: Any, batch: RoundSlice, batch_idx: int) -> None:  # noqa: ANN401
+        """Add it too where the run ends within a round, for who uses the policy then."""
+        super().on_train_batch_end(outputs, batch, batch_idx)
+        trainer = self.trainer
+        at_end = trainer.is_last_batch and trainer.current_epoch + 1 == trainer.max_epochs
+        if self.delayed.holds_behaviour and (at_end or trainer.global_step == trainer.max_steps):
             self.delayed.add_displacement()

@@ -22,16 +22,18 @@ from hts_torchrl.errors import ConfigurationError, require
 from hts_torchrl.policy.as_policy import as_policy
 from hts_torchrl.portable import is_portable
 from hts_torchrl.settings import takes_settings
+from hts_torchrl.training.callbacks.stop_after_round import StopAfterRound
 from hts_torchrl.training.callbacks.stop_together import StopTogether
 from hts_torchrl.training.data_state import DataState
 from hts_torchrl.training.evaluation import Evaluation
 from hts_torchrl.training.extended_hooks import require_extended
-from hts_torchrl.training.loaders import ONE_EPOCH, EvaluationLoader, RoundLoader
+from hts_torchrl.training.loaders import EvaluationLoader, RoundLoader
 from hts_torchrl.training.rank_share import share_of
 from hts_torchrl.training.round_slice import RoundSlice
 from hts_torchrl.training.run_settings import Changes, described, plain
 from hts_torchrl.training.trainer_limits import (
     require_divided_rounds,
+    require_end,
     require_portable,
     require_sound,
     require_supported,
@@ -269,6 +271,7 @@ class HTSDataModule(LightningDataModule):
         require_divided_rounds(self._trainer, self._parts_per_round)
         self._share = share_of(self.pool, self._trainer.global_rank, self._trainer.world_size)
         StopTogether.put_into(self._trainer)
+        StopAfterRound.put_into(self._trainer)
         self._set_publisher()
         self._refuse_normalization()
         assert self.schedule.num_rounds is not None
@@ -283,8 +286,7 @@ class HTSDataModule(LightningDataModule):
         self.parts_per_epoch = in_epoch
         if in_epoch < 1:
             raise ConfigurationError(f"limit_train_batches={limit:g}: no part of the run is left")
-        if (self._trainer.max_epochs or 0) * in_epoch > parts:
-            raise ConfigurationError(f"max_epochs={self._trainer.max_epochs}: {ONE_EPOCH}")
+        require_end(self._trainer, parts, in_epoch)
         self._set_interval(in_epoch)
 
     def _set_publisher(self) -> None:
@@ -336,6 +338,8 @@ class HTSDataModule(LightningDataModule):
             )
         rounds = max(1, round(self.evaluation_frames / self.schedule.frames_per_round))
         parts = rounds * self._parts_per_round
+        if parts > in_epoch:
+            self._refuse_evaluation_within_rounds(interval, in_epoch)
         self._replaced_interval = interval
         self._trainer.val_check_interval = max(1, min(parts, in_epoch))
 
@@ -350,10 +354,13 @@ class HTSDataModule(LightningDataModule):
                 "round: give a multiple of them, or data.evaluation_frames"
             )
         batches = interval if isinstance(interval, int) else max(1, int(in_epoch * interval))
+        given, or_ = f"val_check_interval={interval}", ", or data.evaluation_frames,"
+        if batches == in_epoch:  # which is the end of an epoch
+            given, or_ = f"limit_train_batches={self._trainer.limit_train_batches:g}", ""
         require(
-            batches % parts == 0 or batches == in_epoch,
-            f"val_check_interval={interval}: an evaluation after {batches} parts is within a round",
-            f"a multiple of {parts} (parts of a round), or data.evaluation_frames,",
+            batches % parts == 0 or self._trainer.fast_dev_run,  # type: ignore[attr-defined]
+            f"{given}: an evaluation after {batches} parts is within a round",
+            f"a multiple of {parts} (parts of a round){or_}",
         )
 
     def _refuse_collection(self) -> None:

@@ -19,6 +19,7 @@ from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, SingleD
 
 from hts_torchrl.compat.lightning import process_start_method
 from hts_torchrl.errors import ConfigurationError, require
+from hts_torchrl.training.loaders import ONE_EPOCH
 
 _REFUSED: dict[type[Callback], str] = {
     StochasticWeightAveraging: (
@@ -110,6 +111,31 @@ def require_sound(trainer: Trainer) -> None:
     clip = trainer.gradient_clip_val
     sound = clip is None or 0 <= clip < math.inf
     require(sound, f"gradient_clip_val={clip}", "a finite number of 0 or more")
+
+
+def require_end(trainer: Trainer, parts: int, in_epoch: int) -> None:
+    """Refuse epochs without end, and more of them than there are frames for.
+
+    Args:
+        trainer: with the module.
+        parts: batches of the whole run.
+        in_epoch: batches of each epoch.
+
+    Raises:
+        ConfigurationError: naming the setting.
+    """
+    epochs, steps = trainer.max_epochs or 0, trainer.max_steps
+    if epochs == -1 and steps == -1:
+        raise ConfigurationError(
+            f"max_epochs=-1 (Lightning's own where max_time is given alone): {ONE_EPOCH}"
+        )
+    # A module that steps by itself may step several times a batch.
+    by_trainer = trainer.lightning_module.automatic_optimization
+    if epochs == -1 and by_trainer and steps * trainer.accumulate_grad_batches > parts:
+        most = parts // trainer.accumulate_grad_batches
+        raise ConfigurationError(f"max_steps={steps}, but the run has {most}: {ONE_EPOCH}")
+    if epochs * in_epoch > parts:
+        raise ConfigurationError(f"max_epochs={epochs}: {ONE_EPOCH}")
 
 
 def require_divided_rounds(trainer: Trainer, parts_per_round: int) -> None:

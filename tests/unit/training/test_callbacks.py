@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from lightning.fabric.plugins.environments import SLURMEnvironment
+from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities.exceptions import SIGTERMException
@@ -434,3 +435,61 @@ def test_a_checkpoint_holds_the_displaced_weights(tmp_path):
     saved = torch.cat([value.flatten() for value in content["state_dict"].values()])
     assert content["updates"] == 3
     assert torch.equal(saved, watch.round_weights[3])
+
+
+class Stopping(Callback):
+    """Asks the Trainer to stop after a part, as Timer and EarlyStopping do."""
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):  # noqa: ARG002
+        trainer.should_stop = batch_idx == 5  # and does not ask again
+
+
+class TestStopAfterRound:
+    """Parts 4 to 7 are the second round's."""
+
+    def test_a_round_is_learned_to_its_end_and_then_evaluated_and_saved(self, tmp_path):
+        learner, saves = PPO(epochs=2, minibatches=2), ModelCheckpoint(tmp_path)
+        trainer = quiet_trainer(
+            callbacks=[Stopping(), saves], limit_val_batches=1, enable_checkpointing=True
+        )
+        trainer.fit(learner, cartpole(4, evaluation_episodes=1))
+        saved = torch.load(saves.best_model_path, weights_only=True)
+        assert trainer.global_step == saved["global_step"] == 8
+        assert trainer.callback_metrics["eval/updates"] == saved["updates"] == 2
+
+    def test_a_module_that_is_no_learner_can_be_resumed_from_there(self, tmp_path):
+        saves = ModelCheckpoint(tmp_path)
+        trainer = quiet_trainer(callbacks=[Stopping(), saves], enable_checkpointing=True)
+        trainer.fit(InParts(), cartpole(4))
+        saved = torch.load(saves.best_model_path, weights_only=True)
+        assert saved["global_step"] == 8
+        assert not saved["HTSDataModule"].get("cut_off")
+
+    def test_a_further_fit_is_not_asked_to_stop(self):
+        stopping = Stopping()
+        trainer = quiet_trainer(callbacks=[stopping], limit_train_batches=8, max_epochs=2)
+        trainer.fit(PPO(epochs=2, minibatches=2), cartpole(4))
+        trainer.callbacks.remove(stopping)
+        learner = PPO(epochs=2, minibatches=2)
+        trainer.fit(learner, cartpole(4))  # in the second epoch
+        assert learner.updates == 2
+
+
+class InParts(LightningModule):
+    """A policy gradient of nothing but this package's policy, in four parts a round."""
+
+    parts_per_round = 4
+
+    def __init__(self):
+        super().__init__()
+        self.policy = make_actor_critic("mlp", cartpole().env_spec)
+
+    def training_step(self, part, _):
+        distribution = self.policy.get_dist(part.round.select("observation"))
+        return -distribution.log_prob(part.round["action"]).mean()
+
+    def validation_step(self, evaluation, index):
+        """Nothing: Lightning warns where there is none."""
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.policy.parameters(), 0.01)

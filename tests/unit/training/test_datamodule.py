@@ -22,9 +22,13 @@ class TestEpochs:
         with pytest.raises(ConfigurationError, match="max_epochs=2: an epoch is the whole run"):
             watched_fit(A2C(), data, max_epochs=2)
 
-    def test_endless_epochs_end_with_the_frames(self):
-        with pytest.raises(ConfigurationError, match="the run's frames are used up"):
-            watched_fit(A2C(), cartpole(3), max_epochs=-1)
+    @pytest.mark.parametrize("end", [{}, {"max_time": "00:01:00:00"}, {"max_steps": 4}])
+    def test_endless_epochs_are_refused_before_training(self, end):
+        data = cartpole(3)
+        with pytest.raises(ConfigurationError, match=r"^max_\w+=.*set Trainer\(max_epochs=1\)$"):
+            watched_fit(A2C(), data, max_epochs=-1, **end)
+        with pytest.raises(ConfigurationError, match="exists during training only"):
+            _ = data.collector
 
     def test_limit_train_batches_leaves_rounds_out(self):
         assert len(watched_fit(A2C(), cartpole(6), limit_train_batches=4).rounds) == 4
@@ -149,6 +153,19 @@ class TestEvaluationInterval:
         learner = PPO(epochs=2, minibatches=2)
         with pytest.raises(ConfigurationError, match=message):
             evaluated_after(learner, cartpole(4), val_check_interval=interval)
+
+    @pytest.mark.parametrize("frames", [None, 64])
+    def test_an_epoch_that_ends_within_a_round_is_refused(self, frames):
+        learner, data = PPO(epochs=2, minibatches=2), cartpole(4, evaluation_frames=frames)
+        with pytest.raises(
+            ConfigurationError,
+            match=r"limit_train_batches=6: an evaluation after 6 .* a multiple of 4 .* is needed",
+        ):
+            evaluated_after(learner, data, limit_train_batches=6)
+
+    def test_a_fast_development_run_may_end_within_a_round(self):
+        learner, data = PPO(epochs=2, minibatches=2), cartpole(4, evaluation_episodes=1)
+        assert evaluated_after(learner, data, fast_dev_run=2) == [0]
 
     def test_a_time_is_refused_where_it_may_end_within_a_round(self):
         settings = {"val_check_interval": "00:00:00:01", "limit_val_batches": 1}
