@@ -8,7 +8,6 @@ from typing import Any, Self, get_args
 
 import torch
 from lightning.pytorch import LightningDataModule, Trainer
-from lightning.pytorch.utilities import rank_zero_warn
 from tensordict import TensorDictBase
 
 from hts_torchrl.collectors.asynchronous import AsynchronousCollector
@@ -26,6 +25,7 @@ from hts_torchrl.training.callbacks.stop_after_round import StopAfterRound
 from hts_torchrl.training.callbacks.stop_together import StopTogether
 from hts_torchrl.training.data_state import DataState
 from hts_torchrl.training.evaluation import Evaluation
+from hts_torchrl.training.evaluation_interval import EvaluationInterval
 from hts_torchrl.training.extended_hooks import require_extended
 from hts_torchrl.training.loaders import EvaluationLoader, RoundLoader
 from hts_torchrl.training.rank_share import share_of
@@ -131,7 +131,7 @@ class HTSDataModule(LightningDataModule):
         self.parts_per_epoch = 0
         """Batches of the Trainer in each of its epochs, from ``setup`` on."""
         self._env_spec: EnvSpec | None = None
-        self._replaced_interval: float | None = None
+        self._interval: EvaluationInterval | None = None
         """The Trainer's, where ``evaluation_frames`` has set another."""
         self._moved: TensorDictBase | None = None
         """The running round on a learner's GPU, for all of its parts."""
@@ -287,7 +287,13 @@ class HTSDataModule(LightningDataModule):
         if in_epoch < 1:
             raise ConfigurationError(f"limit_train_batches={limit:g}: no part of the run is left")
         require_end(self._trainer, parts, in_epoch)
-        self._set_interval(in_epoch)
+        self._interval = EvaluationInterval(
+            self._trainer,
+            parts_per_round=self._parts_per_round,
+            in_epoch=in_epoch,
+            whole_rounds=self._publisher is None,
+        )
+        self._interval.set(self.evaluation_frames, self.schedule.frames_per_round)
 
     def _set_publisher(self) -> None:
         """Let a callback publish the weights of a module that does not do so itself."""
@@ -313,55 +319,6 @@ class HTSDataModule(LightningDataModule):
         """Updates that the policy has had."""
         counting = self._publisher or self._trainer.lightning_module
         return int(getattr(counting, "updates", 0))
-
-    def _set_interval(self, in_epoch: int) -> None:
-        """Turn evaluation_frames into the Trainer's count of batches."""
-        # None where Lightning was given a time.
-        interval = getattr(self._trainer, "val_check_interval", None)
-        if self.evaluation_frames is None:
-            fits = not isinstance(interval, int) or 1 <= interval <= in_epoch
-            require(fits, f"val_check_interval={interval}", f"1 to {in_epoch} (parts of the run)")
-            self._refuse_evaluation_within_rounds(interval, in_epoch)
-            return
-        if interval != 1 or isinstance(interval, int):
-            given = "a time" if interval is None else interval
-            raise ConfigurationError(
-                f"val_check_interval={given} and evaluation_frames={self.evaluation_frames}: both "
-                "say when to evaluate; give one of them"
-            )
-        every, epochs = self._trainer.check_val_every_n_epoch or 1, self._trainer.max_epochs or 1
-        if 0 < epochs < every:
-            rank_zero_warn(
-                f"check_val_every_n_epoch={every}: the run has {epochs} of max_epochs, so it is "
-                f"never evaluated (evaluation_frames={self.evaluation_frames})",
-                stacklevel=2,
-            )
-        rounds = max(1, round(self.evaluation_frames / self.schedule.frames_per_round))
-        parts = rounds * self._parts_per_round
-        if parts > in_epoch:
-            self._refuse_evaluation_within_rounds(interval, in_epoch)
-        self._replaced_interval = interval
-        self._trainer.val_check_interval = max(1, min(parts, in_epoch))
-
-    def _refuse_evaluation_within_rounds(self, interval: int | float | None, in_epoch: int) -> None:
-        """Refuse to score weights that no checkpoint of then would hold."""
-        parts = self._parts_per_round
-        if self._publisher or parts == 1 or not self._trainer.limit_val_batches:
-            return
-        if interval is None:
-            raise ConfigurationError(
-                f"val_check_interval is a time, which may end within one of the {parts} parts of a "
-                "round: give a multiple of them, or data.evaluation_frames"
-            )
-        batches = interval if isinstance(interval, int) else max(1, int(in_epoch * interval))
-        given, or_ = f"val_check_interval={interval}", ", or data.evaluation_frames,"
-        if batches == in_epoch:  # which is the end of an epoch
-            given, or_ = f"limit_train_batches={self._trainer.limit_train_batches:g}", ""
-        require(
-            batches % parts == 0 or self._trainer.fast_dev_run,  # type: ignore[attr-defined]
-            f"{given}: an evaluation after {batches} parts is within a round",
-            f"a multiple of {parts} (parts of a round){or_}",
-        )
 
     def _refuse_collection(self) -> None:
         """Refuse data of any age where the learner, or the Trainer, cannot use it."""
@@ -510,24 +467,20 @@ class HTSDataModule(LightningDataModule):
 
     def teardown(self, stage: str) -> None:  # noqa: ARG002
         """Stop all workers; what they had come to can still be saved."""
-        self._restore_interval()
+        if self._interval is not None:
+            self._interval.restore()
         self._state.final = self.state_dict()
         WeightPublisher.put_into(self._trainer, None)
         self._close()
 
     def on_exception(self, exception: BaseException) -> None:  # noqa: ARG002
         """Stop all workers: Lightning calls no teardown after an exception."""
-        self._restore_interval()
+        if self._interval is not None:
+            self._interval.restore()
         give_threads_back = getattr(self._trainer.lightning_module, "give_threads_back", None)
         if give_threads_back is not None:
             give_threads_back()
         self._close()
-
-    def _restore_interval(self) -> None:
-        """Leave the Trainer as it was, for its next run."""
-        if self._replaced_interval is not None:
-            self._trainer.val_check_interval = self._replaced_interval
-            self._replaced_interval = None
 
     def _close(self) -> None:
         self._moved = None
