@@ -220,7 +220,8 @@ def _require_one_game(env: EnvBase) -> None:
     if [math.prod(size) for size in sizes.values()] != [1]:
         raise ConfigurationError(
             f"the rewards of a step have the shapes {sizes}, but one number is needed: torchrl's "
-            "LineariseRewards weighs several objectives into one"
+            "LineariseRewards weighs several objectives [n] into one, and rewards of several "
+            "agents must be added up by the environment"
         )
     ends = env.full_done_spec_unbatched
     several = [k for k in env.done_keys if not isinstance(k, str) or math.prod(ends[k].shape) != 1]

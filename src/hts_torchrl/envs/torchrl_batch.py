@@ -47,6 +47,7 @@ class BatchedEnvGroup:
         }
         self._act_on: Any = None
         self._generators = OwnGenerators(TORCH)
+        env.maybe_reset = lambda tensordict: tensordict  # after its last step has been read
 
     def reset(self, seeds: Sequence[int]) -> Observation:
         """Seed and reset all environments."""
@@ -76,13 +77,16 @@ class BatchedEnvGroup:
             done, self._act_on = self.env.step_and_maybe_reset(self._act_on)
         step = done.get("next")
         reward = step.get(self._reward_key).cpu().numpy().reshape(-1).astype(np.float32)
-        terminated, ends = (_array(step, key).reshape(-1) for key in ("terminated", "done"))
+        terminated, ends = (_array(step, key).reshape(-1).copy() for key in ("terminated", "done"))
         said = _array(step, "truncated")
-        cut = np.False_ if said is None else said.reshape(-1)
-        return Transition(
-            self._arrays(step, "step"), self._arrays(self._act_on, "reset"), reward, reward,
-            terminated, ends & (cut | ~terminated), ends,
-        )  # fmt: skip
+        truncated = ends & ((np.False_ if said is None else said.reshape(-1)) | ~terminated)
+        after = self._arrays(step, "step")
+        if ends.any():
+            after = {key: array.copy() for key, array in after.items()}  # a reset may write there
+            with called("reset", self.indices), self._generators:
+                self._act_on = type(self.env).maybe_reset(self.env, self._act_on)
+        following = self._arrays(self._act_on, "reset")
+        return Transition(after, following, reward, reward, terminated, truncated, ends)
 
     def render(self) -> Array:
         """Return the first environment's picture, from its ``pixels`` key."""

@@ -198,7 +198,12 @@ def _differ(some: Array, others: Array) -> bool:
 
 
 def _last_of(info: Any, row: int) -> Any:  # noqa: ANN401
-    if not isinstance(info, dict) or "final_obs" not in info:
+    if not isinstance(info, dict):
+        raise ConfigurationError(
+            f"info is a {type(info).__name__}, but the last observation of an episode is needed as "
+            "info['final_obs']: leave out gymnasium's DictInfoToList"
+        )
+    if "final_obs" not in info:
         raise ConfigurationError(
             "the last observation of an episode is missing: vector environments of Gymnasium give "
             "it as info['final_obs']"

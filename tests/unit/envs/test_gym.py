@@ -363,7 +363,8 @@ class TestErrors:
 
         group = make_group(make, [0, 1])
         group.reset(SEEDS)
-        with pytest.raises(ConfigurationError, match=r"environment 0 .*info\['final_obs'\]"):  # noqa: PT012 - the third
+        named = r"environment 0 .*info is a list, .*info\['final_obs'\]: leave out .*DictInfoToList"
+        with pytest.raises(ConfigurationError, match=named):  # noqa: PT012 - the third
             for _ in range(3):
                 group.step(np.array([0, 0]))
 

@@ -209,6 +209,7 @@ def test_actions_of_other_kinds_are_refused_in_one_line(action):
     ("rewards", "message"),
     [
         (Unbounded(shape=(2,)), r"shapes \{'reward': \[2\]\}.*LineariseRewards"),
+        (Unbounded(shape=(3, 1)), r"shapes \{'reward': \[3, 1\]\}.* agents must be added up"),
         (Composite(reward=Unbounded((1,)), agents=Composite(reward=Unbounded((1,)))), "agents"),
     ],
 )

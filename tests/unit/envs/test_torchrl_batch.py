@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 import torch
+from tensordict import TensorDict
 from torchrl.data import Categorical, Composite, Unbounded
-from torchrl.envs import GymEnv, ParallelEnv, SerialEnv, StepCounter, TransformedEnv
+from torchrl.envs import EnvBase, GymEnv, ParallelEnv, SerialEnv, StepCounter, TransformedEnv
 from torchrl.envs.transforms import TensorDictPrimer
 
 from hts_torchrl import ConfigurationError, HTSCollector, env_spec_of, make_actor_critic
@@ -51,6 +52,53 @@ def test_each_environment_does_what_it_does_alone(kind):
             one, other = getattr(found, name), getattr(wanted, name)
             assert (one.tolist(), one.dtype) == (other.tolist(), other.dtype)
     together.close()
+
+
+class InPlace(EnvBase):
+    """A batch of two that counts, and ends after 2 and 3 steps, in tensors that it writes again."""
+
+    def __init__(self) -> None:
+        super().__init__(batch_size=[2])
+        flag = Categorical(2, shape=(2, 1), dtype=torch.bool)
+        self.observation_spec = Composite(observation=Unbounded((2, 1)), shape=[2])
+        self.action_spec = Categorical(2, shape=(2,))
+        self.reward_spec = Unbounded((2, 1))
+        self.full_done_spec = Composite(done=flag, terminated=flag.clone(), shape=[2])
+        self.count, self.ends = torch.zeros(2, 1), torch.zeros(2, 1, dtype=torch.bool)
+
+    def _observed(self, **more) -> TensorDict:
+        flags = {"done": self.ends, "terminated": self.ends}
+        return TensorDict({"observation": self.count, **flags, **more}, [2])
+
+    def _reset(self, tensordict=None):
+        whole = tensordict is None or "_reset" not in tensordict
+        begins = torch.ones_like(self.ends) if whole else tensordict["_reset"].reshape(2, 1)
+        self.count[begins], self.ends[begins] = 0, False
+        return self._observed()
+
+    def _step(self, _):
+        self.count += 1
+        self.ends[:] = self.count >= torch.tensor([[2], [3]])
+        return self._observed(reward=torch.ones(2, 1))
+
+    def _set_seed(self, seed):
+        return seed
+
+
+def test_a_batch_that_resets_in_place_gives_the_last_observation_of_a_game():
+    group = make_group(InPlace, [0, 1])
+    group.reset([7, 8])
+    found = []
+    for _ in range(3):
+        step = group.step(np.zeros(2, np.int64))
+        observations = step.observation, step.next_observation
+        counts = [each["observation"].ravel().tolist() for each in observations]
+        found.append((*counts, step.terminated.tolist()))
+    assert found == [
+        ([1, 1], [1, 1], [False, False]),
+        ([2, 2], [0, 2], [True, False]),
+        ([1, 3], [1, 0], [False, True]),
+    ]
 
 
 class Ending(CountingEnv):
