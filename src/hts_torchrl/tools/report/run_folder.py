@@ -110,9 +110,9 @@ def read_runs(paths: list[Path]) -> tuple[list[Run], dict[Path, str]]:
             evaluated = isinstance(error, NotEvaluated)
             left_out[folder] = _not_evaluated(folder) if evaluated else "is no run of fit"
     if not runs:
-        named = ", ".join(map(str, paths))
+        asked = ", ".join(map(str, paths))
         first, reason = next(iter(left_out.items()))
-        raise NotEvaluated(f"{named}: no run there has a finished evaluation; {first} {reason}")
+        raise NotEvaluated(f"{asked}: no run there has a finished evaluation; {first} {reason}")
     return runs, left_out
 
 
