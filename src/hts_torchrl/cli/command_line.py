@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import pkgutil
+import re
 import sys
 import warnings
 from collections.abc import Mapping
@@ -66,6 +68,9 @@ _NO_FLAGS = {
 """Subcommands, each with the arguments that are no flags."""
 
 
+_WITHOUT_VALUE = re.compile(r"argument (?P<flag>--\S+): expected one argument")
+
+
 class HTSArgumentParser(LightningArgumentParser):
     """Reports a wrong argument in one line, without the usage, and takes no shortened flags.
 
@@ -74,6 +79,8 @@ class HTSArgumentParser(LightningArgumentParser):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
         super().__init__(*args, **{"allow_abbrev": False, **kwargs})
+        # Else argparse takes -1e-3 for a flag, and the flag before it has no value.
+        self._negative_number_matcher = re.compile(r"-(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$")
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:  # noqa: ARG002
         """Print what is wrong and exit with status 2."""
@@ -84,7 +91,19 @@ class HTSArgumentParser(LightningArgumentParser):
                 wrong = wrong.replace(f" {command}.", " --")
         if wrong.endswith("EnvFactory is abstract"):
             wrong = "--data.env: name a class: GymEnvs, AtariEnvs, ... or module.Class"
+        if wrong.startswith("argument subcommand: invalid choice: "):
+            wrong += "; others are 'report', 'tune' and 'doctor'"
+        if without_value := _WITHOUT_VALUE.fullmatch(wrong):  # of a class, it is named alone
+            wrong = _with_setting(wrong, without_value["flag"])
         raise ConfigurationError(wrong)
+
+
+def _with_setting(wrong: str, flag: str) -> str:
+    """Name the first setting of a class that was given no value, where argparse names the class."""
+    for argument, value in itertools.pairwise([*sys.argv, "--"]):
+        if argument.startswith(f"{flag}.") and "=" not in argument and value.startswith("--"):
+            return wrong.replace(flag, argument)
+    return wrong
 
 
 class HTSCommandLine(CommandLine):

@@ -146,7 +146,7 @@ def _run(arguments: Sequence[str]) -> None:
         try:
             argument.encode()
         except UnicodeEncodeError as error:
-            raise ConfigurationError(f"{argument!a}: this is no UTF-8") from error
+            raise ConfigurationError(f"{argument!a}: {_unreadable()}") from error
     if list(arguments[:1]) == ["doctor"]:  # which needs neither environment nor learner
         _examine(arguments[1:])
     if list(arguments[:1]) == ["report"]:
@@ -160,6 +160,14 @@ def _run(arguments: Sequence[str]) -> None:
         return
     with RunReport() as run_report:
         run_subcommand(arguments, callbacks=[run_report])
+
+
+def _unreadable() -> str:
+    """Return why an argument is no text."""
+    encoding = sys.getfilesystemencoding()
+    if encoding == "utf-8":
+        return "this is no UTF-8"
+    return f"this Python takes arguments for {encoding}: set PYTHONUTF8=1"
 
 
 def _examine(arguments: Sequence[str]) -> NoReturn:

@@ -15,6 +15,7 @@ from multiprocessing.util import Finalize, register_after_fork
 
 __all__ = [
     "FIRST_FRAME",
+    "IMPORT_FRAME",
     "LOST",
     "MOST_DESCRIPTORS",
     "PATH_TOO_LONG",
@@ -39,6 +40,9 @@ PATH_TOO_LONG = "AF_UNIX path too long"
 
 FIRST_FRAME = b'File "<string>", line 1 in <module>\n'
 """Last line of a child's stack: where a process that is begun by ``python -c`` starts."""
+
+IMPORT_FRAME = 'File "<frozen importlib.'
+"""Part of each line of a stack that is of Python's own import."""
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ from multiprocessing.process import BaseProcess
 from typing import Protocol
 
 from hts_torchrl.compat.processes import (
+    IMPORT_FRAME,
     LOST,
     MOST_DESCRIPTORS,
     Finalize,
@@ -256,6 +257,10 @@ class ProcessPool:
         where = stacks[first] or "It gives no stack: it is stopped, or blocked in the kernel."
         what = "hangs" if hanging else "waits, as others do"
         silence = f"no sign of life for {self._shared.config.timeout_s:g} s"
+        if IMPORT_FRAME in where:
+            silence += "; it is still importing, and a larger timeout_s gives it the time"
+            lines = where.splitlines(keepends=True)
+            where = "".join(line for line in lines if IMPORT_FRAME not in line)
         cause = f"{what}: {silence}\n{where.rstrip()}{more}"
         raise WorkerError(self._place(first, round_index), cause)
 

@@ -311,6 +311,18 @@ WRONG = {
         "the policy has no value ('state_value')",
     ),
     "an unknown flag": (["--data.numm_envs=3"], "unrecognized arguments: --data.numm_envs=3"),
+    "a setting without a value": (
+        ["--model.learning_rate", "--model.network=mlp"],
+        "argument --model.learning_rate: expected one argument",
+    ),
+    "a last setting without a value": (
+        ["--data.env.id"],
+        "argument --data.env.id: expected one argument",
+    ),
+    "a negative number with an exponent": (
+        ["--model.learning_rate", "-1e-3"],
+        "learning_rate=-0.001; ",
+    ),
     "a shortened flag": (["--data.num_env=3"], "unrecognized arguments: --data.num_env=3"),
     "a shortened --config": (["--conf=none.yaml"], "unrecognized arguments: --conf=none.yaml"),
     "a shortened --ckpt_path": (["--ckpt=none.ckpt"], "unrecognized arguments: --ckpt=none.ckpt"),
@@ -434,6 +446,11 @@ def test_a_wrong_command_ends_with_one_line_and_status_2(arguments, message, cap
     assert refused(capsys, *arguments).startswith(message)
 
 
+def test_a_wrong_command_is_told_with_all_that_there_are(capsys):
+    message = refused(capsys, "repor", "runs")
+    assert all(f"'{name}'" in message for name in [*ALL_SUBCOMMANDS, "report", "tune", "doctor"])
+
+
 def test_a_wrong_choice_is_told_without_the_whole_configuration(capsys):
     message = refused(capsys, "fit", *CARTPOLE, *A2C, "--data.collection=lazy")
     assert "Got value: lazy" in message
@@ -513,6 +530,13 @@ def test_files_that_cannot_be_opened_any_more_are_told_with_the_limit(monkeypatc
     monkeypatch.setattr("hts_torchrl.cli.main._run", fail)
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     assert refused(capsys, "fit").endswith(f"the limit is {limit}, raise it (ulimit -n)")
+
+
+def test_an_argument_that_the_locale_cannot_hold_is_told_with_what_helps(monkeypatch, capsys):
+    """As under LANG=C with PYTHONUTF8=0, where the two bytes of an umlaut are no text."""
+    monkeypatch.setattr("sys.getfilesystemencoding", lambda: "ascii")
+    message = refused(capsys, "fit", "--name=\udcc3\udcbcb")
+    assert message.endswith("this Python takes arguments for ascii: set PYTHONUTF8=1")
 
 
 def test_wrong_input_leaves_no_folder_behind(tmp_path, capsys):

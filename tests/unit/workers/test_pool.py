@@ -131,6 +131,18 @@ def test_of_a_silent_pool_those_are_named_that_do_not_wait(stacks, told):
     assert str(raised.value) == told
 
 
+def test_a_worker_that_still_imports_is_told_with_what_helps():
+    own = '  File "/mine/slow.py", line 3 in <module>\n'
+    python = '  File "<frozen importlib._bootstrap>", line 1176 in _find_and_load\n'
+    pool = bare_pool(["executor 0", "executor 1", "actor"], [WAITS, WAITS, python + own + python])
+    with pytest.raises(WorkerError) as raised:
+        pool._raise_silent_worker(5, silent=[0, 1, 2])
+    assert str(raised.value) == (
+        "actor 0, round 5: hangs: no sign of life for 7 s; it is still importing, and a larger "
+        "timeout_s gives it the time\n" + own.rstrip()
+    )
+
+
 def test_whoever_works_or_has_finished_the_round_does_not_hold_it_up():
     pool = bare_pool(["executor 0", "executor 1", "actor"])
     assert pool._silent({1}, np.array([9.0, 9.0, 9.0])) == [1, 2]

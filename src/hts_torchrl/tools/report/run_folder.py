@@ -62,7 +62,7 @@ class Run:
         metrics = _metrics(folder)
         evaluations = _curve(metrics, "eval/score", "eval")
         if evaluations.empty:
-            raise NotEvaluated(f"{folder}: this run has no finished evaluation")
+            raise NotEvaluated(f"{folder}: this run {_not_evaluated(folder)}")
         env = _mapping(_mapping(config.get("data")).get("env"))
         return cls(
             folder=folder,
@@ -107,11 +107,19 @@ def read_runs(paths: list[Path]) -> tuple[list[Run], dict[Path, str]]:
         except (NoRun, NotEvaluated) as error:
             if folder.resolve() in named:
                 raise
-            evaluated = "has no finished evaluation"
-            left_out[folder] = evaluated if isinstance(error, NotEvaluated) else "is no run of fit"
+            evaluated = isinstance(error, NotEvaluated)
+            left_out[folder] = _not_evaluated(folder) if evaluated else "is no run of fit"
     if not runs:
-        raise NotEvaluated(f"{', '.join(map(str, paths))}: no run there has a finished evaluation")
+        asked = ", ".join(map(str, paths))
+        first, reason = next(iter(left_out.items()))
+        raise NotEvaluated(f"{asked}: no run there has a finished evaluation; {first} {reason}")
     return runs, left_out
+
+
+def _not_evaluated(folder: Path) -> str:
+    """Return the words for a run without one; they tell of a run that only others' loggers log."""
+    of_others = "" if (folder / _METRICS).exists() else f" (no {_METRICS}, which CSVLogger writes)"
+    return f"has no finished evaluation{of_others}"
 
 
 def run_folders(paths: list[Path]) -> list[Path]:

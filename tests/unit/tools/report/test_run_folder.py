@@ -99,6 +99,15 @@ class TestReadRuns:
         assert [run.folder for run in runs] == [first]
         assert left_out == {second: "has no finished evaluation"}
 
+    def test_name_the_logger_that_a_run_without_metrics_needs(self, write_run, tmp_path):
+        first, second = write_run("all/a", [1.0]), write_run("all/b", [1.0])
+        (second / "metrics.csv").unlink()
+        needed = "has no finished evaluation (no metrics.csv, which CSVLogger writes)"
+        assert read_runs([tmp_path / "all"])[1] == {second: needed}
+        (first / "metrics.csv").unlink()
+        with pytest.raises(ConfigurationError, match=r"a has no .* \(no metrics\.csv, which CSVLo"):
+            read_runs([tmp_path / "all"])
+
     def test_refuse_one_that_is_named_itself(self, write_run, tmp_path):
         write_run("all/a", [1.0])
         second = write_run("all/b", [])
