@@ -518,9 +518,9 @@ class HTSDataModule(LightningDataModule):
     def on_exception(self, exception: BaseException) -> None:  # noqa: ARG002
         """Stop all workers: Lightning calls no teardown after an exception."""
         self._restore_interval()
-        give_threads_back = getattr(self._trainer.lightning_module, "give_threads_back", None)
-        if give_threads_back is not None:
-            give_threads_back()
+        leave_round = getattr(self._trainer.lightning_module, "leave_round", None)
+        if leave_round is not None:
+            leave_round()
         self._close()
 
     def _restore_interval(self) -> None:
