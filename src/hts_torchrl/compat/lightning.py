@@ -66,6 +66,12 @@ def answer_sigterm(trainer: Trainer, answer: Callable[[int, FrameType | None], N
     connector._sigterm_notifier_fn = answer
 
 
+def put_back_at_end(trainer: Trainer, answers: Mapping[int, Any]) -> None:
+    """Let the Trainer end with these answers to signals, not with those that it found."""
+    connector: Any = trainer._signal_connector
+    connector._original_handlers.update(answers)
+
+
 def requeue_signals(trainer: Trainer) -> list[int]:
     """Return the signal at which Lightning saves and requeues a job of SLURM; elsewhere none.
 
