@@ -144,6 +144,11 @@ class FitLoop:
         """Whether the epoch has ended."""
         return bool(self._batches["is_last_batch"] or self._epochs["current"]["processed"])
 
+    def end(self) -> None:
+        """Count the epoch as done, as after an evaluation that is not made again."""
+        for counts in (self._epochs["total"], self._epochs["current"]):
+            counts["processed"] = counts["started"]
+
     def move(self, batches: int, *, done: int, epoch_length: int) -> None:
         """Stand so many batches further, within an epoch.
 
