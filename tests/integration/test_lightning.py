@@ -4,12 +4,13 @@ import copy
 
 import pytest
 import torch
+from lightning.pytorch import Callback
 from torchrl.objectives import A2CLoss, ClipPPOLoss
 from torchrl.objectives.value import GAE
 
 from hts_torchrl import A2C, PPO, GymEnvs, HTSCollector, make_actor_critic
 from hts_torchrl.collectors.round_runner import RoundRunner
-from tests.fits import SGDA2C, SGDPPO, cartpole, flat, watched_fit
+from tests.fits import SGDA2C, SGDPPO, Watch, cartpole, flat, quiet_trainer, watched_fit
 
 LEARNING_RATE = 0.25
 
@@ -17,6 +18,23 @@ LEARNING_RATE = 0.25
 def fresh_policy(env=None):
     torch.manual_seed(0)
     return make_actor_critic("mlp", (env or GymEnvs("CartPole-v1")).group([0]).spec)
+
+
+class BreakingAt(Callback):
+    """Raises in the n-th call of a hook."""
+
+    def __init__(self, hook, n):
+        self.calls, self.n = 0, n
+        setattr(self, hook, self._raise)
+
+    def _raise(self, *_):
+        self.calls += 1
+        if self.calls == self.n:
+            raise ArithmeticError
+
+
+def broken_fit(learner, *callbacks):
+    quiet_trainer(callbacks=[*callbacks]).fit(learner, cartpole(4))
 
 
 class TestExactlyOneBehind:
@@ -342,6 +360,29 @@ class TestDelayedGradient:
         expected = watch.round_weights[1] - LEARNING_RATE * way
         assert learner.updates == 1
         torch.testing.assert_close(flat(learner.policy), expected)
+
+    def test_an_exception_within_a_displaced_round_leaves_the_way_so_far(self):
+        learner = SGDPPO(
+            fresh_policy(),
+            learning_rate=LEARNING_RATE,
+            epochs=2,
+            minibatches=2,
+            delayed_step="displacement",
+        )
+        watch = Watch()
+        with pytest.raises(ArithmeticError):
+            broken_fit(learner, watch, BreakingAt("on_before_zero_grad", 7))
+        way = watch.gradients[4] + watch.gradients[5]
+        expected = watch.round_weights[1] - LEARNING_RATE * way
+        torch.testing.assert_close(flat(learner.policy), expected)
+
+    def test_an_exception_at_the_behaviour_weights_leaves_the_newest(self):
+        learner = SGDA2C(fresh_policy(), learning_rate=LEARNING_RATE, delayed_step="gradient")
+        watch = Watch()
+        with pytest.raises(ArithmeticError):
+            broken_fit(learner, watch, BreakingAt("on_before_backward", 3))
+        assert not torch.equal(watch.round_weights[2], watch.round_weights[1])
+        assert torch.equal(flat(learner.policy), watch.round_weights[2])
 
     def test_decoupled_bounds_the_distance_from_where_a_sample_was_first_seen(self):
         learner = RowsPPO(

@@ -66,6 +66,12 @@ def answer_sigterm(trainer: Trainer, answer: Callable[[int, FrameType | None], N
     connector._sigterm_notifier_fn = answer
 
 
+def put_back_at_end(trainer: Trainer, answers: Mapping[int, Any]) -> None:
+    """Let the Trainer end with these answers to signals, not with those that it found."""
+    connector: Any = trainer._signal_connector
+    connector._original_handlers.update(answers)
+
+
 def requeue_signals(trainer: Trainer) -> list[int]:
     """Return the signal at which Lightning saves and requeues a job of SLURM; elsewhere none.
 
@@ -137,6 +143,11 @@ class FitLoop:
     def is_finished(self) -> bool:
         """Whether the epoch has ended."""
         return bool(self._batches["is_last_batch"] or self._epochs["current"]["processed"])
+
+    def end(self) -> None:
+        """Count the epoch as done, as after an evaluation that is not made again."""
+        for counts in (self._epochs["total"], self._epochs["current"]):
+            counts["processed"] = counts["started"]
 
     def move(self, batches: int, *, done: int, epoch_length: int) -> None:
         """Stand so many batches further, within an epoch.

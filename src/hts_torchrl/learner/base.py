@@ -243,10 +243,14 @@ class Learner(ChunkedRounds):
     def on_fit_end(self) -> None:
         """Give the threads back."""
         super().on_fit_end()
-        self.give_threads_back()
+        self._give_threads_back()
 
-    def give_threads_back(self) -> None:
-        """Let torch have the threads of before ``fit``; also after an exception."""
+    def leave_round(self) -> None:
+        """Give the threads back too."""
+        super().leave_round()
+        self._give_threads_back()
+
+    def _give_threads_back(self) -> None:
         if self._threads is not None:
             torch.set_num_threads(self._threads)
             self._threads = None

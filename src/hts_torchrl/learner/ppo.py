@@ -151,10 +151,14 @@ class PPO(MinibatchLearner):
         if self.displaces:
             self.delayed.add_displacement()
 
+    def put_newest_back(self) -> None:
+        """Add the way so far to the newest weights, where a run ends within a round."""
+        self.delayed.add_displacement()
+
     def on_train_batch_end(self, outputs: Any, batch: RoundSlice, batch_idx: int) -> None:  # noqa: ANN401
         """Add it too where the run ends within a round, for who uses the policy then."""
         super().on_train_batch_end(outputs, batch, batch_idx)
         trainer = self.trainer
         at_end = trainer.is_last_batch and trainer.current_epoch + 1 == trainer.max_epochs
         if self.delayed.holds_behaviour and (at_end or trainer.global_step == trainer.max_steps):
-            self.delayed.add_displacement()
+            self.put_newest_back()

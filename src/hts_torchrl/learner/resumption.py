@@ -92,6 +92,8 @@ class Resumption:
         if schedule.exists(self._datamodule.first_round) and (done != before or loop.is_finished):
             epoch_length = self._datamodule.parts_per_epoch
             loop.move(done - before, done=done, epoch_length=epoch_length)
+        elif loop.is_finished and not self._trainer.limit_val_batches:
+            loop.end()
 
     def set_rates(self, *, decay_steps: int | None) -> None:
         """Give optimisers and schedules the learner's own settings, where those have changed.

@@ -121,6 +121,15 @@ class RoundModule(PolicyModule):
         self._stepped_on = None
         self._head = probabilistic_module(self.actor_critic)
 
+    def leave_round(self) -> None:
+        """Put the newest weights back; the data module calls it after an exception."""
+        if hasattr(self, "_weights") and self.delayed.holds_behaviour:
+            self.put_newest_back()
+
+    def put_newest_back(self) -> None:
+        """Put the newest weights in the place of those that collected the round."""
+        self.delayed.restore_newest()
+
     def on_train_start(self) -> None:
         """Take the weights with which a resumed run acts, one update behind those it learns."""
         if self._collector is not None and self._collector.acting_weights is not None:

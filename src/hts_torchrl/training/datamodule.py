@@ -477,9 +477,9 @@ class HTSDataModule(LightningDataModule):
         """Stop all workers: Lightning calls no teardown after an exception."""
         if self._interval is not None:
             self._interval.restore()
-        give_threads_back = getattr(self._trainer.lightning_module, "give_threads_back", None)
-        if give_threads_back is not None:
-            give_threads_back()
+        leave_round = getattr(self._trainer.lightning_module, "leave_round", None)
+        if leave_round is not None:
+            leave_round()
         self._close()
 
     def _close(self) -> None:

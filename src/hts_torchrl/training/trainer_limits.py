@@ -130,8 +130,8 @@ def require_end(trainer: Trainer, parts: int, in_epoch: int) -> None:
             f"max_epochs=-1 (Lightning's own where max_time is given alone): {ONE_EPOCH}"
         )
     # A module that steps by itself may step several times a batch.
-    by_trainer = trainer.lightning_module.automatic_optimization
-    if epochs == -1 and by_trainer and steps * trainer.accumulate_grad_batches > parts:
+    counts = epochs == -1 and trainer.lightning_module.automatic_optimization
+    if counts and steps * trainer.accumulate_grad_batches > parts:
         most = parts // trainer.accumulate_grad_batches
         raise ConfigurationError(f"max_steps={steps}, but the run has {most}: {ONE_EPOCH}")
     if epochs * in_epoch > parts:

@@ -224,6 +224,14 @@ class TestTheEnd:
         assert watch.rounds == []
         assert "run is finished (64 of 64 frames): nothing is trained" in caplog.text
 
+    def test_after_its_last_evaluation_needs_no_other(self, tmp_path):
+        saving = ModelCheckpoint(tmp_path, filename="last", save_on_train_epoch_end=False)
+        settings = {"callbacks": [saving], "enable_checkpointing": True, "limit_val_batches": 1}
+        watched_fit(A2C(), cartpole(DONE, evaluation_episodes=1), **settings)
+        learner = A2C()
+        watch = watched_fit(learner, cartpole(DONE), ckpt_path=tmp_path / "last.ckpt")
+        assert (watch.rounds, learner.updates) == ([], DONE)
+
     def test_before_what_has_been_done_is_refused(self, finished):
         message = "data.total_frames=32, but the checkpoint's run has done 64"
         with pytest.raises(ConfigurationError, match=message):

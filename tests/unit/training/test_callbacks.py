@@ -340,8 +340,18 @@ class TestStopTogether:
     )
     def test_ranks_save_only_what_ends_all_of_them(self, stop, error, saves):
         callback, trainer = stop
+        trainer._signal_connector._original_handlers = {}
         callback.on_exception(trainer, None, error)
         assert callback._last.save_on_exception == saves
+
+    def test_signals_end_the_program_again_after_an_exception(self):
+        before = [signal.getsignal(number) for number in SIGNALS]
+        callback, trainer = StopTogether(), quiet_trainer(devices=2, strategy="ddp")
+        callback.setup(trainer, None, "fit")
+        trainer._signal_connector.register_signal_handlers()
+        callback.on_exception(trainer, None, ArithmeticError())
+        trainer._signal_connector.teardown()  # as Lightning does then
+        assert [signal.getsignal(number) for number in SIGNALS] == before
 
     @pytest.mark.parametrize(("devices", "given", "wanted"), [(2, 0, 1), (2, 1, 1), (1, 0, 0)])
     def test_the_data_module_adds_it_to_several_ranks_that_have_none(self, devices, given, wanted):

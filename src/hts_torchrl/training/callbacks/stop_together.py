@@ -13,7 +13,12 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-from hts_torchrl.compat.lightning import answer_sigterm, requeue, requeue_signals
+from hts_torchrl.compat.lightning import (
+    answer_sigterm,
+    put_back_at_end,
+    requeue,
+    requeue_signals,
+)
 from hts_torchrl.compat.processes import end_with
 from hts_torchrl.errors import NotFiniteError
 from hts_torchrl.training.round_slice import RoundSlice
@@ -79,7 +84,12 @@ class StopTogether(Callback):
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
-        """Let all ranks save together, if all have come here."""
+        """Let all ranks save together, if all have come here; signals are no more noted then.
+
+        Lightning calls no ``teardown`` after an exception.
+        """
+        if self._before:
+            put_back_at_end(trainer, self._before)
         if self._last is not None and isinstance(exception, Stopped | NotFiniteError):
             self._last.save_on_exception = True
 
