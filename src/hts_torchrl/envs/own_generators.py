@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import pickle
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,59 +19,68 @@ _WATCHED_CALLS = 50
 class GlobalGenerator:
     """One that all code in a process draws from."""
 
+    new: Callable[[], Any]
+    """A state for an environment."""
     state: Callable[[], Any]
     put: Callable[[Any], None]
     seed: Callable[[int], Any]
+    mark: Callable[[Any], object]
+    """What tells whether a state is still the same; it takes long for some."""
 
 
 def _torch() -> Any:  # noqa: ANN401
     return sys.modules["torch"]
 
 
-def _put_torch_state(state: bytes) -> None:
-    tensor = _torch().frombuffer(bytearray(state), dtype=_torch().uint8)
-    _torch().default_generator.set_state(tensor)
+def _torch_state() -> Any:  # noqa: ANN401
+    return _torch().default_generator.get_state()
 
 
-PYTHON = GlobalGenerator(random.getstate, random.setstate, random.seed)
+PYTHON = GlobalGenerator(
+    random.getstate, random.getstate, random.setstate, random.seed, lambda state: state
+)
+NUMPY = GlobalGenerator(
+    lambda: np.random.MT19937(0),
+    np.random.get_bit_generator,  # type: ignore[attr-defined]
+    np.random.set_bit_generator,  # type: ignore[attr-defined]
+    lambda seed: np.random.seed(seed % 2**32),  # noqa: NPY002
+    lambda bits: pickle.dumps(bits.state),
+)
 TORCH = GlobalGenerator(
-    lambda: _torch().default_generator.get_state().numpy().tobytes(),
-    _put_torch_state,
+    _torch_state,
+    _torch_state,
+    lambda state: _torch().default_generator.set_state(state),
     lambda seed: _torch().default_generator.manual_seed(seed),
+    lambda state: state.numpy().tobytes(),
 )
 
 
 class OwnGenerators:
     """The global generators as one environment has them: put in place by ``with``.
 
-    What others draw leaves its states alone, and the other way round. For numpy's that is done
-    always. Python's and torch's take longer to exchange, so those are let go of that the
-    environment did not draw from in its first 50 calls.
+    What others draw leaves its states alone, and the other way round. That takes time, so those are
+    let go of that the environment did not draw from in its first 50 calls.
 
     Args:
         kept: those that it draws from for certain.
     """
 
     def __init__(self, *kept: GlobalGenerator) -> None:
-        self._numpy = np.random.MT19937(0)
-        self._others_numpy: np.random.BitGenerator = self._numpy
-        self._own = {generator: generator.state() for generator in kept}
+        self._own = {generator: generator.new() for generator in kept}
         self._kept = set(kept)
         self._watched_calls = _WATCHED_CALLS
         self._others: dict[GlobalGenerator, Any] = {}
-        self._begun: dict[GlobalGenerator, Any] = {}
+        self._marks: dict[GlobalGenerator, object] = {}
 
     def __enter__(self) -> OwnGenerators:
         """Put them in place."""
-        self._others_numpy = np.random.get_bit_generator()  # type: ignore[attr-defined]
-        np.random.set_bit_generator(self._numpy)  # type: ignore[attr-defined]
         if self._watched_calls:
             has_torch = hasattr(sys.modules.get("torch"), "default_generator")
-            for generator in [PYTHON, *[TORCH] * has_torch]:
-                self._own.setdefault(generator, generator.state())
+            for generator in [PYTHON, NUMPY, *[TORCH] * has_torch]:
+                if generator not in self._own:
+                    self._own[generator] = generator.new()
         if self._own:
             self._others = {generator: generator.state() for generator in self._own}
-            self._begun = self._own.copy()
             for generator, state in self._own.items():
                 generator.put(state)
         return self
@@ -81,22 +91,28 @@ class OwnGenerators:
         Args:
             seed: at least 0.
         """
-        np.random.seed(seed % 2**32)  # noqa: NPY002
+        if self._watched_calls:
+            self._note({generator: generator.state() for generator in self._own})
         for generator in self._own:
             generator.seed(seed)
-            self._begun[generator] = generator.state()
+        if self._watched_calls:
+            self._marks = {each: each.mark(each.state()) for each in self._own}
+
+    def _note(self, states: Mapping[GlobalGenerator, Any]) -> None:
+        """Note which were drawn from since they were seeded."""
+        drawn = (each for each, mark in self._marks.items() if each.mark(states[each]) != mark)
+        self._kept.update(drawn)
 
     def __exit__(self, *_: object) -> None:
         """Keep how far they have come, and put back what was in place before."""
-        np.random.set_bit_generator(self._others_numpy)  # type: ignore[attr-defined]
-        for generator in self._own:
-            self._own[generator] = generator.state()
-            generator.put(self._others[generator])
-            if self._own[generator] != self._begun[generator]:
-                self._kept.add(generator)
+        if self._own:
+            for generator, others in self._others.items():
+                self._own[generator] = generator.state()
+                generator.put(others)
         if self._watched_calls:
             self._watched_calls -= 1
             if not self._watched_calls:
+                self._note(self._own)
                 self._own = {each: own for each, own in self._own.items() if each in self._kept}
 
 

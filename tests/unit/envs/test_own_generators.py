@@ -22,9 +22,12 @@ STATES = {
 }
 
 
+def torch_draw() -> float:
+    return torch.rand((), dtype=torch.double).item()
+
+
 def draw() -> list[float]:
-    own = torch.rand((), dtype=torch.double).item()
-    return [random.random(), np.random.random_sample(), own]  # noqa: NPY002
+    return [random.random(), np.random.random_sample(), torch_draw()]  # noqa: NPY002
 
 
 def drawn_from(seed: int, count: int) -> list[list[float]]:
@@ -169,15 +172,22 @@ class TestWatching:
                 pass
         assert not reads
 
-    def test_numpys_is_its_own_however_late_it_draws(self):
-        own = OwnGenerators()
+    @pytest.mark.parametrize("call", [10, 48])
+    @pytest.mark.parametrize("generator", [0, 1, 2])
+    def test_one_draw_is_enough(self, call, generator):
+        """Call 20 seeds them anew, and the last that is watched is call 49."""
+        own, draws = OwnGenerators(), [random.random, np.random.random_sample, torch_draw]
         with own:
             own.seed(5)
-        for _ in range(250):
+        for number in range(1, 60):
             with own:
-                pass
+                if number == 20:
+                    own.seed(6)
+                if number == call:
+                    draws[generator]()
         with own:
-            assert np.random.random_sample() == drawn_from(5, 1)[0][1]  # noqa: NPY002
+            own.seed(7)
+            assert draws[generator]() == drawn_from(7, 1)[0][generator]
 
     def test_a_bit_generator_of_the_users_stays(self):
         before, theirs = np.random.get_bit_generator(), np.random.PCG64(3)
