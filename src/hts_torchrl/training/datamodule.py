@@ -471,6 +471,7 @@ class HTSDataModule(LightningDataModule):
             self._interval.restore()
         self._state.final = self.state_dict()
         WeightPublisher.put_into(self._trainer, None)
+        StopAfterRound.take_out_of(self._trainer)
         self._close()
 
     def on_exception(self, exception: BaseException) -> None:  # noqa: ARG002

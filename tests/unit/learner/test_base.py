@@ -604,7 +604,10 @@ def test_threads_of_the_learner_are_set_for_the_time_of_training():
 
 
 class CutOff(Callback):
-    """Keeps weights and steps before each round, and fails in a later part of the third one."""
+    """Keeps weights and steps before each round, and fails in a later part of the third one.
+
+    ``held`` are the policy's weights when the checkpoint is saved.
+    """
 
     class Error(Exception):
         pass
@@ -620,7 +623,8 @@ class CutOff(Callback):
         if pl_module.updates == 2 and pl_module.part.index == 1:
             raise self.Error
 
-    def on_exception(self, trainer, *_):
+    def on_exception(self, trainer, pl_module, _):
+        self.held = flat(pl_module)
         trainer.save_checkpoint(self.path)
 
 
@@ -643,7 +647,7 @@ def test_a_checkpoint_of_a_round_cut_off_has_the_weights_before_it(make, setting
     for name, weights in cut_off.before.items():
         assert torch.equal(saved["state_dict"][name], weights)
     assert not torch.equal(
-        flat(learner), torch.cat([w.flatten() for w in saved["state_dict"].values()])
+        cut_off.held, torch.cat([w.flatten() for w in saved["state_dict"].values()])
     )
 
 

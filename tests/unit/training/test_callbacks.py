@@ -24,6 +24,7 @@ from hts_torchrl.training.callbacks import (
     TrainingStatistics,
     statistics,
 )
+from hts_torchrl.training.callbacks.stop_after_round import StopAfterRound
 from hts_torchrl.training.callbacks.stop_together import Stopped
 from hts_torchrl.training.round_slice import RoundSlice
 from tests.fakes import CoordinateEnvs
@@ -475,14 +476,24 @@ class TestStopAfterRound:
         assert saved["global_step"] == 8
         assert not saved["HTSDataModule"].get("cut_off")
 
-    def test_a_further_fit_is_not_asked_to_stop(self):
-        stopping = Stopping()
-        trainer = quiet_trainer(callbacks=[stopping], limit_train_batches=8, max_epochs=2)
-        trainer.fit(PPO(epochs=2, minibatches=2), cartpole(4))
-        trainer.callbacks.remove(stopping)
+    def test_a_run_after_one_that_failed_is_not_asked_to_stop(self):
+        failing = Failing()
+        trainer = quiet_trainer(callbacks=[failing])
+        with pytest.raises(ArithmeticError):
+            trainer.fit(PPO(epochs=2, minibatches=2), cartpole(4))
+        trainer.callbacks.remove(failing)
         learner = PPO(epochs=2, minibatches=2)
-        trainer.fit(learner, cartpole(4))  # in the second epoch
-        assert learner.updates == 2
+        trainer.fit(learner, cartpole(4))
+        assert learner.updates == 4
+        assert not any(isinstance(each, StopAfterRound) for each in trainer.callbacks)
+
+
+class Failing(Stopping):
+    """Fails in the next part of the same round."""
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):  # noqa: ARG002
+        if batch_idx == 6:
+            raise ArithmeticError
 
 
 class InParts(LightningModule):

@@ -23,15 +23,17 @@ class StopAfterRound(Callback):
 
     @classmethod
     def put_into(cls, trainer: Trainer) -> None:
-        """Add one behind the callbacks that may ask a Trainer to stop, unless there is one."""
+        """Add a new one behind the callbacks that may ask a Trainer to stop."""
+        cls.take_out_of(trainer)
         callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
-        if not any(isinstance(each, cls) for each in callbacks):
-            saving = [isinstance(each, Checkpoint) for each in callbacks]
-            callbacks.insert([*saving, True].index(True), cls())
+        saving = [isinstance(each, Checkpoint) for each in callbacks]
+        callbacks.insert([*saving, True].index(True), cls())
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Forget what an earlier ``fit`` was asked."""
-        self._asked = False
+    @classmethod
+    def take_out_of(cls, trainer: Trainer) -> None:
+        """Leave the Trainer with the callbacks that it was given."""
+        callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+        callbacks[:] = [each for each in callbacks if not isinstance(each, cls)]
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: RoundSlice, *_: Any
