@@ -20,6 +20,17 @@ def fresh_policy(env=None):
     return make_actor_critic("mlp", (env or GymEnvs("CartPole-v1")).group([0]).spec)
 
 
+def displaced_ppo() -> SGDPPO:
+    """A learner of four steps a round, by whose sum the newest weights are displaced."""
+    return SGDPPO(
+        fresh_policy(),
+        learning_rate=LEARNING_RATE,
+        epochs=2,
+        minibatches=2,
+        delayed_step="displacement",
+    )
+
+
 class BreakingAt(Callback):
     """Raises in the n-th call of a hook."""
 
@@ -332,13 +343,7 @@ class TestDelayedGradient:
             torch.testing.assert_close(weights[update + 1], expected)
 
     def test_displacement_adds_the_way_of_many_steps_to_the_newest_weights(self):
-        learner = SGDPPO(
-            fresh_policy(),
-            learning_rate=LEARNING_RATE,
-            epochs=2,
-            minibatches=2,
-            delayed_step="displacement",
-        )
+        learner = displaced_ppo()
         watch = watched_fit(learner, cartpole(4))
         weights = [*watch.round_weights, watch.final_weights]
         for update in range(4):
@@ -348,13 +353,7 @@ class TestDelayedGradient:
 
     @pytest.mark.parametrize("end", [{"max_steps": 6}, {"limit_train_batches": 6}])
     def test_displacement_that_ends_within_a_round_leaves_the_way_so_far(self, end):
-        learner = SGDPPO(
-            fresh_policy(),
-            learning_rate=LEARNING_RATE,
-            epochs=2,
-            minibatches=2,
-            delayed_step="displacement",
-        )
+        learner = displaced_ppo()
         watch = watched_fit(learner, cartpole(4), **end)
         way = watch.gradients[4] + watch.gradients[5]
         expected = watch.round_weights[1] - LEARNING_RATE * way
@@ -362,13 +361,7 @@ class TestDelayedGradient:
         torch.testing.assert_close(flat(learner.policy), expected)
 
     def test_an_exception_within_a_displaced_round_leaves_the_way_so_far(self):
-        learner = SGDPPO(
-            fresh_policy(),
-            learning_rate=LEARNING_RATE,
-            epochs=2,
-            minibatches=2,
-            delayed_step="displacement",
-        )
+        learner = displaced_ppo()
         watch = Watch()
         with pytest.raises(ArithmeticError):
             broken_fit(learner, watch, BreakingAt("on_before_zero_grad", 7))

@@ -99,7 +99,7 @@ def _placed(postproc: Any, device: torch.device | None) -> Any:  # noqa: ANN401
     return postproc.to(device) or postproc
 
 
-def require_apart(settings: TorchRLSettings, num_envs: int) -> None:
+def require_rows_apart(settings: TorchRLSettings, num_envs: int) -> None:
     """Refuse a buffer that would go on from one environment's last step to another's first.
 
     Transitions are put there environment by environment, and only some of the last have an end.

@@ -10,7 +10,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torchrl.data import Composite, TensorSpec
 
-from hts_torchrl.collectors.handing_out import HandingOut, extend, require_apart
+from hts_torchrl.collectors.handing_out import HandingOut, extend, require_rows_apart
 from hts_torchrl.collectors.one_policy import OnePolicyCollector
 from hts_torchrl.collectors.progress import Progress
 from hts_torchrl.collectors.round_runner import RoundRunner
@@ -71,7 +71,7 @@ class ContractCollector(OnePolicyCollector):
         return rest
 
     def _set_form(self, schedule: Schedule, *, clone: bool) -> None:
-        require_apart(self._torchrl, schedule.num_envs)
+        require_rows_apart(self._torchrl, schedule.num_envs)
         clone = clone and not self._torchrl.return_same_td
         self._handing_out = HandingOut(self._torchrl, self.env_spec, clone=clone)
         self._same: TensorDictBase | None = None
