@@ -28,6 +28,7 @@ from hts_torchrl.training.evaluation import Evaluation
 from hts_torchrl.training.evaluation_interval import EvaluationInterval
 from hts_torchrl.training.extended_hooks import require_extended
 from hts_torchrl.training.loaders import EvaluationLoader, RoundLoader
+from hts_torchrl.training.module_limits import require_collection, require_kept_statistics
 from hts_torchrl.training.rank_share import share_of
 from hts_torchrl.training.round_slice import RoundSlice
 from hts_torchrl.training.run_settings import Changes, described, plain
@@ -266,14 +267,13 @@ class HTSDataModule(LightningDataModule):
         if is_portable():
             compiles = self.pool.compile_arguments is not None
             require_portable(self._trainer, self.policy_device, compiles=compiles)
-        self._refuse_collection()
-        self._refuse_backend()
+        require_collection(self, self._trainer)
         require_divided_rounds(self._trainer, self._parts_per_round)
         self._share = share_of(self.pool, self._trainer.global_rank, self._trainer.world_size)
         StopTogether.put_into(self._trainer)
         StopAfterRound.put_into(self._trainer)
         self._set_publisher()
-        self._refuse_normalization()
+        require_kept_statistics(self, self._trainer)
         assert self.schedule.num_rounds is not None
         parts = self.schedule.num_rounds * self._parts_per_round
         if parts > sys.maxsize:
@@ -301,60 +301,11 @@ class HTSDataModule(LightningDataModule):
         self._publisher = None if own else WeightPublisher(self.seed)
         WeightPublisher.put_into(self._trainer, self._publisher)
 
-    def _refuse_normalization(self) -> None:
-        """Refuse statistics that the module does not keep."""
-        module = self._trainer.lightning_module
-        for setting, attribute, keeper in (
-            ("normalize_observation", "prepare_policy", "RoundModule"),
-            ("normalize_reward", "reward_scale", "Learner"),
-        ):
-            if getattr(self, setting) and not hasattr(module, attribute):
-                raise ConfigurationError(
-                    f"{setting}=true: a {type(module).__name__} keeps no statistics; a "
-                    f"hts_torchrl.{keeper} does"
-                )
-
     @property
     def _updates(self) -> int:
         """Updates that the policy has had."""
         counting = self._publisher or self._trainer.lightning_module
         return int(getattr(counting, "updates", 0))
-
-    def _refuse_collection(self) -> None:
-        """Refuse data of any age where the learner, or the Trainer, cannot use it."""
-        if self.collection == "rounds":
-            return
-        setting = f"collection={self.collection}"
-        if not getattr(self._trainer.lightning_module, "corrects_any_lag", False):
-            raise ConfigurationError(f"{setting} needs a learner for data of any age: model=Impala")
-        for name in ("policy_device", "cudagraph_policy"):
-            if value := getattr(self, name):
-                raise ConfigurationError(
-                    f"{setting}: its actors compute on the CPU; leave {name}={value} out"
-                )
-        if self.pool.compile_arguments is not None:
-            raise ConfigurationError(
-                f"{setting} compiles no policy: leave compile_policy out, or give collection=rounds"
-            )
-        if self.normalize_reward:
-            raise ConfigurationError(
-                f"{setting}: its batches have no discounted returns, by which normalize_reward "
-                "scales; leave it out, or give collection=rounds"
-            )
-        ranks = self._trainer.world_size
-        require(ranks == 1, f"{setting} on {ranks} ranks", "1")
-
-    def _refuse_backend(self) -> None:
-        """Refuse rollout nodes where they were never tried."""
-        if not self.pool.num_nodes:
-            return
-        if self.collection != "rounds":
-            raise ConfigurationError(
-                f"backend=ray with collection={self.collection}: rollout nodes play rounds; leave "
-                "one of the two out"
-            )
-        ranks = self._trainer.world_size
-        require(ranks == 1, f"backend=ray on {ranks} ranks", "1")
 
     def train_dataloader(self) -> RoundLoader:
         """Build the collector around the learner's policy and start its processes.

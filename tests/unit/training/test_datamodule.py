@@ -408,24 +408,39 @@ def test_a_data_module_serves_a_second_learner():
     assert torch.equal(one, other)
 
 
+class Plain(LightningModule):
+    """A user's own, which notes the shapes of its rounds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.policy, self.shapes = make_actor_critic("mlp", cartpole().env_spec), []
+
+    def training_step(self, part, _):
+        self.shapes.append(tuple(part.round.shape))
+        value = self.policy.get_value_operator()(part.round.select("observation"))
+        return value["state_value"].mean()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
 @pytest.mark.filterwarnings("ignore:You passed in a `val_dataloader`")
-def test_rounds_reach_a_lightning_module_of_the_users_own():
-    class Module(LightningModule):
-        def __init__(self, policy) -> None:
-            super().__init__()
-            self.policy, self.shapes = policy, []
+class TestAModuleOfTheUsersOwn:
+    def test_rounds_reach_it(self):
+        module = Plain()
+        quiet_trainer().fit(module, datamodule=cartpole(2))
+        assert module.shapes == [(4, 8), (4, 8)]
 
-        def training_step(self, part, _):
-            self.shapes.append(tuple(part.round.shape))
-            value = self.policy.get_value_operator()(part.round.select("observation"))
-            return value["state_value"].mean()
-
-        def configure_optimizers(self):
-            return torch.optim.SGD(self.parameters(), 0.1)
-
-    module = Module(make_actor_critic("mlp", cartpole().env_spec))
-    quiet_trainer().fit(module, datamodule=cartpole(2))
-    assert module.shapes == [(4, 8), (4, 8)]
+    @pytest.mark.parametrize(
+        ("setting", "keeper"),
+        [("normalize_observation", "RoundModule"), ("normalize_reward", "Learner")],
+    )
+    def test_statistics_that_it_does_not_keep_are_refused(self, setting, keeper):
+        data = cartpole(2, **{setting: True})
+        said = f"^{setting}=true: a Plain keeps no statistics; a hts_torchrl.{keeper} does$"
+        with pytest.raises(ConfigurationError, match=said):
+            quiet_trainer().fit(Plain(), datamodule=data)
+        assert multiprocessing.active_children() == []
 
 
 def test_a_learner_of_this_package_is_handed_what_it_reads_and_any_other_all_outputs():
