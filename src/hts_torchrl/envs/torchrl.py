@@ -293,7 +293,10 @@ def _observation_spec(key: Key, spec: TensorSpec) -> ArraySpec:
 def _action_spec(env: EnvBase) -> ActionSpec:
     if len(env.action_keys) != 1:
         return joined(parts_of(env))
-    return replace(_action_of(env.full_action_spec_unbatched[env.action_key]), key=env.action_key)
+    key = env.action_key
+    masks = [layer.in_keys for layer in layers_of(env) if is_a(layer, "torchrl.ActionMask")]
+    mask = next((mask for masked, mask in masks if masked == key), None)
+    return replace(_action_of(env.full_action_spec_unbatched[key]), key=key, mask=mask)
 
 
 def parts_of(env: EnvBase) -> dict[Key, ActionSpec]:
