@@ -175,7 +175,10 @@ def spec_of_one(env: EnvBase) -> EnvSpec:
     _require_one_game(env)
     primers = [layer for layer in layers_of(env) if is_a(layer, "torchrl.TensorDictPrimer")]
     if primers and env.batch_size:
-        raise ConfigurationError("a TensorDictPrimer of a batch: give it to each environment")
+        raise ConfigurationError(
+            "a TensorDictPrimer of a batch: leave it out where a module of the policy has it, as "
+            "torchrl's LSTMModule and GRUModule do, or give it to each environment"
+        )
     filled = {key: value for primer in primers for key, value in primer_values(primer)}
     observations = {
         key: _observation_spec(key, spec)
