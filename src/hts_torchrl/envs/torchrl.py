@@ -191,6 +191,11 @@ def spec_of_one(env: EnvBase) -> EnvSpec:
             f"{action.mask_key!r} is in the state_spec, of which torchrl's step_mdp hands on what "
             "was before the step: it is needed in the observation_spec"
         )
+    if action.mask is not None and action.mask not in observations:
+        raise ConfigurationError(
+            f"an ActionMask reads {action.mask!r}, which is none of the observations "
+            f"{sorted(map(str, observations))}: policies need it there, under that name"
+        )
     return EnvSpec(observations, action, MemorySpec(filled))
 
 

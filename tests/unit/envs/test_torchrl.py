@@ -13,8 +13,10 @@ from torchrl.data import (
     Unbounded,
 )
 from torchrl.envs import (
+    Compose,
     EnvBase,
     GymEnv,
+    RenameTransform,
     SerialEnv,
     StepCounter,
     TensorDictPrimer,
@@ -378,6 +380,16 @@ def test_a_mask_that_the_state_spec_holds_is_refused():
     with pytest.raises(
         ConfigurationError, match=r"'action_mask' .* needed in the observation_spec"
     ):
+        make_group(make, [0])
+
+
+def test_a_mask_that_is_not_observed_is_refused():
+    def make(index):
+        renames = RenameTransform(["legal"], ["allowed"])
+        masks = ActionMask(mask_key="legal")
+        return TransformedEnv(MaskedCountingEnv(index, "legal"), Compose(masks, renames))
+
+    with pytest.raises(ConfigurationError, match=r"reads 'legal', .* \['allowed', 'place'\]"):
         make_group(make, [0])
 
 
