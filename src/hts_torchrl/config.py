@@ -57,6 +57,8 @@ class ActionSpec:
     """Where the environment reads it, and the policy writes it."""
     parts: dict[Key, ActionSpec] = field(default_factory=dict)
     """What it joins, by the environment's names; empty for an action that is one by itself."""
+    mask: Key | None = None
+    """Where TorchRL's ``ActionMask`` reads which actions are allowed, if there is one."""
 
     @property
     def num_draws(self) -> int:
@@ -66,7 +68,12 @@ class ActionSpec:
 
     @property
     def mask_key(self) -> Key:
-        """Where an observation tells which actions are allowed: ``action_mask``, beside the key."""
+        """Where an observation tells which actions are allowed: ``action_mask``, beside the key.
+
+        An ``ActionMask`` of TorchRL's may name another.
+        """
+        if self.mask is not None:
+            return self.mask
         return "action_mask" if isinstance(self.key, str) else (*self.key[:-1], "action_mask")
 
 

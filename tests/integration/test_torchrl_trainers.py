@@ -19,7 +19,13 @@ from torchrl.modules import (
 from torchrl.objectives import ClipPPOLoss, DQNLoss, SACLoss, SoftUpdate
 from torchrl.trainers.algorithms import DQNTrainer, PPOTrainer, SACTrainer
 
-from hts_torchrl import GymEnvs, HTSCollector, env_spec_of, make_actor_critic
+from hts_torchrl import (
+    ConfigurationError,
+    GymEnvs,
+    HTSCollector,
+    env_spec_of,
+    make_actor_critic,
+)
 
 pytestmark = [
     pytest.mark.processes,
@@ -120,3 +126,17 @@ def test_ppo():
         replay_buffer=replay(sampler=SamplerWithoutReplacement()),
     )  # fmt: skip
     assert collector.versions == [0, 0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("buffer", [None, "of the trainer", "of both"])
+def test_asynchronous_collection_is_refused_in_one_line(buffer):
+    policy = make_actor_critic("mlp", env_spec_of(CARTPOLE))
+    actor, critic = policy.get_policy_operator(), policy.get_value_operator()
+    rows = None if buffer is None else replay(sampler=SamplerWithoutReplacement())
+    collector = collect(CARTPOLE, actor, replay_buffer=rows if buffer == "of both" else None)
+    with pytest.raises(ConfigurationError, match="replay_buffer"):
+        train(
+            PPOTrainer, collector, ClipPPOLoss(actor, critic), replay_buffer=rows,
+            async_collection=True,
+        )  # fmt: skip
+    collector.shutdown()

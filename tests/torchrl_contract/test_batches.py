@@ -207,6 +207,17 @@ class TestEnds:
         assert digest(limited) == digest(play(collect(max_frames_per_traj=4)))
         assert digest(limited) != digest(plain)
 
+    def test_each_function_of_a_list_may_have_arguments_of_its_own(self):
+        limits = [{"limit": 2 + index} for index in range(ENVS)]
+        (batch, *_) = play(collect([make_env] * ENVS, create_env_kwargs=limits))
+        first = batch["next", "done"][..., 0].int().argmax(1)
+        assert first.tolist() == [1 + index for index in range(ENVS)]
+
+    @pytest.mark.parametrize("given", [[{"limit": 4}], "limit", [4] * 3])
+    def test_arguments_of_another_form_are_refused(self, given):
+        with pytest.raises(ConfigurationError, match=r"a dict is needed, .* are 3 here"):
+            collect([make_env] * 3, create_env_kwargs=given)
+
     def test_arguments_for_an_environment_that_is_made_already_are_refused(self):
         with pytest.raises(ConfigurationError, match="create_env_kwargs of a GymEnv; a function"):
             collect(GymEnv("CartPole-v1"), create_env_kwargs={"device": "cpu"})

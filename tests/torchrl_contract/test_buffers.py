@@ -33,6 +33,7 @@ def test_a_batch_is_there_when_the_iterator_has_returned():
     collector = collect(replay_buffer=kept)
     for number, _ in enumerate(collector, 1):
         assert len(kept) == kept.write_count == collector.stats()["frames"] == 60 * number
+        assert collector.getattr_rb("write_count") == 60 * number
 
 
 def test_next_returns_none_and_extends_the_buffer():

@@ -7,7 +7,7 @@ from tensordict import TensorDict
 from tensordict.nn import NormalParamExtractor, TensorDictModule
 from torch import distributions as d
 from torch import nn
-from torchrl.data import Bounded, Categorical, Unbounded
+from torchrl.data import Bounded, Categorical, Composite, OneHot, Unbounded
 from torchrl.envs import (
     CatFrames,
     Compose,
@@ -60,6 +60,10 @@ class TestFunctions:
 
         (batch, *_) = rounds(policy)
         assert torch.equal(batch["angle"], batch["observation"][..., 2:3])
+
+    def test_one_that_returns_something_else_is_refused_in_one_line(self):
+        with pytest.raises(ConfigurationError, match="a function, and returned a Tensor: a Tens"):
+            rounds(lambda tensordict: tensordict["observation"][..., 0])
 
     @pytest.mark.processes
     def test_actors_in_processes_answer_the_same(self):
@@ -228,6 +232,35 @@ class TestRandomPolicy:
         policy = RandomPolicy()
         HTSCollector(make_pendulum, policy, **SMALL).shutdown()
         assert policy.action_spec == Bounded(-2, 2, (1,))
+
+    @pytest.mark.parametrize(
+        ("create", "spec"),
+        [
+            (make_pendulum, Bounded(-1, 2, (1,))),
+            (make_pendulum, Bounded(-2, 2, (3,))),
+            (make_pendulum, Composite(action=Bounded(-2, 1, (1,)))),
+            (make_cartpole, Categorical(1)),
+            (make_cartpole, OneHot(3)),
+            (Walker, Bounded(-1, 1, (1,))),
+        ],
+    )
+    def test_a_spec_of_other_actions_is_refused_and_not_ignored(self, create, spec):
+        with pytest.raises(
+            ConfigurationError, match=r"^the RandomPolicy's spec is .* all of these"
+        ):
+            HTSCollector(create, RandomPolicy(spec), **SMALL)
+
+    @pytest.mark.parametrize(
+        ("create", "spec"),
+        [
+            (make_pendulum, Bounded(-2, 2, (4, 1))),
+            (make_pendulum, Composite(action=Bounded(-2, 2, (1,), dtype=torch.float64))),
+            (make_cartpole, Categorical(2)),
+            (make_cartpole, OneHot(2)),
+        ],
+    )
+    def test_a_spec_of_the_environments_actions_in_another_form_is_not(self, create, spec):
+        HTSCollector(create, RandomPolicy(spec), **SMALL).shutdown()
 
 
 def test_entries_of_private_names_are_left_out_of_batches_and_of_zeros_alike():

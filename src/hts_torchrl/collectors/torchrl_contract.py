@@ -146,6 +146,20 @@ class ContractCollector(OnePolicyCollector):
             "'full_action_spec' are known"
         )
 
+    def getattr_rb(self, attr: str) -> Any:  # noqa: ANN401
+        """Return an attribute of the replay buffer.
+
+        Raises:
+            ConfigurationError: if the collector has none, as TorchRL's trainers ask for one that
+                ``start()`` fills.
+        """
+        if self.replay_buffer is None:
+            raise ConfigurationError(
+                f"getattr_rb({attr!r}): the collector has no replay_buffer, and no start() fills "
+                "one; leave async_collection=True out, as rounds are collected meanwhile anyway"
+            )
+        return getattr(self.replay_buffer, attr)
+
     def enable_profile(self, **settings: Any) -> None:  # noqa: ANN401
         """Profile rounds as TorchRL does, with everything in this process only.
 

@@ -32,8 +32,9 @@ class TorchRLSettings:
     """of actors and batches, unless ``policy_device`` or ``storing_device`` says it."""
     storing_device: Device | None = None
     """where batches lie."""
-    create_env_kwargs: dict[str, Any] | None = None
-    """arguments by keyword for the function, or functions, that make environments."""
+    create_env_kwargs: dict[str, Any] | list[dict[str, Any]] | None = None
+    """arguments by keyword for the function, or functions, that make environments; or a list with
+    those of each function."""
     max_frames_per_traj: int | None = None
     """steps after which a game is truncated; None or less than 1 is no limit."""
     exploration_type: InteractionType | None = InteractionType.RANDOM

@@ -95,13 +95,16 @@ class Limited:
 
 
 def arranged(
-    create_env_fn: CreateEnv | EnvFactory, kwargs: Mapping[str, Any] | None, most_steps: int | None
+    create_env_fn: CreateEnv | EnvFactory,
+    kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None,
+    most_steps: int | None,
 ) -> CreateEnv | EnvFactory:
     """Return what makes the same environments with further arguments, and a limit of their games.
 
     Args:
         create_env_fn: what makes them.
-        kwargs: arguments by keyword; None or none at all leaves it as it is.
+        kwargs: arguments by keyword, of all functions or a list with those of each; None or none
+            at all leaves it as it is.
         most_steps: after which a game is truncated; None or less than 1 is no limit.
 
     Raises:
@@ -119,7 +122,13 @@ def arranged(
     given: Any = create_env_fn
     makers: list[Any] = list(given) if _is_list(given) else [given]
     if kwargs:
-        makers = [_with_kwargs(maker, kwargs) for maker in makers]
+        several: list[Any] = list(kwargs) if _is_list(kwargs) else [kwargs] * len(makers)
+        if len(several) != len(makers) or not all(isinstance(each, Mapping) for each in several):
+            raise ConfigurationError(
+                f"create_env_kwargs of type {type(kwargs).__name__}; a dict is needed, or a list "
+                f"with one for each function of create_env_fn, which are {len(makers)} here"
+            )
+        makers = list(map(_with_kwargs, makers, several))
     if limit is not None:
         makers = [Limited(maker, limit) for maker in makers]
     return makers if _is_list(given) else makers[0]

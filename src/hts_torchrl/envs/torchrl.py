@@ -175,7 +175,10 @@ def spec_of_one(env: EnvBase) -> EnvSpec:
     _require_one_game(env)
     primers = [layer for layer in layers_of(env) if is_a(layer, "torchrl.TensorDictPrimer")]
     if primers and env.batch_size:
-        raise ConfigurationError("a TensorDictPrimer of a batch: give it to each environment")
+        raise ConfigurationError(
+            "a TensorDictPrimer of a batch: leave it out where a module of the policy has it, as "
+            "torchrl's LSTMModule and GRUModule do, or give it to each environment"
+        )
     filled = {key: value for primer in primers for key, value in primer_values(primer)}
     observations = {
         key: _observation_spec(key, spec)
@@ -187,6 +190,11 @@ def spec_of_one(env: EnvBase) -> EnvSpec:
         raise ConfigurationError(
             f"{action.mask_key!r} is in the state_spec, of which torchrl's step_mdp hands on what "
             "was before the step: it is needed in the observation_spec"
+        )
+    if action.mask is not None and action.mask not in observations:
+        raise ConfigurationError(
+            f"an ActionMask reads {action.mask!r}, which is none of the observations "
+            f"{sorted(map(str, observations))}: policies need it there, under that name"
         )
     return EnvSpec(observations, action, MemorySpec(filled))
 
@@ -293,7 +301,10 @@ def _observation_spec(key: Key, spec: TensorSpec) -> ArraySpec:
 def _action_spec(env: EnvBase) -> ActionSpec:
     if len(env.action_keys) != 1:
         return joined(parts_of(env))
-    return replace(_action_of(env.full_action_spec_unbatched[env.action_key]), key=env.action_key)
+    key = env.action_key
+    masks = [layer.in_keys for layer in layers_of(env) if is_a(layer, "torchrl.ActionMask")]
+    mask = next((mask for masked, mask in masks if masked == key), None)
+    return replace(_action_of(env.full_action_spec_unbatched[key]), key=key, mask=mask)
 
 
 def parts_of(env: EnvBase) -> dict[Key, ActionSpec]:

@@ -16,6 +16,7 @@ from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor, nn
 from torch import distributions as d
+from torchrl.modules import Delta, TanhDelta
 
 from hts_torchrl.compat.lightning import must_leave
 from hts_torchrl.compat.torch import uncompiled
@@ -157,7 +158,8 @@ class PolicyModule(LightningModule):
             ``[N, T]``. An action has one log-probability, also where its numbers have one each.
 
         Raises:
-            ConfigurationError: if the policy has no critic, or values of another shape.
+            ConfigurationError: if the policy has no critic, or values of another shape; or if its
+                distributions leave nothing to chance.
         """
         inputs = self.observations(samples)
         if samples.ndim == 2:
@@ -173,6 +175,12 @@ class PolicyModule(LightningModule):
                 "for each observation, in a last dimension, as torchrl's ValueOperator gives it"
             )
         dist = result.distribution
+        if isinstance(dist, Delta | TanhDelta):
+            raise ConfigurationError(
+                f"the policy draws from a {type(dist).__name__}, which has one action alone: its "
+                "log-probability is infinite, and no gradient comes of it; a distribution with "
+                "chance, such as torchrl's TanhNormal, is needed"
+            )
         # torch's Normal by itself counts the numbers of an action apart.
         apart = len(dist.batch_shape) - samples.ndim
         if apart > 0:

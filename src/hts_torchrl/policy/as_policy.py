@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
 import torch
@@ -16,11 +16,13 @@ from tensordict.nn import (
 )
 from torch import nn
 from torch.nn.parameter import is_lazy
+from torchrl.data import Bounded, Categorical, Composite, OneHot, TensorSpec
 from torchrl.modules import AdditiveGaussianModule, EGreedyModule, RandomPolicy
 
 from hts_torchrl.compat.torch import uncompiled
-from hts_torchrl.config import IS_INIT, EnvSpec, Key
+from hts_torchrl.config import IS_INIT, ActionSpec, EnvSpec, Key
 from hts_torchrl.envs.action_spec import tensor_spec_of
+from hts_torchrl.envs.spaces import in_one_line
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.models.distributions import action_head, parameter_keys
 from hts_torchrl.policy.exploration import RandomActions
@@ -40,7 +42,7 @@ class FunctionPolicy(TensorDictModuleBase):
         spec: of the environment, whose observations it reads.
 
     Raises:
-        ConfigurationError: if it reads what it wrote in the step before.
+        ConfigurationError: if it reads what it wrote in the step before, or returns no TensorDict.
     """
 
     def __init__(self, function: Policy, spec: EnvSpec) -> None:
@@ -63,7 +65,13 @@ class FunctionPolicy(TensorDictModuleBase):
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Add what the function writes, ``[B, ...]`` each."""
-        return tensordict.update(self.function(tensordict.copy()))
+        written = self.function(tensordict.copy())
+        if not isinstance(written, TensorDictBase | Mapping):
+            raise ConfigurationError(
+                f"the policy is a function, and returned a {type(written).__name__}: a TensorDict "
+                "with the action is needed"
+            )
+        return tensordict.update(written)
 
 
 def as_policy(policy: Policy, spec: EnvSpec) -> TensorDictModuleBase:
@@ -87,6 +95,7 @@ def as_policy(policy: Policy, spec: EnvSpec) -> TensorDictModuleBase:
     if isinstance(policy, RandomPolicy):
         if policy.action_spec is None:
             policy.action_spec = tensor_spec_of(spec.action)
+        _require_all_actions(policy.action_spec, spec.action)
         return RandomActions(spec)
     if not callable(policy):
         raise ConfigurationError(
@@ -125,6 +134,32 @@ def as_policy(policy: Policy, spec: EnvSpec) -> TensorDictModuleBase:
     )
     initialise(whole, spec)
     return whole
+
+
+def _require_all_actions(drawn: TensorSpec, action: ActionSpec) -> None:
+    """Refuse a RandomPolicy's spec of other actions than the environment's, which are drawn.
+
+    Raises:
+        ConfigurationError: showing both.
+    """
+    leaves = [*drawn.values(True, True)] if isinstance(drawn, Composite) else [drawn]
+    for leaf in leaves if len(leaves) == 1 else ():
+        same = True
+        if isinstance(leaf, Bounded) and action.kind == "continuous":
+            bounds = ((leaf.space.low, action.low), (leaf.space.high, action.high))
+            same = leaf.shape[-1:] == action.array.shape[-1:] and all(
+                theirs is not None
+                and torch.allclose(ours.double(), torch.as_tensor(theirs).double())
+                for ours, theirs in bounds
+            )
+        elif isinstance(leaf, Categorical | OneHot) and action.kind in ("discrete", "one_hot"):
+            same = getattr(leaf.space, "n", None) == action.sizes[0]
+        if not same:
+            raise ConfigurationError(
+                f"the RandomPolicy's spec is {in_one_line(leaf)}, but the environment's actions "
+                f"are those of {in_one_line(tensor_spec_of(action))}, and all of these are drawn: "
+                "leave its spec out, or give the environment's"
+            )
 
 
 def _reads_tensordict(module: nn.Module) -> bool:

@@ -16,6 +16,7 @@ _MOST_ELEMENTS = 2**58
 def spec_as_json(spec: EnvSpec) -> dict[str, Any]:
     """Return observations and actions as values that JSON has."""
     action = spec.action
+    mask = {} if action.mask is None else {"mask": _path(action.mask)}
     return {
         "observations": [
             {"key": _path(key), **_array_as_json(array)} for key, array in spec.observations.items()
@@ -27,6 +28,7 @@ def spec_as_json(spec: EnvSpec) -> dict[str, Any]:
             "sizes": list(action.sizes),
             "low": _bound_as_json(action.low),
             "high": _bound_as_json(action.high),
+            **mask,
         },
     }
 
@@ -53,7 +55,8 @@ def spec_from_json(spec: dict[str, Any]) -> EnvSpec:
     if has_numbers and (low is None or high is None or not (low <= high).all()):
         raise ValueError(f"actions from {action['low']} to {action['high']}")
     key = _key(action.get("key", ["action"]))  # files of version 0.1 have none
-    return EnvSpec(observations, ActionSpec(kind, array, sizes, low, high, key))
+    mask = _key(action["mask"]) if "mask" in action else None
+    return EnvSpec(observations, ActionSpec(kind, array, sizes, low, high, key, mask=mask))
 
 
 def _numbers_beside(sizes: tuple[int, ...], array: ArraySpec) -> ArraySpec:

@@ -13,8 +13,10 @@ from torchrl.data import (
     Unbounded,
 )
 from torchrl.envs import (
+    Compose,
     EnvBase,
     GymEnv,
+    RenameTransform,
     SerialEnv,
     StepCounter,
     TensorDictPrimer,
@@ -352,13 +354,14 @@ def test_an_exception_names_the_environment_and_the_call(monkeypatch, call, name
 class MaskedCountingEnv(CountingEnv):
     """Forbids the action ``step % 4``."""
 
-    def __init__(self, index: int) -> None:
+    def __init__(self, index: int, mask_key: str = "action_mask") -> None:
         super().__init__(index)
-        mask = Composite(action_mask=Binary(4, dtype=torch.bool))
+        self.mask_key = mask_key
+        mask = Composite({mask_key: Binary(4, dtype=torch.bool)})
         self.observation_spec = self.observation_spec.clone().update(mask)
 
     def _masked(self, tensordict):
-        return tensordict.set("action_mask", torch.arange(4) != self.steps % 4)
+        return tensordict.set(self.mask_key, torch.arange(4) != self.steps % 4)
 
     def _reset(self, tensordict=None, **_):
         return self._masked(super()._reset(tensordict))
@@ -380,20 +383,33 @@ def test_a_mask_that_the_state_spec_holds_is_refused():
         make_group(make, [0])
 
 
-def test_what_torchrls_mask_forbids_is_not_done():
+def test_a_mask_that_is_not_observed_is_refused():
     def make(index):
-        return TransformedEnv(MaskedCountingEnv(index), ActionMask())
+        renames = RenameTransform(["legal"], ["allowed"])
+        masks = ActionMask(mask_key="legal")
+        return TransformedEnv(MaskedCountingEnv(index, "legal"), Compose(masks, renames))
+
+    with pytest.raises(ConfigurationError, match=r"reads 'legal', .* \['allowed', 'place'\]"):
+        make_group(make, [0])
+
+
+@pytest.mark.parametrize("key", ["action_mask", "legal"])
+@pytest.mark.parametrize("random_frames", [0, 32])
+def test_what_torchrls_mask_forbids_is_not_done(key, random_frames):
+    def make(index):
+        return TransformedEnv(MaskedCountingEnv(index, key), ActionMask(mask_key=key))
 
     spec = make_group(make, [0]).spec
-    assert spec.action_mask == "action_mask"
+    assert spec.action_mask == key
     policy = make_actor_critic("mlp", spec)
     collector = HTSCollector(
-        make, policy, num_envs=2, num_actors=0, frames_per_batch=16, total_frames=64
-    )
+        make, policy, num_envs=2, num_actors=0, frames_per_batch=16, total_frames=64,
+        init_random_frames=random_frames,
+    )  # fmt: skip
     for batch in collector:
         forbidden = batch["place"][..., 2].long() % 4
         assert (batch["action"] != forbidden).all()
-        assert (batch["action_mask"].int().argmin(-1) == forbidden).all()
+        assert (batch[key].int().argmin(-1) == forbidden).all()
         collector.update_policy_weights_()
     collector.shutdown()
 

@@ -176,7 +176,7 @@ def test_games_of_a_batch_have_the_limit_that_is_asked_for():
             lambda: TransformedEnv(
                 SerialEnv(2, cart_pole), TensorDictPrimer(h=Unbounded((8,)), expand_specs=True)
             ),
-            "TensorDictPrimer of a batch",
+            "TensorDictPrimer of a batch: leave it out where a module of the policy has it",
         ),
     ],
 )

@@ -21,8 +21,10 @@ from torchrl.data import Bounded
 from torchrl.envs import ExplorationType, set_exploration_type
 from torchrl.modules import (
     ActorCriticWrapper,
+    Delta,
     ProbabilisticActor,
     SafeSequential,
+    TanhDelta,
     ValueOperator,
 )
 
@@ -570,6 +572,23 @@ def with_critic(critic):
 def test_a_setting_that_does_not_fit_the_environment_is_refused(make, message):
     with pytest.raises(ConfigurationError, match=message):
         watched_fit(make(), cartpole())
+
+
+@pytest.mark.parametrize("distribution", [Delta, TanhDelta])
+@pytest.mark.parametrize("learner_class", [A2C, PPO])
+def test_a_policy_without_chance_is_refused_and_not_learned_from(learner_class, distribution):
+    actor = ProbabilisticActor(
+        TensorDictModule(nn.Linear(3, 1), ["observation"], ["param"]),
+        in_keys=["param"],
+        distribution_class=distribution,
+        return_log_prob=True,
+    )
+    policy = ActorCriticWrapper(actor, ValueOperator(nn.Linear(3, 1)))
+    before = flat(policy).clone()
+    message = f"the policy draws from a {distribution.__name__}, which has one action alone"
+    with pytest.raises(ConfigurationError, match=message):
+        watched_fit(learner_class(policy), cartpole(env=GymEnvs("Pendulum-v1")))
+    assert torch.equal(flat(policy), before)
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated")

@@ -108,6 +108,15 @@ class TestRoundTrip:
         assert loaded.in_keys == policy.in_keys == [("agent", "vector")]
         assert loaded.dist_sample_keys == [key]
 
+    def test_a_mask_of_another_name_comes_back(self, place):
+        action = ActionSpec("discrete", ArraySpec((), np.dtype(np.int64)), (4,), mask="legal")
+        mask, seen = ArraySpec((4,), np.dtype(bool)), ArraySpec((5,), np.dtype(np.float32))
+        spec = EnvSpec({"place": seen, "legal": mask}, action)
+        save_policy(make_actor_critic("mlp", spec), place, spec=spec, network="mlp")
+        allowed = (torch.arange(4) == 2).expand(64, 4)
+        rows = TensorDict({"place": torch.randn(64, 5), "legal": allowed}, [64])
+        assert load_policy(place)(rows)["action"].tolist() == [2] * 64
+
     def test_loading_draws_no_random_number(self, place):
         save(place)
         before = torch.get_rng_state()
