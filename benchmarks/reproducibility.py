@@ -8,8 +8,8 @@ torch, and the settings that its documents recommend for reproducibility. After 
 prints a SHA-256 digest of all its weights. Runs come one after another, each in fresh processes.
 
 - *again*: two runs with one seed, or three where processes run side by side; with 1 worker and with
-  4; and 4 workers beside 1.
-- *load*: a run beside a busy process, compared with one without it.
+  4; and 4 workers and 1.
+- *load*: a run next to a busy process, compared with one without it.
 - *resume*: a run that was stopped after half its updates and went on from its own checkpoint in
   new processes, compared with one that was not stopped.
 - *libraries*, of this project alone, with its serial twin: other threads, and other kernels of the

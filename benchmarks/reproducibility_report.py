@@ -106,7 +106,7 @@ def row(runs: Runs, system: str, task: str, workers: Sequence[int]) -> dict[str,
     cells = {}
     for count in workers:
         cells[f"again, {count} w"] = verdict(of(count, IDLE))
-    cells[f"{many} w beside {few} w"] = verdict([*of(few, IDLE)[:1], *of(many, IDLE)[:1]])
+    cells[f"{many} w and {few} w"] = verdict([*of(few, IDLE)[:1], *of(many, IDLE)[:1]])
     for count in workers:
         compared = of(count, LOADED)
         cells[f"loaded, {count} w"] = verdict([*of(count, IDLE)[:1], *compared] if compared else [])

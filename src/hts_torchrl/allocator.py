@@ -15,7 +15,7 @@ def keep_freed_memory() -> bool:
 
     A network's activations are tens of megabytes, allocated and freed in every pass. glibc gives
     such blocks back at once, and the system clears every page again when the next pass asks for
-    it: a fifth of an Atari learner's time on a CPU (docs/performance.md). The process stays as
+    it. ``python benchmarks/overhead.py --only parts`` measures it. The process stays as
     large as it was at its largest.
 
     Returns:

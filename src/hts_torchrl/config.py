@@ -52,7 +52,9 @@ class ActionSpec:
     array: ArraySpec
     sizes: tuple[int, ...] = ()
     low: Array | None = None
+    """Lower bounds of the numbers, float32; None where there are none."""
     high: Array | None = None
+    """Upper bounds, likewise."""
     key: Key = "action"
     """Where the environment reads it, and the policy writes it."""
     parts: dict[Key, ActionSpec] = field(default_factory=dict)

@@ -44,25 +44,27 @@ class HTSCollector(ContractCollector):
             optimizer.step()
             collector.update_policy_weights_()
 
-    A batch is a ``TensorDict[N, T]`` (N environments, T steps, the last dimension named ``time``)
-    with the observation, all ``out_keys`` of the policy (such as the action, ``action_log_prob``
-    ``[N, T]``, ``state_value`` ``[N, T, 1]`` and the distribution's parameters), ``reward``,
-    ``done``, ``terminated``, ``truncated`` ``[N, T, 1]`` and the true next observation under
-    ``next``, also where an episode ended; beside them ``("next", "episode_reward")`` and
-    ``("next", "step_count")`` (raw score and steps of the game so far), ``("next",
-    "episode_end")``, ``("collector", "traj_ids")`` and ``("collector", "policy_version")`` (updates
-    in the acting weights), int64 ``[N, T]``.
-    What a policy remembers is there as it was read, and under ``next`` as it was written, with
-    ``is_init`` for a policy that reads it.
-    It is yours to keep, unless ``clone=False`` asks for a view.
-    What a Gymnasium environment returns as ``info`` is not kept: wrap what is needed of it into the
-    observation.
+    A batch is a ``TensorDict[N, T]`` (N environments, T steps, the last dimension named ``time``):
+
+    - the observation, and all ``out_keys`` of the policy: the action, ``action_log_prob`` float32
+      ``[N, T]``, ``state_value`` float32 ``[N, T, 1]``, the distribution's parameters and others;
+    - ``done``, ``terminated`` and ``truncated``, bool ``[N, T, 1]``, here and under ``next``;
+    - under ``next`` the true next observation, also where an episode ended, ``reward`` and
+      ``episode_reward`` (raw score of the game so far), float32, ``step_count`` (steps of the game
+      so far), int64, and ``episode_end``, bool, ``[N, T, 1]`` each;
+    - ``("collector", "traj_ids")`` and ``("collector", "policy_version")`` (updates in the acting
+      weights), int64 ``[N, T]``;
+    - a policy's memory as it was read, and under ``next`` as it was written, with ``is_init``, bool
+      ``[N, T, 1]``, for a policy that reads it.
+
+    It is yours to keep, unless ``clone=False`` asks for a view. What a Gymnasium environment
+    returns as ``info`` is not kept: wrap what is needed of it into the observation.
 
     The same seed gives the same bits whatever ``num_actors``, ``envs_per_executor``,
     ``step_barrier``, ``start_method`` and timing.
 
-    An argument of TorchRL's ``Collector`` that is not below may be given with the values that say
-    what happens anyway, and is refused with others.
+    An argument of TorchRL's ``Collector`` that is not listed may be given with values that change
+    nothing here, and is refused with others.
 
     Args:
         create_env_fn: an environment factory (``AtariEnvs``, ``GymEnvs``); or a function returning

@@ -21,21 +21,23 @@ CreateEnv: TypeAlias = Callable[..., Any] | Sequence[Callable[..., Any]]
 
 @dataclass
 class Transition:
-    """What one step of a group brought.
-
-    ``observation`` is what the step led to, also where the episode ended; ``next_observation`` is
-    what to act on next, the first of a new episode where one ended. ``reward`` is what the agent
-    learns from, ``score`` the game's own. ``episode_end`` marks whole games: a lost life may be
-    ``terminated`` without it.
-    """
+    """What one step of a group brought, for its G environments."""
 
     observation: Observation
+    """What the step led to, also where the episode ended: for each key ``[G, *shape]``, with shape
+    and dtype of :attr:`EnvSpec.observations`."""
     next_observation: Observation
+    """What to act on next, in the same form: the first of a new episode where one ended."""
     reward: Array
+    """What the agent learns from, float32 ``[G]``."""
     score: Array
+    """The game's own reward, float32 ``[G]``."""
     terminated: Array
+    """Bool ``[G]``."""
     truncated: Array
+    """Bool ``[G]``."""
     episode_end: Array
+    """Ends of whole games, bool ``[G]``: a lost life may be ``terminated`` without it."""
 
 
 class EnvGroup(Protocol):
@@ -56,11 +58,22 @@ class EnvGroup(Protocol):
     spec: EnvSpec
 
     def reset(self, seeds: Sequence[int]) -> Observation:
-        """Seed and reset every environment; called once, before any step."""
+        """Seed and reset every environment; called once, before any step.
+
+        Args:
+            seeds: one for each environment.
+
+        Returns:
+            What they observe: for each key ``[G, *shape]``.
+        """
         ...
 
     def step(self, actions: Array) -> Transition:
-        """Step every environment; the arrays are valid until the next call."""
+        """Step every environment; the arrays are valid until the next call.
+
+        Args:
+            actions: ``[G, *shape]``, with shape and dtype of :attr:`ActionSpec.array`.
+        """
         ...
 
     def render(self) -> Array:
@@ -86,7 +99,15 @@ class SeededGroup(EnvGroup, Protocol):
     """Asked for the seed of an environment whose game has ended; None goes on without another."""
 
     def restart(self, rows: Sequence[int], seeds: Sequence[int]) -> Observation:
-        """Begin new games in the environments ``rows``; returns what all of them observe."""
+        """Begin new games in some environments.
+
+        Args:
+            rows: of these environments in the group, 0 to G - 1.
+            seeds: one for each of them.
+
+        Returns:
+            What all G environments observe: for each key ``[G, *shape]``.
+        """
         ...
 
 

@@ -37,8 +37,8 @@ class ActorCritic(ActorValueOperator):
     """Policy and value of an observation, or of several, over a common trunk or over two.
 
     To TorchRL it is an ``ActorValueOperator`` (``get_policy_operator``, ``get_value_operator``);
-    :meth:`heads` runs the same modules once without the TensorDict between them, which costs a
-    tenth. Where the environment has an observation ``action_mask``, what it forbids has
+    :meth:`heads` runs the same modules once without the TensorDict between them, which is
+    faster. Where the environment has an observation ``action_mask``, what it forbids has
     probability 0; the trunk does not read it.
 
     Args:

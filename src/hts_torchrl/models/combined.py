@@ -39,6 +39,7 @@ class CombinedTrunk(nn.Module):
         self.vector = vector
         parts: list[Any] = [*pictures, *([] if vector is None else [vector])]
         self.out_features = sum(int(part.out_features) for part in parts)
+        self.reads_sequences = all(getattr(part, "reads_sequences", False) for part in parts)
         self._observations = list(observations)
 
     def forward(self, *observations: Tensor) -> Tensor:

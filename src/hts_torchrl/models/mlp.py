@@ -17,6 +17,8 @@ class MLP(nn.Sequential):
     There may be more dimensions before the observation's own, as TorchRL's losses bring them.
     """
 
+    reads_sequences = True
+
     def __init__(self, shape: Sequence[int], width: int = 64) -> None:
         super().__init__(
             orthogonal(nn.Linear(math.prod(shape), width)),

@@ -131,6 +131,8 @@ class PixelTrunk(nn.Sequential):
         ConfigurationError: if the shape does not tell where the channels are.
     """
 
+    reads_sequences = True
+
     def __init__(self, convolutions: Sequence[nn.Module], shape: Sequence[int], width: int) -> None:
         # Flat before ReLU: its backward pass then reads two tensors of the same strides.
         body = nn.Sequential(*convolutions, nn.Flatten(), nn.ReLU())

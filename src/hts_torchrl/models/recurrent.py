@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal, TypeAlias, get_args
 
+from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn
 from torchrl.modules import GRUModule, LSTMModule
@@ -48,12 +49,27 @@ def make_memory(cell: Cell, width: int, *, of: str = "") -> LSTMModule | GRUModu
     return memory
 
 
+class TrunkModule(TensorDictModule):
+    """A trunk before a memory, called with ``[B, ...]`` also where the batch is of sequences.
+
+    Trunks with ``reads_sequences`` are called with ``[N, T, ...]`` as it is.
+    """
+
+    def forward(self, tensordict: TensorDictBase, **kwargs: Any) -> TensorDictBase:  # noqa: ANN401
+        """Write the features of all observations."""
+        if tensordict.ndim == 1 or getattr(self.module, "reads_sequences", False):
+            return super().forward(tensordict, **kwargs)
+        (key,) = self.out_keys
+        rows = super().forward(tensordict.select(*self.in_keys).reshape(-1))[key]
+        return tensordict.set(key, rows.reshape(*tensordict.shape, *rows.shape[1:]))
+
+
 def with_memory(
     cell: Cell, trunk: nn.Module, keys: list[Key], *, of: str = ""
 ) -> TensorDictSequential:
     """Return a trunk and what remembers its features, which write ``hidden``."""
     width = int(trunk.out_features)  # type: ignore[arg-type]
     return TensorDictSequential(
-        TensorDictModule(trunk, in_keys=keys, out_keys=[of + FEATURES]),
+        TrunkModule(trunk, in_keys=keys, out_keys=[of + FEATURES]),
         make_memory(cell, width, of=of),
     )

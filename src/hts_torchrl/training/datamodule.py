@@ -68,8 +68,8 @@ class HTSDataModule(LightningDataModule):
         total_frames: steps of the whole run. This, ``num_envs`` and ``frames_per_batch`` are those
             of all ranks together, and each rank has an equal share.
         collection: ``rounds`` is this project's; ``actors`` (IMPALA) and ``server`` (SEED RL) are
-            baselines that nobody waits for, with a learner for data of any age (``Impala``), on the
-            CPU and one rank; ``num_actors``, ``delay`` and ``step_barrier`` say nothing to them.
+            asynchronous baselines, for a learner of data of any age (``Impala``), on the CPU and
+            one rank; ``num_actors``, ``delay`` and ``step_barrier`` have no effect on them.
         policy_device: where actors compute; None is where the learner does.
         cudagraph_policy: replay each pass of an actor as one CUDA graph, where actors compute on a
             GPU; the bits are those of a pass without.

@@ -39,11 +39,17 @@ class Evaluation:
     """
 
     create_env_fn: CreateEnv | EnvFactory
+    """As :class:`HTSCollector` takes it."""
     episodes: int
+    """Number of games."""
     seed: int
+    """Decides environments and draws."""
     greedy: bool = False
+    """Play the likeliest action instead of a drawn one."""
     precision: Precision = "32-true"
+    """Of the policy's passes, in Lightning's words."""
     device: str = "cpu"
+    """Where they are computed."""
 
     def run(
         self, policy: nn.Module, after_step: Callable[[], None] = lambda: None
@@ -53,6 +59,10 @@ class Evaluation:
         Args:
             policy: is copied; nothing of it changes.
             after_step: is called after each step, and may raise.
+
+        Returns:
+            ``scores``, float64 ``[episodes]``, the raw score of each game; and ``lengths``, int64
+            ``[episodes]``, its steps.
         """
         scores = np.zeros(self.episodes, np.float64)
         lengths = np.zeros(self.episodes, np.int64)
@@ -128,7 +138,9 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class EpisodeScores:
-    """Raw score and length in steps of each game."""
+    """What an evaluation found."""
 
     scores: Array
+    """Raw score of each game, float64 ``[episodes]``."""
     lengths: Array
+    """Its steps, int64 ``[episodes]``."""

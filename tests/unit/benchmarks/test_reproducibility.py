@@ -142,7 +142,7 @@ class TestTable:
         assert report.row(runs, "sf", "cartpole", (1, 4)) == {
             "again, 1 w": "**same** (2 runs)",
             "again, 4 w": "update 3 of 4",
-            "4 w beside 1 w": "**same** (2 runs)",
+            "4 w and 1 w": "**same** (2 runs)",
             "loaded, 1 w": "update 4 of 4",
             "loaded, 4 w": "-",
             "resumed, 1 w": "update 3 of 4",
