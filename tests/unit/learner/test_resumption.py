@@ -28,6 +28,15 @@ def stopped(folder, learner, rounds=ROUNDS, **trainer):
     return folder / f"step={DONE * (learner.parts_per_round if rounds == ROUNDS else 1)}.ckpt"
 
 
+def test_weights_alone_are_refused(tmp_path):
+    saving = ModelCheckpoint(tmp_path, filename="weights", save_weights_only=True)
+    watched_fit(A2C(), cartpole(DONE), callbacks=[saving], enable_checkpointing=True)
+    with pytest.raises(ConfigurationError, match=r"weights alone, as .*save_weights_only=True"):
+        watched_fit(A2C(), cartpole(ROUNDS), tmp_path / "weights.ckpt")
+    learner = A2C.load_from_checkpoint(tmp_path / "weights.ckpt")
+    assert watched_fit(learner, cartpole(DONE)).updates == [DONE, DONE + 1]
+
+
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
     """Of A2C with a delay of 1, on 4 environments."""
