@@ -86,6 +86,8 @@ class RoundModule(PolicyModule):
         self._draws = SeededDraws(inspects=False, watches=False)
         self._interrupt = DeferredInterrupt()
         self._round_open = False
+        self._learns = False
+        """Whether ``learning_from`` was given a part since the last step of the optimiser."""
         self._stepped_on: RoundSlice | None = None
         """The part whose gradient an optimiser has been given."""
         self._round_start: RoundStart | None = None
@@ -124,7 +126,7 @@ class RoundModule(PolicyModule):
         if self.resumption is not None:
             self.resumption.place_loops()
         self._weights = DelayedWeights(self.actor_critic)
-        self._round_open = False
+        self._round_open = self._learns = False
         self._stepped_on = None
         self._head = probabilistic_module(self.actor_critic)
 
@@ -182,7 +184,7 @@ class RoundModule(PolicyModule):
         if part is self._stepped_on:
             name = type(self.trainer.optimizers[0]).__name__
             raise ConfigurationError(f"optimizer {name}: {COMPUTES_AGAIN}")
-        self.part = part
+        self.part, self._learns = part, True
         seed = update_seed(self.seed, self.updates, part.index, self.global_rank)
         few = partial(self._few_observations, part.round)
         with self._draws.seeded(seed, self.actor_critic, few, self.device):
@@ -223,7 +225,15 @@ class RoundModule(PolicyModule):
 
         What the first weights collected was not normalised yet. Its gradients would lead away from
         what the same weights mean once statistics scale their inputs.
+
+        Raises:
+            ConfigurationError: if ``training_step`` has not used ``learning_from``.
         """
+        if not self._learns:
+            raise ConfigurationError(
+                f"{type(self).__name__}.training_step: a part of a round is learned from within "
+                "`with self.learning_from(part):`, also one of which it returns None"
+            )
         require_finite_gradients(
             self,
             optimizer,
@@ -253,7 +263,7 @@ class RoundModule(PolicyModule):
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
         """Step, and end the round after its last part: before a callback saves a checkpoint."""
         super().optimizer_step(*args, **kwargs)
-        self._stepped_on = None
+        self._stepped_on, self._learns = None, False
         if self.part.is_last:
             self.on_round_end()
             self.update_statistics()

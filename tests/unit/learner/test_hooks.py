@@ -7,7 +7,7 @@ from hts_torchrl import A2C, PPO, PQN, Impala, RoundModule, make_actor_critic
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.learner.base import Learner
 from hts_torchrl.learner.hooks import needed_hooks
-from tests.fits import cartpole, watched_fit
+from tests.fits import cartpole, quiet_trainer, watched_fit
 
 ALL_LEARNERS_NEED = {
     "configure_model",
@@ -190,3 +190,22 @@ def test_a_round_that_a_subclass_ends_without_a_step_is_refused_by_name():
 
     with pytest.raises(ConfigurationError, match=r"^Skips\.optimizer_step: a round ends with a"):
         watched_fit(Skips(), cartpole())
+
+
+@pytest.mark.filterwarnings("ignore:`training_step` returned `None`")
+@pytest.mark.parametrize("without", [0, 1])
+def test_a_part_that_is_not_learned_from_as_such_is_refused_by_name(without):
+    class Forgets(RoundModule):
+        def training_step(self, part, index):
+            if index == without:
+                return None
+            with self.learning_from(part):
+                samples = part.round.reshape(-1).select("observation")
+                return self.evaluate(samples)[1].square().mean()
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.policy.parameters(), 0.1)
+
+    message = r"^Forgets\.training_step: .*self\.learning_from\(part"
+    with pytest.raises(ConfigurationError, match=message):
+        quiet_trainer().fit(Forgets(), cartpole())
