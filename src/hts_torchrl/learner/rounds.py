@@ -190,6 +190,7 @@ class RoundModule(PolicyModule):
         with self._draws.seeded(seed, self.actor_critic, few, self.device):
             if part.is_first:
                 self._begin_round(part.round)
+            self._weights.add_unfrozen()  # a callback may unfreeze between two parts
             yield
 
     def _few_observations(self, batch: TensorDictBase) -> dict[Key, Tensor]:
