@@ -96,6 +96,7 @@ def as_policy(policy: Policy, spec: EnvSpec) -> TensorDictModuleBase:
     if not isinstance(policy, nn.Module):
         return FunctionPolicy(policy, spec)
     policy = uncompiled(policy)
+    _refuse_wrapper(policy)
     if _reads_tensordict(policy):
         return FunctionPolicy(policy, spec)
     _complete(policy, spec)
@@ -125,6 +126,21 @@ def as_policy(policy: Policy, spec: EnvSpec) -> TensorDictModuleBase:
     )
     initialise(whole, spec)
     return whole
+
+
+def _refuse_wrapper(module: nn.Module) -> None:
+    """Refuse what hands any arguments on to a TensorDict policy, as Fabric and DDP wrap one."""
+    children = [*module.children()]
+    if isinstance(module, TensorDictModuleBase) or len(children) != 1:
+        return
+    kinds = {each.kind for each in inspect.signature(module.forward).parameters.values()}
+    hands_on = kinds <= {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
+    if hands_on and isinstance(children[0], TensorDictModuleBase):
+        raise ConfigurationError(
+            f"policy of type {type(module).__name__}: actors call the modules of the "
+            f"{type(children[0]).__name__} in it one by one, and what wraps it would do nothing; "
+            "give that policy itself"
+        )
 
 
 def _reads_tensordict(module: nn.Module) -> bool:
