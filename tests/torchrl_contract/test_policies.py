@@ -3,6 +3,7 @@
 import gymnasium
 import pytest
 import torch
+from lightning.fabric import Fabric
 from tensordict import TensorDict
 from tensordict.nn import NormalParamExtractor, TensorDictModule
 from torch import distributions as d
@@ -288,3 +289,11 @@ def test_an_actor_of_several_steps_is_refused_in_one_line():
 def test_a_policy_is_tried_whether_it_is_trusted_or_not(trusted):
     with pytest.raises(ConfigurationError, match="does not fit the environment"):
         rounds(nn.Linear(3, 2), trust_policy=trusted)
+
+
+def test_a_policy_that_fabric_has_wrapped_is_refused_by_name():
+    inner = TensorDictModule(nn.Linear(4, 2), ["observation"], ["logits"])
+    policy = ProbabilisticActor(inner, ["logits"], distribution_class=d.Categorical)
+    wrapped = Fabric(accelerator="cpu", devices=1).setup(policy)
+    with pytest.raises(ConfigurationError, match=r"^policy of type _FabricModule: .* itself$"):
+        rounds(wrapped)

@@ -224,6 +224,7 @@ def _load_weights(
     if ckpt_path is None:
         raise ConfigurationError(f"{command} needs --ckpt_path")
     model.prepare_policy(datamodule)
+    model.configure_model()  # what a subclass builds beside the policy
     checkpoint = torch.load(ckpt_path, map_location="cpu", weights_only=weights_only)
     model.on_load_checkpoint(checkpoint)
-    model.load_state_dict(checkpoint["state_dict"])
+    model.load_state_dict(checkpoint["state_dict"], strict=model.strict_loading)

@@ -23,6 +23,7 @@ __all__ = [
     "bfloat16_in_hardware",
     "compile_failure",
     "compile_settings",
+    "compiles_calls",
     "copy_all",
     "fused_adam",
     "hooks_of",
@@ -114,6 +115,11 @@ def bfloat16_in_hardware() -> bool:
     """Return whether this CPU computes in bfloat16 itself."""
     supported: bool = torch.ops.mkldnn._is_mkldnn_bf16_supported()
     return supported
+
+
+def compiles_calls(module: nn.Module) -> bool:
+    """Return whether ``module.compile()`` was called, which compiles calls of that module."""
+    return module._compiled_call_impl is not None
 
 
 def uncompiled(module: nn.Module) -> nn.Module:

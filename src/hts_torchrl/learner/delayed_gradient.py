@@ -131,17 +131,18 @@ class DelayedWeights:
 
     def set_behaviour(self, weights: Mapping[str, Tensor]) -> None:
         """Take the weights with which a resumed run acts, by the policy's own names."""
-        self._add_unfrozen()
+        self.add_unfrozen()
         self.parameters.set_behaviour(weights[name] for name in self._parameter_names)
         self.statistics.set_behaviour(weights[name] for name in self._buffer_names)
 
     def begin_round(self) -> None:
         """Remember the newest weights, and those of parameters that are trained from now on."""
-        self._add_unfrozen()
+        self.add_unfrozen()
         self.parameters.begin_round()
         self.statistics.begin_round()
 
-    def _add_unfrozen(self) -> None:
+    def add_unfrozen(self) -> None:
+        """Take the parameters that are trained from now on, and have not moved in this round."""
         for name in [name for name, p in self._frozen.items() if p.requires_grad]:
             self.parameters.add(self._frozen.pop(name))
             self._parameter_names.append(name)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from typing import Any
+
 from lightning.pytorch import LightningModule
 
 from hts_torchrl.compat.lightning import is_compiled
@@ -28,6 +32,33 @@ def refuse_replaced_hooks(module: LightningModule) -> None:
     if not getattr(module, "computes_gradient", False):  # then it is Lightning's alone
         needed.discard("backward")
     require_extended(type(module), needed, "the learner")
+
+
+def of_one_optimizer(configure: Callable[..., Any]) -> Any:  # noqa: ANN401 - as Lightning has it
+    """Return a ``configure_optimizers`` that refuses several optimisers by the module's name.
+
+    Lightning refuses them too, and advises what a learner cannot do.
+
+    Args:
+        configure: of a class; its result is any form that Lightning accepts.
+    """
+
+    @functools.wraps(configure)
+    def configured(module: Any) -> Any:  # noqa: ANN401
+        form = configure(module)
+        listed = isinstance(form, list | tuple)
+        optimizers = form[0] if listed and form and isinstance(form[0], list) else form
+        several = len(optimizers) if isinstance(optimizers, list | tuple) else 1
+        # A subclass may make one of what super() gives.
+        if several > 1 and type(module).configure_optimizers is configured:
+            raise ConfigurationError(
+                f"{type(module).__name__}.configure_optimizers returns {several} optimizers: a "
+                "round of a learner ends with the step of one; give it parameter groups, or derive "
+                "from LightningModule and step by hand"
+            )
+        return form
+
+    return configured
 
 
 def needed_hooks(learner: type[LightningModule]) -> set[str]:

@@ -19,7 +19,7 @@ from torch import distributions as d
 from torchrl.modules import Delta, TanhDelta
 
 from hts_torchrl.compat.lightning import must_leave
-from hts_torchrl.compat.torch import uncompiled
+from hts_torchrl.compat.torch import compiles_calls, uncompiled
 from hts_torchrl.config import IS_INIT, EnvSpec, Key
 from hts_torchrl.errors import ConfigurationError, ProtocolError
 from hts_torchrl.learner.modes import evaluating
@@ -64,10 +64,11 @@ class PolicyModule(LightningModule):
 
     def __init__(self, policy: nn.Module | None, *, network: str, squash: bool) -> None:
         super().__init__()
-        if policy is not None and uncompiled(policy) is not policy:
+        if policy is not None and (uncompiled(policy) is not policy or compiles_calls(policy)):
             raise ConfigurationError(
                 "a learner calls the modules of its policy one by one, so torch.compile(policy) "
-                "would do nothing; compile modules within it, or set compile_policy for its actors"
+                "would do nothing, nor would policy.compile(); compile modules within it, or set "
+                "compile_policy for its actors"
             )
         if policy is not None:
             require_called(policy, learns=True)
@@ -83,10 +84,13 @@ class PolicyModule(LightningModule):
     def configure_model(self) -> None:
         """Build the policy for the data module's environment, unless it was given.
 
+        What a subclass builds behind ``super()`` is there too where a checkpoint is loaded without
+        a Trainer.
+
         Raises:
             ConfigurationError: if there is neither a policy nor a data module.
         """
-        datamodule = getattr(self.trainer, "datamodule", None)
+        datamodule = getattr(self._trainer, "datamodule", None)
         if self.policy is None and datamodule is None:
             raise ConfigurationError("give fit a datamodule=HTSDataModule(...), or a policy")
         if datamodule is not None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
 import warnings
+import zipfile
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,6 +17,10 @@ from hts_torchrl.policy.normalization import RunningStatistics
 from hts_torchrl.policy.spec_json import spec_from_json
 from hts_torchrl.training.run_settings import class_name, known_arguments
 
+_HAS_OBJECTS = (
+    "this has objects beside tensors and plain values, and none is loaded; perhaps it is a module "
+    "that save_hyperparameters() kept: give its name in ignore=[...]"
+)
 LearnerT = TypeVar("LearnerT", bound=nn.Module)
 
 
@@ -36,12 +42,7 @@ def restored(
         ConfigurationError: if the file is no checkpoint of such a learner, or a policy or network
             that is none of this package is not given.
     """
-    try:
-        content = torch.load(path, map_location=map_location, weights_only=True)
-        saved = dict(content.get("learner", {}))
-        content["updates"], content["state_dict"]
-    except Exception as error:  # whatever a file that is something else may lead to
-        raise ConfigurationError(f"{path}: this is no checkpoint, or half of one") from error
+    content, saved = _content(path, map_location)
     if saved and saved.get("class_path") not in [class_name(each) for each in make.__mro__]:
         raise ConfigurationError(
             f"{path} is of the learner {saved.get('class_path')!r}, not {make.__name__}"
@@ -69,18 +70,46 @@ def restored(
             f"{path}: its optimizer ({own_class}) is imported only if you name it: give "
             "load_from_checkpoint(path, optimizer=...)"
         )
-    learner: Any = make(**settings)
-    if learner.policy is None:
-        with torch.random.fork_rng(devices=[]):  # the caller's random numbers stay as they are
+    learner = _made(make, settings, path)
+    with torch.random.fork_rng(devices=[]):  # the caller's random numbers stay as they are
+        if learner.policy is None:
             learner.build_policy(_spec(path, saved))
-    if saved.get("normalize_observation") is True:
-        learner.normalize_observations(_spec(path, saved))
+        if saved.get("normalize_observation") is True:
+            learner.normalize_observations(_spec(path, saved))
+        learner.configure_model()  # what a subclass builds beside the policy
     if "reward_scale.mean" in content["state_dict"]:
         learner.reward_scale = RunningStatistics()
     learner.on_load_checkpoint(content)
-    learner.load_state_dict(content["state_dict"])
+    learner.load_state_dict(content["state_dict"], strict=learner.strict_loading)
     restored_learner: LearnerT = learner
     return restored_learner
+
+
+def _content(path: Path, map_location: Any) -> tuple[dict[str, Any], dict[str, Any]]:  # noqa: ANN401
+    """Return what a file holds, and what that says of its learner."""
+    try:
+        content = torch.load(path, map_location=map_location, weights_only=True)
+        saved = dict(content.get("learner", {}))
+        content["updates"], content["state_dict"]
+    except pickle.UnpicklingError as error:
+        whole = zipfile.is_zipfile(path)
+        reason = _HAS_OBJECTS if whole else "this is no checkpoint, or half of one"
+        raise ConfigurationError(f"{path}: {reason}") from error
+    except Exception as error:  # whatever a file that is something else may lead to
+        raise ConfigurationError(f"{path}: this is no checkpoint, or half of one") from error
+    return content, saved
+
+
+def _made(make: type[nn.Module], settings: dict[str, Any], path: Path) -> Any:  # noqa: ANN401
+    try:
+        return make(**settings)
+    except TypeError as error:
+        if "multiple values" not in str(error):
+            raise
+        raise ConfigurationError(
+            f"{path}: {error}: a setting of its base class that {make.__name__} fixes is none of "
+            "its own; name it in the class's lacks, and leave it out of what it saves"
+        ) from error
 
 
 def _spec(path: Path, saved: dict[str, Any]) -> Any:  # noqa: ANN401 - an EnvSpec

@@ -22,7 +22,7 @@ from hts_torchrl.errors import ConfigurationError, ProtocolError
 from hts_torchrl.learner.deferred_interrupt import DeferredInterrupt
 from hts_torchrl.learner.delayed_gradient import DelayedGradient, DelayedWeights
 from hts_torchrl.learner.finite import require_finite_gradients
-from hts_torchrl.learner.hooks import refuse_replaced_hooks
+from hts_torchrl.learner.hooks import of_one_optimizer, refuse_replaced_hooks
 from hts_torchrl.learner.modes import SeededDraws
 from hts_torchrl.learner.optimizers import COMPUTES_AGAIN
 from hts_torchrl.learner.policy_module import PolicyModule
@@ -33,6 +33,7 @@ from hts_torchrl.policy.normalization import NormalizedPolicy
 from hts_torchrl.rng import update_seed
 from hts_torchrl.schedule import DELAYS
 from hts_torchrl.training.evaluation import Evaluation
+from hts_torchrl.training.extended_hooks import is_of_the_user
 from hts_torchrl.training.round_slice import RoundSlice
 from hts_torchrl.training.run_settings import class_name, plain
 
@@ -70,6 +71,12 @@ class RoundModule(PolicyModule):
     lag: int
     """Updates by which the weights that collected the round trail the newest."""
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:  # noqa: ANN401
+        """Let several optimisers of a subclass be refused by its name."""
+        super().__init_subclass__(**kwargs)
+        if is_of_the_user(cls):
+            cls.configure_optimizers = of_one_optimizer(cls.configure_optimizers)  # type: ignore[method-assign]
+
     def __init__(
         self, policy: nn.Module | None = None, *, network: str = "mlp", squash: bool = False
     ) -> None:
@@ -79,6 +86,8 @@ class RoundModule(PolicyModule):
         self._draws = SeededDraws(inspects=False, watches=False)
         self._interrupt = DeferredInterrupt()
         self._round_open = False
+        self._learns = False
+        """Whether ``learning_from`` was given a part since the last step of the optimiser."""
         self._stepped_on: RoundSlice | None = None
         """The part whose gradient an optimiser has been given."""
         self._round_start: RoundStart | None = None
@@ -117,7 +126,7 @@ class RoundModule(PolicyModule):
         if self.resumption is not None:
             self.resumption.place_loops()
         self._weights = DelayedWeights(self.actor_critic)
-        self._round_open = False
+        self._round_open = self._learns = False
         self._stepped_on = None
         self._head = probabilistic_module(self.actor_critic)
 
@@ -175,12 +184,13 @@ class RoundModule(PolicyModule):
         if part is self._stepped_on:
             name = type(self.trainer.optimizers[0]).__name__
             raise ConfigurationError(f"optimizer {name}: {COMPUTES_AGAIN}")
-        self.part = part
+        self.part, self._learns = part, True
         seed = update_seed(self.seed, self.updates, part.index, self.global_rank)
         few = partial(self._few_observations, part.round)
         with self._draws.seeded(seed, self.actor_critic, few, self.device):
             if part.is_first:
                 self._begin_round(part.round)
+            self._weights.add_unfrozen()  # a callback may unfreeze between two parts
             yield
 
     def _few_observations(self, batch: TensorDictBase) -> dict[Key, Tensor]:
@@ -216,7 +226,15 @@ class RoundModule(PolicyModule):
 
         What the first weights collected was not normalised yet. Its gradients would lead away from
         what the same weights mean once statistics scale their inputs.
+
+        Raises:
+            ConfigurationError: if ``training_step`` has not used ``learning_from``.
         """
+        if not self._learns:
+            raise ConfigurationError(
+                f"{type(self).__name__}.training_step: a part of a round is learned from within "
+                "`with self.learning_from(part):`, also one of which it returns None"
+            )
         require_finite_gradients(
             self,
             optimizer,
@@ -246,7 +264,7 @@ class RoundModule(PolicyModule):
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
         """Step, and end the round after its last part: before a callback saves a checkpoint."""
         super().optimizer_step(*args, **kwargs)
-        self._stepped_on = None
+        self._stepped_on, self._learns = None, False
         if self.part.is_last:
             self.on_round_end()
             self.update_statistics()
@@ -267,7 +285,16 @@ class RoundModule(PolicyModule):
         """Called after the last step of the optimiser on a round; does nothing by itself."""
 
     def on_train_batch_end(self, outputs: Any, batch: RoundSlice, batch_idx: int) -> None:  # noqa: ANN401, ARG002
-        """Publish the weights after the last part of a round."""
+        """Publish the weights after the last part of a round.
+
+        Raises:
+            ConfigurationError: if a subclass has left out the step that ends the round.
+        """
+        if batch.is_last and self._round_open:
+            raise ConfigurationError(
+                f"{type(self).__name__}.optimizer_step: a round ends with a step after its last "
+                "part, so super().optimizer_step(...) must be called there"
+            )
         if batch.is_last and self._collector is not None:
             self._collector.update_policy_weights_(self.actor_critic)
 
@@ -289,6 +316,8 @@ class RoundModule(PolicyModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Keep settings and updates; and before a round that was cut off, all as it was then."""
+        # A subclass that saves its hyperparameters has it there once more, as an object.
+        checkpoint.get("hyper_parameters", {}).pop("policy", None)
         checkpoint["updates"] = self.updates
         checkpoint["learner"] = self._description()
         if self._round_open:
@@ -305,13 +334,20 @@ class RoundModule(PolicyModule):
 
         Raises:
             ConfigurationError: if the checkpoint is of another network, or ``fit`` would go on with
-                other settings that decide bits.
+                other settings that decide bits, or from weights alone.
         """
         if self._trainer is not None and self.trainer.state.fn == TrainerFn.FITTING:
+            if "optimizer_states" not in checkpoint:
+                raise ConfigurationError(
+                    "the checkpoint has weights alone, as ModelCheckpoint(save_weights_only=True) "
+                    "writes it, and no run can go on from it; load_from_checkpoint(...) gives a "
+                    "learner with them, which begins a new run"
+                )
             self.resumption = Resumption(self.trainer, checkpoint, self._description())
         own = {name: tuple(value.shape) for name, value in self.state_dict().items()}
         saved = {name: tuple(value.shape) for name, value in checkpoint["state_dict"].items()}
-        differing = sorted(name for name in own | saved if own.get(name) != saved.get(name))
+        names = {*own, *saved} if self.strict_loading else own.keys() & saved.keys()
+        differing = sorted(name for name in names if own.get(name) != saved.get(name))
         if self.policy is not None and differing:
             name = differing[0]
             raise ConfigurationError(

@@ -105,6 +105,7 @@ def as_policy(policy: Policy, spec: EnvSpec) -> TensorDictModuleBase:
     if not isinstance(policy, nn.Module):
         return FunctionPolicy(policy, spec)
     policy = uncompiled(policy)
+    _refuse_wrapper(policy)
     if _reads_tensordict(policy):
         return FunctionPolicy(policy, spec)
     _complete(policy, spec)
@@ -160,6 +161,21 @@ def _require_all_actions(drawn: TensorSpec, action: ActionSpec) -> None:
                 f"are those of {in_one_line(tensor_spec_of(action))}, and all of these are drawn: "
                 "leave its spec out, or give the environment's"
             )
+
+
+def _refuse_wrapper(module: nn.Module) -> None:
+    """Refuse what hands any arguments on to a TensorDict policy, as Fabric and DDP wrap one."""
+    children = [*module.children()]
+    if isinstance(module, TensorDictModuleBase) or len(children) != 1:
+        return
+    kinds = {each.kind for each in inspect.signature(module.forward).parameters.values()}
+    hands_on = kinds <= {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
+    if hands_on and isinstance(children[0], TensorDictModuleBase):
+        raise ConfigurationError(
+            f"policy of type {type(module).__name__}: actors call the modules of the "
+            f"{type(children[0]).__name__} in it one by one, and what wraps it would do nothing; "
+            "give that policy itself"
+        )
 
 
 def _reads_tensordict(module: nn.Module) -> bool:

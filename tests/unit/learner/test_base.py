@@ -595,6 +595,10 @@ def test_a_policy_without_chance_is_refused_and_not_learned_from(learner_class, 
 def test_a_compiled_policy_is_refused():
     with pytest.raises(ConfigurationError, match=r"torch\.compile\(policy\) would do nothing"):
         PPO(torch.compile(cartpole_policy()))
+    policy = cartpole_policy()
+    policy.compile()
+    with pytest.raises(ConfigurationError, match=r"nor would policy\.compile\(\)"):
+        PPO(policy)
 
 
 def test_lazy_layers_of_a_policy_are_initialised_before_its_weights_are_copied():

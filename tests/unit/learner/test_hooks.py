@@ -7,7 +7,7 @@ from hts_torchrl import A2C, PPO, PQN, Impala, RoundModule, make_actor_critic
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.learner.base import Learner
 from hts_torchrl.learner.hooks import needed_hooks
-from tests.fits import cartpole, watched_fit
+from tests.fits import cartpole, quiet_trainer, watched_fit
 
 ALL_LEARNERS_NEED = {
     "configure_model",
@@ -142,3 +142,70 @@ def test_an_end_of_the_round_of_its_own_needs_no_call_where_there_was_none():
 def test_a_compiled_learner_is_refused():
     with pytest.raises(ConfigurationError, match=r"torch\.compile\(PPO\): .* cannot be compiled"):
         watched_fit(torch.compile(PPO()), cartpole())
+
+
+def halves(learner):
+    parameters = list(learner.policy.parameters())
+    return [torch.optim.SGD(parameters[:2], 0.1), torch.optim.SGD(parameters[2:], 0.1)]
+
+
+FORMS_OF_SEVERAL = {
+    "list": halves,
+    "two lists": lambda learner: (halves(learner), []),
+    "dicts": lambda learner: [{"optimizer": each} for each in halves(learner)],
+}
+
+
+@pytest.mark.parametrize("form", FORMS_OF_SEVERAL)
+def test_several_optimizers_are_refused_by_name(form):
+    class Several(A2C):
+        configure_optimizers = FORMS_OF_SEVERAL[form]
+
+    message = r"^Several\.configure_optimizers returns 2 optimizers: .* give it parameter groups"
+    with pytest.raises(ConfigurationError, match=message):
+        watched_fit(Several(), cartpole())
+
+
+def test_a_subclass_may_make_one_optimizer_of_several():
+    class Several(A2C):
+        configure_optimizers = halves
+
+    class One(Several):
+        def configure_optimizers(self):
+            groups = [
+                group for each in super().configure_optimizers() for group in each.param_groups
+            ]
+            return torch.optim.SGD(groups, 0.1)
+
+    assert watched_fit(One(), cartpole(2)).updates == [0, 1]
+
+
+def test_a_round_that_a_subclass_ends_without_a_step_is_refused_by_name():
+    class Skips(A2C):
+        def optimizer_step(self, epoch, batch_idx, optimizer, optimizer_closure=None):
+            if batch_idx != 1:
+                super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
+            else:
+                optimizer_closure()
+
+    with pytest.raises(ConfigurationError, match=r"^Skips\.optimizer_step: a round ends with a"):
+        watched_fit(Skips(), cartpole())
+
+
+@pytest.mark.filterwarnings("ignore:`training_step` returned `None`")
+@pytest.mark.parametrize("without", [0, 1])
+def test_a_part_that_is_not_learned_from_as_such_is_refused_by_name(without):
+    class Forgets(RoundModule):
+        def training_step(self, part, index):
+            if index == without:
+                return None
+            with self.learning_from(part):
+                samples = part.round.reshape(-1).select("observation")
+                return self.evaluate(samples)[1].square().mean()
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.policy.parameters(), 0.1)
+
+    message = r"^Forgets\.training_step: .*self\.learning_from\(part"
+    with pytest.raises(ConfigurationError, match=message):
+        quiet_trainer().fit(Forgets(), cartpole())

@@ -1,14 +1,19 @@
 """A learner from a checkpoint alone."""
 
+import copy
 import sys
 
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
+from torch import nn
 
-from hts_torchrl import A2C, PPO, PQN, ConfigurationError, Impala
+from hts_torchrl import A2C, PPO, PQN, ConfigurationError, Impala, make_actor_critic
+from hts_torchrl.cli.commands import HTSTrainer
 from tests.command_line import Valued
 from tests.fits import cartpole, flat, quiet_trainer, watched_fit
+
+pytestmark = pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`, callbacks")
 
 
 def saved(folder, learner):
@@ -163,3 +168,99 @@ def test_a_file_that_is_no_checkpoint_is_refused(tmp_path):
     (tmp_path / "none.ckpt").write_bytes(b"PK\x03\x04 and no more")
     with pytest.raises(ConfigurationError, match="this is no checkpoint, or half of one"):
         A2C.load_from_checkpoint(tmp_path / "none.ckpt")
+
+
+class WithTarget(A2C):
+    """Keeps a second policy that trails its own, as off-policy methods do."""
+
+    def configure_model(self):
+        super().configure_model()
+        if not hasattr(self, "target"):
+            self.target = copy.deepcopy(self.policy).requires_grad_(False)
+
+
+@pytest.mark.parametrize("normalized", [False, True])
+def test_has_what_a_subclass_builds_with_its_policy(normalized, tmp_path):
+    trained = WithTarget()
+    saving = ModelCheckpoint(tmp_path, filename="last", every_n_train_steps=1)
+    data = cartpole(3, normalize_observation=normalized)
+    watched_fit(trained, data, callbacks=[saving], enable_checkpointing=True)
+    state = torch.get_rng_state()
+    learner = WithTarget.load_from_checkpoint(tmp_path / "last.ckpt")
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(flat(learner.target), flat(trained.target))
+    assert not torch.equal(flat(learner.target), flat(learner.policy))
+
+
+def test_what_a_subclass_builds_with_its_policy_is_there_when_it_is_exported(tmp_path):
+    path = saved(tmp_path, WithTarget())
+    trainer = HTSTrainer(accelerator="cpu", logger=False, enable_checkpointing=False)
+    file = tmp_path / "policy.safetensors"
+    trainer.export(WithTarget(), cartpole(), ckpt_path=str(path), output=str(file))
+    assert file.is_file()
+
+
+class Fixes(A2C):
+    """A learner with a discount of its own."""
+
+    def __init__(self, policy=None, **settings):
+        super().__init__(policy, gamma=0.5, **settings)
+
+
+class Lacks(Fixes):
+    lacks = ("gamma",)
+
+
+def test_a_setting_that_a_subclass_fixes_is_to_be_named(tmp_path):
+    with pytest.raises(ConfigurationError, match=r"'gamma': a .* Fixes fixes .* class's lacks"):
+        Fixes.load_from_checkpoint(saved(tmp_path, Fixes()))
+    assert Lacks.load_from_checkpoint(saved(tmp_path / "lacks", Lacks())).gamma == 0.5
+
+
+class Saving(A2C):
+    """A learner whose author saves all hyperparameters."""
+
+    def __init__(self, policy=None, *, helper=None, **settings):
+        super().__init__(policy, **settings)
+        self.save_hyperparameters()
+        self.helper = helper
+
+
+@pytest.mark.filterwarnings("ignore:Attribute '.*' is an instance of `nn.Module`")
+def test_a_policy_that_a_subclass_saves_as_a_hyperparameter_is_in_no_checkpoint(tmp_path):
+    spec = cartpole().env_spec
+    trained = Saving(make_actor_critic("mlp", spec))
+    path = saved(tmp_path, trained)
+    learner = Saving.load_from_checkpoint(path, policy=make_actor_critic("mlp", spec))
+    assert torch.equal(flat(learner.policy), flat(trained.policy))
+    resumed = watched_fit(Saving(make_actor_critic("mlp", spec)), cartpole(3), path)
+    assert resumed.updates == [2]
+
+
+@pytest.mark.filterwarnings("ignore:Attribute '.*' is an instance of `nn.Module`")
+def test_another_module_there_is_told(tmp_path):
+    path = saved(tmp_path, Saving(helper=nn.Linear(1, 1)))
+    with pytest.raises(ConfigurationError, match=r"objects beside tensors .* ignore=\[\.\.\.\]"):
+        Saving.load_from_checkpoint(path)
+
+
+class Partly(A2C):
+    """A learner that leaves what is trained elsewhere out of its checkpoints."""
+
+    strict_loading = False
+
+    def __init__(self, policy=None, **settings):
+        super().__init__(policy, **settings)
+        self.elsewhere = nn.Linear(1, 1).requires_grad_(False)
+
+    def state_dict(self, *args, **kwargs):
+        state = super().state_dict(*args, **kwargs)
+        return {k: v for k, v in state.items() if not k.startswith("elsewhere")}
+
+
+def test_weights_may_be_missing_where_loading_is_not_strict(tmp_path):
+    trained = Partly()
+    path = saved(tmp_path, trained)
+    assert not any("elsewhere" in name for name in torch.load(path)["state_dict"])
+    assert torch.equal(flat(Partly.load_from_checkpoint(path).policy), flat(trained.policy))
+    assert watched_fit(Partly(), cartpole(3), path).updates == [2]

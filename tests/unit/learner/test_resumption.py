@@ -5,10 +5,10 @@ import shutil
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import LambdaCallback, ModelCheckpoint
+from lightning.pytorch.callbacks import Callback, LambdaCallback, ModelCheckpoint
 
 from hts_torchrl import A2C, PPO, ConfigurationError, GymEnvs
-from tests.fits import cartpole, watched_fit
+from tests.fits import cartpole, flat, quiet_trainer, watched_fit
 
 ROUNDS = 4
 DONE = 2
@@ -26,6 +26,15 @@ def stopped(folder, learner, rounds=ROUNDS, **trainer):
     settings = {"callbacks": [saving], "enable_checkpointing": True, **trainer}
     watched_fit(learner, cartpole(rounds), **settings)
     return folder / f"step={DONE * (learner.parts_per_round if rounds == ROUNDS else 1)}.ckpt"
+
+
+def test_weights_alone_are_refused(tmp_path):
+    saving = ModelCheckpoint(tmp_path, filename="weights", save_weights_only=True)
+    watched_fit(A2C(), cartpole(DONE), callbacks=[saving], enable_checkpointing=True)
+    with pytest.raises(ConfigurationError, match=r"weights alone, as .*save_weights_only=True"):
+        watched_fit(A2C(), cartpole(ROUNDS), tmp_path / "weights.ckpt")
+    learner = A2C.load_from_checkpoint(tmp_path / "weights.ckpt")
+    assert watched_fit(learner, cartpole(DONE)).updates == [DONE, DONE + 1]
 
 
 @pytest.fixture(scope="module")
@@ -253,3 +262,27 @@ def test_a_run_that_cannot_go_on_still_names_the_cause_where_exceptions_are_save
     trainer = {"callbacks": [saving], "enable_checkpointing": True}
     with pytest.raises(ConfigurationError, match=r"data\.delay=0, the checkpoint has 1"):
         go_on(tmp_path / "copy.ckpt", trainer=trainer, delay=0)
+
+
+class Unfreezes(Callback):
+    """Trains the trunk from the sixth step on, which is within the second round."""
+
+    def on_fit_start(self, trainer, pl_module):  # noqa: ARG002
+        pl_module.policy.module[0].requires_grad_(False)
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):  # noqa: ARG002
+        if trainer.global_step >= 6:
+            pl_module.policy.module[0].requires_grad_(True)
+
+
+def test_what_is_unfrozen_within_a_round_that_is_cut_off_is_resumed_as_at_its_start(tmp_path):
+    torch.manual_seed(0)
+    saving = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=7, save_top_k=-1)
+    few = {"epochs": 2, "minibatches": 2}
+    whole = PPO(**few)
+    trainer = quiet_trainer(callbacks=[Unfreezes(), saving], enable_checkpointing=True)
+    trainer.fit(whole, cartpole(3))
+    resumed = PPO(**few)
+    trainer = quiet_trainer(callbacks=[Unfreezes()])
+    trainer.fit(resumed, cartpole(3), ckpt_path=tmp_path / "step=7.ckpt")
+    assert torch.equal(flat(resumed.policy), flat(whole.policy))
