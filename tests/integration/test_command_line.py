@@ -576,6 +576,23 @@ def test_a_full_disk_under_the_output_ends_the_run_with_one_line(tmp_path, comma
     )
 
 
+def test_a_limit_of_the_size_of_files_ends_the_run_with_one_line(tmp_path):
+    ended = subprocess.run(
+        # 4 KiB hold the config, but no checkpoint.
+        [
+            *("bash", "-c", 'ulimit -f 4; exec "$@"', "bash"),
+            *(sys.executable, "-m", "hts_torchrl.cli", "fit", *CARTPOLE, *A2C),
+        ],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+    )
+    assert ended.returncode == 1
+    assert ended.stderr.endswith(" cannot be written: File too large (ulimit -f)\n")
+    assert "Traceback" not in ended.stderr
+
+
 @pytest.mark.slow
 @pytest.mark.processes
 def test_a_rank_does_not_outlive_the_process_that_started_it(tmp_path):

@@ -37,7 +37,7 @@ from hts_torchrl.errors import (
 from hts_torchrl.tools.doctor import examine
 from hts_torchrl.training.callbacks.stop_together import leave_together
 
-_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -103,11 +103,12 @@ def program() -> None:
         _discard_output()
         raise SystemExit(128 + signal.SIGPIPE) from None
     except OSError as error:
-        if error.errno not in _DISK_FULL:
+        if error.errno not in _NO_ROOM:
             raise
         _discard_output()
         what = error.filename or "the output or a log"
-        _leave(OSError(f"{what} cannot be written: {error.strerror}"), status=1)
+        limit = " (ulimit -f)" if error.errno == errno.EFBIG else ""
+        _leave(OSError(f"{what} cannot be written: {error.strerror}{limit}"), status=1)
     finally:  # another signal would end the process before it has cleared away its files
         others = _other_threads()
         for number in (signal.SIGINT, signal.SIGTERM):
