@@ -389,6 +389,10 @@ def _require_possible(settings: Namespace) -> None:
         )
 
 
+_ARGUMENTS = ("init_args", "dict_kwargs")
+"""Where a config has those of a class."""
+
+
 def _require_kept(settings: Namespace, arguments: Sequence[str]) -> None:
     """Refuse a flag that was dropped because the class named behind it has no such argument.
 
@@ -400,9 +404,10 @@ def _require_kept(settings: Namespace, arguments: Sequence[str]) -> None:
             flag = argument.partition("=")[0].removesuffix("+")
             if flag in (f"--{setting}", f"--{setting}.class_path"):
                 break
-            name = flag.removeprefix(f"--{setting}.").removeprefix("init_args.").partition(".")[0]
+            words = flag.removeprefix(f"--{setting}.").split(".")
+            name = words[1 if words[0] in _ARGUMENTS and words[1:] else 0]
             known = {**chosen.get("init_args", {}), **chosen.get("dict_kwargs", {})}
-            if flag.startswith(f"--{setting}.") and name not in known:
+            if flag.startswith(f"--{setting}.") and name not in (*known, *_ARGUMENTS):
                 raise ConfigurationError(
                     f"{flag}: --{setting}={chosen.class_path}, which follows, has no {name!r}"
                 )

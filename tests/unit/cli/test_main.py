@@ -481,6 +481,15 @@ def test_a_setting_that_the_class_behind_it_has_not_is_refused(
     assert refused(capsys, "fit", f"--config={path}", *arguments).startswith(message)
 
 
+def test_all_arguments_of_a_class_may_come_before_it(capsys):
+    arguments = ['--model.init_args={"gamma": 0.5}', "--model.init_args.epsilon=0.1", *A2C]
+    with pytest.raises(SystemExit) as left:
+        run("fit", *CARTPOLE, *arguments, "--print_config")
+    assert left.value.code == 0
+    given = yaml.safe_load(capsys.readouterr().out)["model"]["init_args"]
+    assert (given["gamma"], given["epsilon"]) == (0.5, 0.1)
+
+
 def test_seeds_behind_a_flag_that_stands_before_fit_are_refused(capsys):
     Path("cartpole.yaml").write_text("name: mine\n")
     message = refused(capsys, "--config=cartpole.yaml", "fit", *CARTPOLE, *A2C, "--seeds", "1", "2")
