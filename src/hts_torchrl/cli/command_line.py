@@ -166,6 +166,9 @@ class HTSCommandLine(CommandLine):
                 metavar="SEED ...",
                 help="train one run after another, each with one of these as --seed_everything",
             )
+        if sys.argv[1:2] in (["advise"], ["verify"]):  # which the config of a run has
+            for flag, kind in (("--ckpt_path", str | None), ("--weights_only", bool | None)):
+                parser.add_argument(flag, type=kind, default=None, help=SUPPRESS)
         parser.link_arguments("seed_everything", "data.seed", compute_fn=int)
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:  # noqa: ANN401
@@ -210,8 +213,11 @@ class HTSCommandLine(CommandLine):
             if self.config[self.config.subcommand].get("model.class_path") == name:
                 self._checkpoint = _settings_of(path, {name: pkgutil.resolve_name(name)})
                 self._parse(parser)
-        _require_possible(self.config[self.config.subcommand])
-        _require_kept(self.config[self.config.subcommand], sys.argv[1:])
+        settings, name = self.config[self.config.subcommand], self.config.subcommand
+        if name in ("advise", "verify") and settings.get("ckpt_path") is not None:
+            raise ConfigurationError(f"{name} trains from the start: give --ckpt_path=null")
+        _require_possible(settings)
+        _require_kept(settings, sys.argv[1:])
 
     def _parse(self, parser: LightningArgumentParser) -> None:
         arguments = sys.argv[1:]
