@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import resource
 import select
 import signal
@@ -37,6 +38,7 @@ from hts_torchrl.errors import (
 from hts_torchrl.tools.doctor import examine
 from hts_torchrl.training.callbacks.stop_together import leave_together
 
+_NO_MODULE = re.compile(r"No module named '(?P<name>\w+)'")
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -184,5 +186,8 @@ def _examine(arguments: Sequence[str]) -> NoReturn:
 
 def _leave(error: Exception, *, status: int) -> NoReturn:
     message = str(error) if isinstance(error, WorkerError) else " ".join(str(error).split())
+    missing = _NO_MODULE.search(message)
+    if missing and any(Path(missing["name"] + end).exists() for end in (".py", "/__init__.py")):
+        message += " (it lies in this folder, and PYTHONPATH=. finds it)"
     sys.stderr.write(f"hts-torchrl: error: {message}\n")
     raise SystemExit(status)

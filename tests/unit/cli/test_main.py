@@ -490,6 +490,20 @@ def test_all_arguments_of_a_class_may_come_before_it(capsys):
     assert (given["gamma"], given["epsilon"]) == (0.5, 0.1)
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--model=lies_here.Learner"],
+        ["--data.env.id=lies_here:Game-v0"],
+        ["--data.env.imports=[lies_here]"],
+    ],
+)
+def test_a_module_of_the_working_folder_is_told_how_to_be_found(arguments, capsys):
+    Path("lies_here.py").write_text("")
+    message = refused(capsys, "fit", *CARTPOLE, *A2C, *arguments)
+    assert message.endswith("(it lies in this folder, and PYTHONPATH=. finds it)")
+
+
 def test_seeds_behind_a_flag_that_stands_before_fit_are_refused(capsys):
     Path("cartpole.yaml").write_text("name: mine\n")
     message = refused(capsys, "--config=cartpole.yaml", "fit", *CARTPOLE, *A2C, "--seeds", "1", "2")
