@@ -412,8 +412,8 @@ def _require_kept(settings: Namespace, arguments: Sequence[str]) -> None:
                 break
             words = flag.removeprefix(f"--{setting}.").split(".")
             name = words[1 if words[0] in _ARGUMENTS and words[1:] else 0]
-            known = {**chosen.get("init_args", {}), **chosen.get("dict_kwargs", {})}
-            if flag.startswith(f"--{setting}.") and name not in (*known, *_ARGUMENTS):
+            known = name in _ARGUMENTS or any(name in chosen.get(each, {}) for each in _ARGUMENTS)
+            if flag.startswith(f"--{setting}.") and not known:
                 raise ConfigurationError(
                     f"{flag}: --{setting}={chosen.class_path}, which follows, has no {name!r}"
                 )

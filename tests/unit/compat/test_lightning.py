@@ -2,6 +2,7 @@ import signal
 from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
 import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
