@@ -558,6 +558,23 @@ def test_nobody_has_to_read_what_is_told(tmp_path):
     assert (tmp_path / "runs/run/version_0/checkpoints/last.ckpt").is_file()
 
 
+def test_the_config_of_a_run_is_verified_and_advised_on(run_directory, capsys):
+    config = f"--config={run_directory / 'config.yaml'}"
+    run("verify", config, "--updates=1")
+    assert "the same bits as the serial twin" in capsys.readouterr().out
+    run("advise", config, "--seconds=1")
+    assert "steps/s" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["verify", "advise"])
+def test_a_checkpoint_to_begin_with_is_refused_where_nothing_is_resumed(
+    command, run_directory, capsys
+):
+    path = run_directory / "checkpoints" / "last.ckpt"
+    message = refused(capsys, command, f"--ckpt_path={path}")
+    assert message == f"{command} trains from the start: give --ckpt_path=null"
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 @pytest.mark.parametrize("command", [["doctor"], ["fit", *CARTPOLE, *A2C]], ids=["doctor", "fit"])
 def test_a_full_disk_under_the_output_ends_the_run_with_one_line(tmp_path, command):
@@ -574,6 +591,23 @@ def test_a_full_disk_under_the_output_ends_the_run_with_one_line(tmp_path, comma
     assert ended.stderr == (
         "hts-torchrl: error: the output or a log cannot be written: No space left on device\n"
     )
+
+
+def test_a_limit_of_the_size_of_files_ends_the_run_with_one_line(tmp_path):
+    ended = subprocess.run(
+        # 4 KiB hold the config, but no checkpoint.
+        [
+            *("bash", "-c", 'ulimit -f 4; exec "$@"', "bash"),
+            *(sys.executable, "-m", "hts_torchrl.cli", "fit", *CARTPOLE, *A2C),
+        ],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+    )
+    assert ended.returncode == 1
+    assert ended.stderr.endswith(" cannot be written: File too large (ulimit -f)\n")
+    assert "Traceback" not in ended.stderr
 
 
 @pytest.mark.slow

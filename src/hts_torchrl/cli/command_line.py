@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import itertools
 import json
 import os
@@ -9,7 +10,7 @@ import pkgutil
 import re
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NoReturn
@@ -69,6 +70,11 @@ _NO_FLAGS = {
 
 
 _WITHOUT_VALUE = re.compile(r"argument (?P<flag>--\S+): expected one argument")
+# Lightning takes no model as well, which nobody asks for here.
+_OR_NO_MODEL = re.compile(
+    r"Does not validate against any of the Union subtypes Subtypes: .*?NoneType'>\] Errors: - (.*) "
+    r"- Expected a <class 'NoneType'>"
+)
 
 
 class HTSArgumentParser(LightningArgumentParser):
@@ -91,6 +97,10 @@ class HTSArgumentParser(LightningArgumentParser):
                 wrong = wrong.replace(f" {command}.", " --")
         if wrong.endswith("EnvFactory is abstract"):
             wrong = "--data.env: name a class: GymEnvs, AtariEnvs, ... or module.Class"
+        if wrong.startswith('Parser key "model": '):
+            wrong = _OR_NO_MODEL.sub(r"\1", wrong)
+        if wrong.startswith("argument --seeds: "):  # which is taken before anything is parsed
+            wrong = "--seeds: name fit before all flags"
         if wrong.startswith("argument subcommand: invalid choice: "):
             wrong += "; others are 'report', 'tune' and 'doctor'"
         if without_value := _WITHOUT_VALUE.fullmatch(wrong):  # of a class, it is named alone
@@ -156,6 +166,9 @@ class HTSCommandLine(CommandLine):
                 metavar="SEED ...",
                 help="train one run after another, each with one of these as --seed_everything",
             )
+        if sys.argv[1:2] in (["advise"], ["verify"]):  # which the config of a run has
+            for flag, kind in (("--ckpt_path", str | None), ("--weights_only", bool | None)):
+                parser.add_argument(flag, type=kind, default=None, help=SUPPRESS)
         parser.link_arguments("seed_everything", "data.seed", compute_fn=int)
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:  # noqa: ANN401
@@ -200,7 +213,11 @@ class HTSCommandLine(CommandLine):
             if self.config[self.config.subcommand].get("model.class_path") == name:
                 self._checkpoint = _settings_of(path, {name: pkgutil.resolve_name(name)})
                 self._parse(parser)
-        _require_possible(self.config[self.config.subcommand])
+        settings, name = self.config[self.config.subcommand], self.config.subcommand
+        if name in ("advise", "verify") and settings.get("ckpt_path") is not None:
+            raise ConfigurationError(f"{name} trains from the start: give --ckpt_path=null")
+        _require_possible(settings)
+        _require_kept(settings, sys.argv[1:])
 
     def _parse(self, parser: LightningArgumentParser) -> None:
         arguments = sys.argv[1:]
@@ -219,7 +236,11 @@ class HTSCommandLine(CommandLine):
             raise
 
     def _explain(self, error: ConfigurationError) -> None:
-        """Say of a setting that is missing why the checkpoint does not give it."""
+        """Name the flag that was meant; of a missing setting, why the checkpoint has none."""
+        if str(error).startswith("unrecognized arguments: "):
+            flag = str(error).split()[2].partition("=")[0]
+            if meant := difflib.get_close_matches(flag, self.flags(), n=1, cutoff=0.8):
+                raise ConfigurationError(f"{error} (did you mean {meant[0]}?)") from error
         if self._checkpoint is None or "required" not in str(error):
             return
         if not self._checkpoint.known:
@@ -372,6 +393,30 @@ def _require_possible(settings: Namespace) -> None:
             f"--trainer.devices={devices}: this machine has {os.cpu_count()} cores; at most "
             f"{most} is possible"
         )
+
+
+_ARGUMENTS = ("init_args", "dict_kwargs")
+"""Where a config has those of a class."""
+
+
+def _require_kept(settings: Namespace, arguments: Sequence[str]) -> None:
+    """Refuse a flag that was dropped because the class named behind it has no such argument.
+
+    Behind the first class it belongs to that one, and another one replaces both.
+    """
+    for setting in ("model", "data.env"):
+        chosen = settings.get(setting)
+        for argument in arguments if chosen is not None else ():
+            flag = argument.partition("=")[0].removesuffix("+")
+            if flag in (f"--{setting}", f"--{setting}.class_path"):
+                break
+            words = flag.removeprefix(f"--{setting}.").split(".")
+            name = words[1 if words[0] in _ARGUMENTS and words[1:] else 0]
+            known = name in _ARGUMENTS or any(name in chosen.get(each, {}) for each in _ARGUMENTS)
+            if flag.startswith(f"--{setting}.") and not known:
+                raise ConfigurationError(
+                    f"{flag}: --{setting}={chosen.class_path}, which follows, has no {name!r}"
+                )
 
 
 def _settings_of(

@@ -65,6 +65,8 @@ def _with_bases(path: Path, above: tuple[Path, ...] = ()) -> list[Path]:
 
 
 def _content(path: Path) -> Any:  # noqa: ANN401 - whatever the file holds
+    if path.is_fifo():  # as of <(...), or of /dev/stdin behind a pipe
+        raise ConfigurationError(f"--config={path}: a pipe is read only once; a file is needed")
     try:
         return read_yaml(path)
     except ConfigurationError as error:

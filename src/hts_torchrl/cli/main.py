@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import resource
 import select
 import signal
@@ -37,7 +38,8 @@ from hts_torchrl.errors import (
 from hts_torchrl.tools.doctor import examine
 from hts_torchrl.training.callbacks.stop_together import leave_together
 
-_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+_NO_MODULE = re.compile(r"No module named '(?P<name>\w+)'")
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -103,11 +105,12 @@ def program() -> None:
         _discard_output()
         raise SystemExit(128 + signal.SIGPIPE) from None
     except OSError as error:
-        if error.errno not in _DISK_FULL:
+        if error.errno not in _NO_ROOM:
             raise
         _discard_output()
         what = error.filename or "the output or a log"
-        _leave(OSError(f"{what} cannot be written: {error.strerror}"), status=1)
+        limit = " (ulimit -f)" if error.errno == errno.EFBIG else ""
+        _leave(OSError(f"{what} cannot be written: {error.strerror}{limit}"), status=1)
     finally:  # another signal would end the process before it has cleared away its files
         others = _other_threads()
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -183,5 +186,8 @@ def _examine(arguments: Sequence[str]) -> NoReturn:
 
 def _leave(error: Exception, *, status: int) -> NoReturn:
     message = str(error) if isinstance(error, WorkerError) else " ".join(str(error).split())
+    missing = _NO_MODULE.search(message)
+    if missing and any(Path(missing["name"] + end).exists() for end in (".py", "/__init__.py")):
+        message += " (it lies in this folder, and PYTHONPATH=. finds it)"
     sys.stderr.write(f"hts-torchrl: error: {message}\n")
     raise SystemExit(status)

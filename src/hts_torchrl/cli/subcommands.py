@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from importlib.metadata import version
 from typing import Any
 
 import yaml
@@ -52,7 +53,12 @@ def run_subcommand(
         seed_everything_default=0,
         auto_configure_optimizers=False,  # the learner makes its own, of model.optimizer
         save_config_kwargs={"overwrite": True},
-        parser_kwargs={"parser_mode": "omegaconf+", "exit_on_error": True, "epilog": _OTHERS},
+        parser_kwargs={
+            "parser_mode": "omegaconf+",
+            "exit_on_error": True,
+            "epilog": _OTHERS,
+            "version": version("hts-torchrl"),
+        },
     )
 
 

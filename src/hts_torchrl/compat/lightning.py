@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any
@@ -179,6 +180,12 @@ class CommandLine(LightningCLI):
     def setting(self, name: str) -> Any:  # noqa: ANN401
         """Return a setting of the subcommand, its class instantiated."""
         return self._get(self.config_init, name)
+
+    def flags(self) -> list[str]:
+        """Return the flags of the subcommand that is the first argument, or those of all."""
+        parsers = self._subcommand_parsers
+        chosen = [parsers[sys.argv[1]]] if sys.argv[1] in parsers else parsers.values()
+        return [flag for parser in chosen for flag in parser._option_string_actions]
 
     def dumped(self) -> str:
         """Return the subcommand's config as YAML, as it is saved beside a run."""

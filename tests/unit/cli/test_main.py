@@ -1,7 +1,9 @@
 """What the command line makes of its arguments."""
 
 import errno
+import os
 import resource
+import tomllib
 from pathlib import Path
 
 import gymnasium
@@ -324,6 +326,14 @@ WRONG = {
         "learning_rate=-0.001; ",
     ),
     "a shortened flag": (["--data.num_env=3"], "unrecognized arguments: --data.num_env=3"),
+    "a misspelled flag": (
+        ["--trainer.max_step=3"],
+        "unrecognized arguments: --trainer.max_step=3 (did you mean --trainer.max_steps?)",
+    ),
+    "a setting that the learner has not": (
+        ["--model.clip=0.1"],
+        "Parser key \"model\": Option 'clip' is not accepted",
+    ),
     "a shortened --config": (["--conf=none.yaml"], "unrecognized arguments: --conf=none.yaml"),
     "a shortened --ckpt_path": (["--ckpt=none.ckpt"], "unrecognized arguments: --ckpt=none.ckpt"),
     "a wrong type": (["--data.num_envs=four"], 'Parser key "data.num_envs": Expected a'),
@@ -444,6 +454,74 @@ def test_wrong_input_ends_with_one_line_and_status_2(what, capsys):
 )
 def test_a_wrong_command_ends_with_one_line_and_status_2(arguments, message, capsys):
     assert refused(capsys, *arguments).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--model.clip=0.1", "--model=A2C"], "--model.clip: --model=hts_torchrl.A2C, which"),
+        (
+            ["--data.env.kwargs.size=3", "--data.env=AtariEnvs", "--data.env.game=pong"],
+            "--data.env.kwargs.size: --data.env=hts_torchrl.AtariEnvs, which follows, has no 'kwar",
+        ),
+    ],
+)
+def test_a_setting_that_the_class_behind_it_has_not_is_refused(
+    arguments, message, tmp_path, capsys
+):
+    config = {
+        "model": {"class_path": "PPO"},
+        "data": {
+            "env": {"class_path": "GymEnvs", "init_args": {"id": "CartPole-v1"}},
+            "frames_per_batch": 32,
+            "total_frames": 96,
+        },
+    }
+    path = write(tmp_path / "ppo.yaml", **config)
+    assert refused(capsys, "fit", f"--config={path}", *arguments).startswith(message)
+
+
+def test_all_arguments_of_a_class_may_come_before_it(capsys):
+    arguments = ['--model.init_args={"gamma": 0.5}', "--model.init_args.epsilon=0.1", *A2C]
+    with pytest.raises(SystemExit) as left:
+        run("fit", *CARTPOLE, *arguments, "--print_config")
+    assert left.value.code == 0
+    given = yaml.safe_load(capsys.readouterr().out)["model"]["init_args"]
+    assert (given["gamma"], given["epsilon"]) == (0.5, 0.1)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--model=lies_here.Learner"],
+        ["--data.env.id=lies_here:Game-v0"],
+        ["--data.env.imports=[lies_here]"],
+    ],
+)
+def test_a_module_of_the_working_folder_is_told_how_to_be_found(arguments, capsys):
+    Path("lies_here.py").write_text("")
+    message = refused(capsys, "fit", *CARTPOLE, *A2C, *arguments)
+    assert message.endswith("(it lies in this folder, and PYTHONPATH=. finds it)")
+
+
+def test_seeds_behind_a_flag_that_stands_before_fit_are_refused(capsys):
+    Path("cartpole.yaml").write_text("name: mine\n")
+    message = refused(capsys, "--config=cartpole.yaml", "fit", *CARTPOLE, *A2C, "--seeds", "1", "2")
+    assert message == "--seeds: name fit before all flags"
+
+
+def test_a_config_behind_a_pipe_is_refused(capsys):
+    os.mkfifo("pipe")
+    message = refused(capsys, "fit", *CARTPOLE, *A2C, "--config=pipe")
+    assert message == "--config=pipe: a pipe is read only once; a file is needed"
+
+
+def test_the_version_is_that_of_the_package(capsys):
+    with pytest.raises(SystemExit) as left:
+        run("--version")
+    assert left.value.code == 0
+    with Path(__file__).parents[3].joinpath("pyproject.toml").open("rb") as project:
+        assert capsys.readouterr().out.split()[-1] == tomllib.load(project)["project"]["version"]
 
 
 def test_a_wrong_command_is_told_with_all_that_there_are(capsys):

@@ -2,6 +2,7 @@ import signal
 from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
 import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
@@ -203,3 +204,18 @@ def test_the_command_line_calls_its_steps_before_it_makes_classes(monkeypatch):
         cli = Program(BoringModel, run=False, args=args)
         assert called == ["checkpoint", "seed", "classes"]
         assert cli.setting("trainer")["max_epochs"] == 3
+
+
+def test_the_command_line_tells_the_flags_of_a_subcommand(monkeypatch):
+    monkeypatch.setattr("sys.argv", ["program", "validate"])
+    flags = []
+    with private_names_of("lightning") as compat:
+
+        class Program(compat.CommandLine):
+            def parse_arguments(self, *_):
+                flags.extend(self.flags())
+                raise SystemExit
+
+        with pytest.raises(SystemExit):
+            Program(BoringModel)
+    assert {"--trainer.max_steps", "--ckpt_path", "--verbose"} <= set(flags)

@@ -16,3 +16,14 @@ def test_a_working_folder_that_was_removed_ends_the_command_before_torch_is_load
     )
     told = "hts-torchrl: error: the working folder was removed: change to another\n"
     assert (ended.returncode, ended.stderr) == (2, told)
+
+
+def test_ctrl_c_while_modules_are_loaded_ends_the_command_without_a_traceback(tmp_path):
+    (tmp_path / "gymnasium.py").write_text("raise KeyboardInterrupt\n")
+    ended = subprocess.run(
+        [sys.executable, "-m", "hts_torchrl.cli", "doctor"],
+        env={"PYTHONPATH": ":".join([str(tmp_path), *sys.path])},
+        capture_output=True,
+        text=True,
+    )
+    assert (ended.returncode, ended.stderr) == (130, "")
