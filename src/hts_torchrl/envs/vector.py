@@ -138,10 +138,19 @@ class VectorGroup:
         """Reset the environments whose episode ended, and return what all of them observe.
 
         Raises:
-            ConfigurationError: if others observe something else than before.
+            ConfigurationError: if others observe something else than before, or a wrapper takes no
+                mask that leaves some out.
         """
-        with self._generators:
-            observation, _ = self.envs.reset(options={"reset_mask": ends.copy()})
+        try:
+            with self._generators:
+                observation, _ = self.envs.reset(options={"reset_mask": ends.copy()})
+        except ValueError as error:
+            if "reset_mask" not in str(error):
+                raise
+            raise ConfigurationError(
+                f"environments {self.indices} cannot be reset one by one: {error} Wrap each single "
+                "environment instead"
+            ) from error
         following = self._arrays(observation, self._resetting)
         for key, array in following.items():
             if array.shape != before[key].shape or _differ(array[~ends], before[key][~ends]):

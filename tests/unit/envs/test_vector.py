@@ -8,6 +8,7 @@ import pytest
 from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.vector.utils import batch_space
+from gymnasium.wrappers.vector import NormalizeObservation
 
 from hts_torchrl.envs.make_group import make_group
 from hts_torchrl.envs.vector import VectorGroup
@@ -134,6 +135,15 @@ def test_a_mask_that_is_not_heeded_is_noticed():
     group.reset(SEEDS)
     group.step(np.array([0, 0]))
     message = r"reset_mask.* of environments \[6, 7\] changed those .*goes on.*SAME_STEP"
+    with pytest.raises(ConfigurationError, match=message):
+        group.step(np.array([0, 0]))
+
+
+def test_a_wrapper_that_takes_no_mask_is_told_in_one_line():
+    group = make_group(lambda _: NormalizeObservation(Native(2, heeds=True)), [6, 7])
+    group.reset(SEEDS)
+    group.step(np.array([0, 0]))
+    message = r"environments \[6, 7\] cannot be reset one by one: NormalizeObservation .*single env"
     with pytest.raises(ConfigurationError, match=message):
         group.step(np.array([0, 0]))
 
