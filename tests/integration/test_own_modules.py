@@ -8,10 +8,10 @@ from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
 
-from hts_torchrl import A2C, ConfigurationError, Learner, RoundModule
+from hts_torchrl import A2C, PPO, ConfigurationError, Impala, Learner, RoundModule
 from tests.determinism.tasks import CARTPOLE
 from tests.fits import cartpole, flat, quiet_trainer, watched_fit
-from tests.policies import policy_with
+from tests.policies import echo_policy, policy_with
 from tests.runs import digest
 
 # The callback that saved is not always there when a run is resumed.
@@ -330,3 +330,26 @@ def test_a_learner_has_an_optimiser_of_its_own_in_any_form_and_resumes_with_it(f
     assert resumed.learning_rates == whole.learning_rates[3:]
     assert torch.equal(resumed.final_weights, whole.final_weights)
     assert resumed.versions == whole.versions[3:]
+
+
+class InPrecision(nn.Module):
+    """A layer that computes in a precision of its own, and answers in it."""
+
+    def __init__(self, dtype):
+        super().__init__()
+        self.linear = nn.Linear(4, 3, dtype=dtype)
+
+    def forward(self, observation):
+        logits, value = self.linear(observation.to(self.linear.weight.dtype)).split([2, 1], -1)
+        return logits, value
+
+
+@pytest.mark.parametrize("learner", [A2C, PPO, Impala])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_a_policy_of_another_precision_learns(learner, dtype):
+    torch.manual_seed(1)
+    policy = echo_policy(InPrecision(dtype))
+    before = flat(policy)
+    quiet_trainer().fit(learner(policy, learning_rate=0.1), cartpole())
+    assert flat(policy).dtype == dtype
+    assert not flat(policy).equal(before)

@@ -112,7 +112,7 @@ class PPO(MinibatchLearner):
     def loss(self, samples: TensorDictBase) -> Tensor:
         """Return the loss of B samples, which have what :meth:`samples_to_learn` adds."""
         policy, value = self.evaluate(samples)
-        log_prob = policy.log_prob(samples["action"])
+        log_prob = policy.log_prob(samples["action"]).float()  # as actors answer it
         old_log_prob, old_value = samples["behaviour_log_prob"], samples["behaviour_value"]
         advantage = samples["advantage"]
         if self.decouples:
