@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from tensordict import TensorDictBase, unravel_key
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributions import Bernoulli, Categorical, Distribution, Independent
 
 from hts_torchrl.config import ActionSpec, Array, ArraySpec, Key
@@ -20,6 +20,7 @@ from hts_torchrl.policy.inference import PolicyInference
 from hts_torchrl.policy.probe import (
     OTHERS,
     TORCH,
+    Pass,
     described,
     differ,
     drawing_modules,
@@ -81,6 +82,7 @@ def examine(
         inference.run_batch(greedy)
         is_exact &= batch_size == 1 or depends_on_row_alone(inference, greedy=greedy)
     if not is_exact:
+        _refuse_own_memory(inference)
         warnings.warn(
             "the policy's answer to an observation depends on the other rows of the batch (or on "
             "its place among them): actors answer one row at a time, exact but slower",
@@ -181,13 +183,40 @@ def _refuse_chance(inference: PolicyInference, drawn: Sequence[str], first: Poli
             )
     _, second = inference.run_batch()
     if differ(_written(first), _written(second)):
-        modules = varying_modules(policy, run)
-        raise ConfigurationError(
-            "in eval mode the policy answers the same observation differently when asked again"
-            f" (look at {described(policy, modules or [''])}): an action would depend on "
-            f"which actor chose it; {_CHANCE}, and what the policy remembers must be written "
-            "under 'next'"
-        )
+        raise _answers_vary(policy, run)
+
+
+def _answers_vary(policy: nn.Module, run: Pass) -> ConfigurationError:
+    modules = varying_modules(policy, run)
+    return ConfigurationError(
+        "in eval mode the policy answers the same observation differently when asked again"
+        f" (look at {described(policy, modules or [''])}): an action would depend on "
+        f"which actor chose it; {_CHANCE}, and what the policy remembers must be written "
+        "under 'next'"
+    )
+
+
+def _refuse_own_memory(inference: PolicyInference) -> None:
+    """Refuse a policy whose answer depends on what it was asked before.
+
+    Args:
+        inference: of the policy; its inputs are overwritten.
+    """
+    inputs = [*inference.inputs.values(), inference.draws]
+    generator = np.random.default_rng(0)
+    fill_at_random(inference, generator)
+    asked = [value.clone() for value in inputs]
+    before = computed(inference)
+    fill_at_random(inference, generator)
+    inference.run_batch()
+    for value, again in zip(inputs, asked, strict=True):
+        value.copy_(again)
+    if differ(before, computed(inference)):
+
+        def run(_: object) -> None:
+            inference.run_batch()
+
+        raise _answers_vary(inference.policy, run)
 
 
 def refuse_other_shape(key: Key, wanted: ActionSpec, action: Tensor | Array) -> None:

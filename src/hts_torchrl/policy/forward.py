@@ -213,12 +213,14 @@ def require_copyable(policy: nn.Module) -> None:
         ConfigurationError: naming the module and the weights.
     """
     for name, module in policy.named_modules():
+        parameters = {key for key, _ in module.named_parameters(recurse=False)}
         for key, value in vars(module).items():
-            if isinstance(value, Tensor) and not value.is_leaf:
+            if isinstance(value, Tensor) and (not value.is_leaf or f"{key}_orig" in parameters):
                 raise ConfigurationError(
                     f"the policy's {named(module, name)} computes its {key!r} in a hook, and torch "
                     "cannot copy it for the actors: use torch.nn.utils.parametrizations in place "
-                    "of torch.nn.utils.weight_norm, and a parametrization in place of prune"
+                    "of torch.nn.utils.weight_norm or spectral_norm, and a parametrization in "
+                    "place of prune"
                 )
 
 

@@ -23,7 +23,7 @@ from hts_torchrl.config import ActionSpec, ArraySpec, EnvSpec
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.models import make_actor_critic
 from hts_torchrl.policy.as_policy import as_policy
-from hts_torchrl.policy.examination import depends_on_row_alone, find_outputs
+from hts_torchrl.policy.examination import depends_on_row_alone, examine, find_outputs
 from hts_torchrl.policy.inference import PolicyInference, one_thread
 from tests.policies import Noise
 from tests.unit.policy.test_inference import FLOATS, WIDTH, continuous, discrete, observations
@@ -214,6 +214,21 @@ class TestChance:
         wanted = r"answers the same observation differently .* module.0.module.0 \(Counting\)\)"
         with pytest.raises(ConfigurationError, match=wanted):
             find_outputs(PolicyInference(policy, spec, batch_size=2))
+
+    def test_of_what_was_asked_before_is_refused_by_the_modules_name(self):
+        spec = discrete(4)
+
+        class Average(nn.Linear):
+            seen = None
+
+            def forward(self, rows):
+                self.seen = rows if self.seen is None else (self.seen + rows) / 2
+                return super().forward(self.seen)
+
+        policy = as_policy(nn.Sequential(Average(WIDTH, 4)), spec)
+        wanted = r"answers the same observation differently .* module.0.module.0 \(Average\)\)"
+        with pytest.raises(ConfigurationError, match=wanted):
+            examine(PolicyInference(policy, spec, batch_size=2), all_outputs=True)
 
     def test_of_a_distribution_that_samples_by_torchs_generator_is_ours(self):
         spec = continuous(2)

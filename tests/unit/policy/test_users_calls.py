@@ -12,7 +12,7 @@ from tensordict.nn import (
 )
 from torch import nn
 from torch.distributions import Categorical
-from torch.nn.utils import prune, weight_norm
+from torch.nn.utils import prune, spectral_norm, weight_norm
 from torchrl.modules import ProbabilisticActor
 
 from hts_torchrl import (
@@ -196,8 +196,8 @@ def test_what_would_have_no_effect_is_refused(make, named):
 @pytest.mark.filterwarnings("ignore:.torch.nn.utils.weight_norm. is deprecated:FutureWarning")
 @pytest.mark.parametrize(
     "compute",
-    [weight_norm, lambda layer: prune.l1_unstructured(layer, "weight", 0.5)],
-    ids=["weight_norm", "prune"],
+    [weight_norm, spectral_norm, lambda layer: prune.l1_unstructured(layer, "weight", 0.5)],
+    ids=["weight_norm", "spectral_norm", "prune"],
 )
 def test_weights_that_a_hook_computes_are_refused_by_name(compute):
     policy = ProbabilisticTensorDictSequential(net(), head())
