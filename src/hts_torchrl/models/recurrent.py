@@ -10,11 +10,14 @@ from torch import nn
 from torchrl.modules import GRUModule, LSTMModule
 
 from hts_torchrl.config import Key
+from hts_torchrl.errors import ConfigurationError
 
 Cell: TypeAlias = Literal["lstm", "gru"]
 CELLS: tuple[Cell, ...] = get_args(Cell)
 FEATURES = "features"
 """What the trunk writes, and the memory reads."""
+_STATES = ("recurrent_state", "recurrent_state_h", "recurrent_state_c")
+_NAMES = (FEATURES, "hidden", *_STATES)
 
 
 def make_memory(cell: Cell, width: int, *, of: str = "") -> LSTMModule | GRUModule:
@@ -67,7 +70,18 @@ class TrunkModule(TensorDictModule):
 def with_memory(
     cell: Cell, trunk: nn.Module, keys: list[Key], *, of: str = ""
 ) -> TensorDictSequential:
-    """Return a trunk and what remembers its features, which write ``hidden``."""
+    """Return a trunk and what remembers its features, which write ``hidden``.
+
+    Raises:
+        ConfigurationError: if an observation has a name that the memory writes.
+    """
+    taken = [key for key in keys if isinstance(key, str) and key.removeprefix("critic_") in _NAMES]
+    if taken:
+        raise ConfigurationError(
+            f"the environment has an observation named {taken[0]!r}, which a network with a memory "
+            "writes itself: give it another name, with gymnasium.wrappers.TransformObservation or "
+            "torchrl's RenameTransform"
+        )
     width = int(trunk.out_features)  # type: ignore[arg-type]
     return TensorDictSequential(
         TrunkModule(trunk, in_keys=keys, out_keys=[of + FEATURES]),

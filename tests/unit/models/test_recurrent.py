@@ -6,7 +6,8 @@ from torch import nn
 from torchrl.modules import set_recurrent_mode
 
 from hts_torchrl.config import ArraySpec, EnvSpec
-from hts_torchrl.models import MLP, ActorCritic, CombinedTrunk, NipsCNN
+from hts_torchrl.errors import ConfigurationError
+from hts_torchrl.models import MLP, ActorCritic, CombinedTrunk, NipsCNN, make_actor_critic
 from hts_torchrl.models.recurrent import TrunkModule
 from tests.unit.models.test_distributions import ACTIONS
 
@@ -99,3 +100,11 @@ class TestWithMemory:
         module = TrunkModule(trunk, in_keys=["observation"], out_keys=["features"])
         module(TensorDict({"observation": seen}, [N, T]))
         assert shapes == [seen.shape]
+
+
+@pytest.mark.parametrize("name", ["features", "hidden", "critic_features", "recurrent_state_h"])
+def test_an_observation_of_a_name_that_the_memory_writes_is_refused(name):
+    spec = EnvSpec({name: VECTOR, "speed": VECTOR}, ACTIONS["discrete"])
+    assert make_actor_critic("mlp", spec) is not None
+    with pytest.raises(ConfigurationError, match=f"an observation named '{name}', which a network"):
+        make_actor_critic("lstm", spec)
