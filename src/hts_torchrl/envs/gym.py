@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib
 from collections.abc import Callable, Mapping, Sequence
@@ -88,7 +89,18 @@ class GymEnvs(EnvFactory):
 
     def _make(self, index: int, kwargs: dict[str, Any]) -> gymnasium.Env[Any, Any]:
         with called("make", index), making(index):
+            _import_modules(self.id)  # torch may come with them, and is seeded only if it is there
+        with called("make", index), making(index):
             return seeded_whole(made(lambda: gymnasium.make(self.id, **kwargs)))
+
+
+def _import_modules(env_id: str) -> None:
+    """Import what an environment is made of; what fails is told by ``gymnasium.make``."""
+    module, colon, name = env_id.rpartition(":")
+    with contextlib.suppress(Exception):
+        if colon:
+            importlib.import_module(module)
+        importlib.import_module(str(gymnasium.registry[name].entry_point).partition(":")[0])
 
 
 def _let_plugin_register(env_id: str) -> None:

@@ -1,3 +1,4 @@
+import subprocess
 import sys
 
 import gymnasium
@@ -523,3 +524,29 @@ def test_an_environment_can_be_begun_anew_alone():
     seen = group.restart([1], [2])["observation"]
     assert np.array_equal(seen[1], first[1])
     assert not np.array_equal(seen[0], first[0])
+
+
+DRAWING = """
+import gymnasium, torch
+
+class Drawing(gymnasium.Env):
+    observation_space = action_space = gymnasium.spaces.Discrete(2)
+    def __init__(self):
+        self.drawn = torch.rand(1).item()
+
+gymnasium.register("Drawing-v0", entry_point=Drawing)
+"""
+MAKE = """
+from hts_torchrl.envs.gym import GymEnvs
+print([env.unwrapped.drawn for env in GymEnvs("drawing:Drawing-v0").group([3, 4]).envs])
+"""
+
+
+def test_torch_that_comes_with_an_environment_draws_as_where_it_was_there(tmp_path):
+    (tmp_path / "drawing.py").write_text(DRAWING)
+
+    def drawn(program):
+        command = [sys.executable, "-c", program]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, check=True).stdout
+
+    assert drawn(MAKE) == drawn("import torch" + MAKE)
