@@ -379,12 +379,14 @@ def _listed(given: Any) -> list[Any]:  # noqa: ANN401 - the Trainer takes one, a
 
 
 def _require_possible(settings: Namespace) -> None:
-    """Refuse numbers beyond those of arrays and loops, a model of no class, too many devices."""
+    """Refuse what has a right type and cannot be: numbers, a name, a model, devices."""
     for name, value in settings.items():
         if name == "seed_everything" and isinstance(value, bool):
             raise ConfigurationError(f"--{name}={str(value).lower()}: give a number, such as 0")
         if isinstance(value, int) and abs(value) > sys.maxsize:
             raise ConfigurationError(f"--{name}={value}; at most {sys.maxsize} is possible")
+    if settings.get("name") is None:
+        raise ConfigurationError("name: null in a config file: the name of a folder is needed")
     if settings.get("model.class_path") == "hts_torchrl.Learner":  # which settings alone stand for
         raise ConfigurationError("--model: name a class: PPO, A2C, ... or module.Class")
     devices, most = str(settings.get("trainer.devices")), max(8, os.cpu_count() or 1)

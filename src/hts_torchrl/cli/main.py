@@ -39,7 +39,7 @@ from hts_torchrl.tools.doctor import examine
 from hts_torchrl.training.callbacks.stop_together import leave_together
 
 _NO_MODULE = re.compile(r"No module named '(?P<name>\w+)'")
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 import shlex
 import sys
@@ -17,6 +18,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from hts_torchrl.cli.checkpoint_settings import CheckpointSettings
 from hts_torchrl.compat.torch import bfloat16_in_hardware
+from hts_torchrl.errors import CheckpointError
 from hts_torchrl.training.callbacks import LearningCurve, RoundTrace, TrainingStatistics
 from hts_torchrl.training.run_settings import class_name
 
@@ -70,10 +72,20 @@ class RunReport(Callback):
         """Return the callback."""
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Tell how the run ended, if one has begun."""
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: object
+    ) -> None:
+        """Tell how the run ended, if one has begun.
+
+        Raises:
+            CheckpointError: instead of an error of a logger whose file was removed.
+        """
         if self._trainer is not None:
             _print(_last_lines(self._trainer, self._folder, finished=kind is None))
+        if self._folder is not None and isinstance(error, FileNotFoundError) and error.filename:
+            missing = Path(os.fsdecode(error.filename)).absolute()
+            if missing.is_relative_to(Path(self._folder).absolute()):
+                raise CheckpointError(f"{missing} was removed while the run wrote it") from error
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Tell what is going to be trained."""

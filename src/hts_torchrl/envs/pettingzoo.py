@@ -195,7 +195,15 @@ class AgentsGroup:
                 self._begin(game, seeds[0])
 
     def render(self) -> Array:
-        """Return the first game's picture."""
+        """Return the first game's picture.
+
+        Raises:
+            ConfigurationError: if the game, which may be of any class, draws none.
+        """
+        if not hasattr(self.games[0], "render"):
+            raise ConfigurationError(
+                f"{type(self.games[0]).__name__} has no render(), so there are no pictures of it"
+            )
         return np.asarray(self.games[0].render())
 
     def close(self) -> None:

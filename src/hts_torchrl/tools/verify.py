@@ -13,6 +13,7 @@ import numpy as np
 from lightning.pytorch import Callback, LightningModule, Trainer
 from tensordict import TensorDictBase
 
+from hts_torchrl.durable_file import replacing
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.learner import Learner
 from hts_torchrl.shared.arrays import array_name
@@ -62,9 +63,10 @@ class Manifest:
     """SHA-256 of the weights in the end."""
 
     def write(self, path: Path) -> None:
-        """Write JSON."""
+        """Write JSON, all of it or no file."""
         path.absolute().parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(asdict(self)))
+        with replacing(path) as new:
+            new.write_text(json.dumps(asdict(self)))
 
     @classmethod
     def read(cls, path: Path) -> Self:

@@ -3,6 +3,7 @@
 import errno
 import os
 import resource
+import shutil
 import tomllib
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import gymnasium
 import pytest
 import torch
 import yaml
+from lightning.pytorch import Callback
 from lightning.pytorch.loggers import Logger
 
 from hts_torchrl import A2C as A2CLearner
@@ -508,6 +510,31 @@ def test_seeds_behind_a_flag_that_stands_before_fit_are_refused(capsys):
     Path("cartpole.yaml").write_text("name: mine\n")
     message = refused(capsys, "--config=cartpole.yaml", "fit", *CARTPOLE, *A2C, "--seeds", "1", "2")
     assert message == "--seeds: name fit before all flags"
+
+
+def test_a_config_whose_name_is_null_is_refused(tmp_path, capsys):
+    config = write(tmp_path / "unnamed.yaml", name=None)
+    message = refused(capsys, "fit", *CARTPOLE, *A2C, f"--config={config}")
+    assert message == "name: null in a config file: the name of a folder is needed"
+
+
+class RemovesTheFolder(Callback):
+    """As a user does who tidies up while a run goes on."""
+
+    def on_train_batch_end(self, trainer, *_):
+        shutil.rmtree(trainer.log_dir)
+
+
+@pytest.mark.filterwarnings("ignore:The number of training batches")
+def test_a_run_whose_folder_is_removed_ends_with_one_line(capsys):
+    logger = ["--trainer.logger=CSVLogger", "--trainer.logger.save_dir=."]
+    removes = f"--trainer.callbacks={__name__}.RemovesTheFolder"
+    with pytest.raises(SystemExit) as left:
+        run("fit", *CARTPOLE, *A2C, *logger, removes, "--trainer.enable_checkpointing=false")
+    assert left.value.code == 1
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith("hts-torchrl: error: ")
+    assert last.endswith("version_0/metrics.csv was removed while the run wrote it")
 
 
 def test_a_config_behind_a_pipe_is_refused(capsys):

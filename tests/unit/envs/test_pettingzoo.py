@@ -151,6 +151,13 @@ def test_the_first_game_is_filmed_and_all_are_closed():
     assert [game.closed for game in group.games] == [True]
 
 
+def test_a_game_that_draws_no_pictures_says_so():
+    group = DUELS.group([0], render=True)
+    group.games[0] = object()
+    with pytest.raises(ConfigurationError, match=r"^object has no render\(\)"):
+        group.render()
+
+
 def test_a_game_of_pettingzoo_is_played():
     rps = pytest.importorskip("pettingzoo.classic.rps_v2", reason="hts-torchrl[pettingzoo]")
     group = PettingZooEnvs("pettingzoo.classic.rps_v2", {"max_cycles": 3}).group([0, 1])

@@ -1,7 +1,9 @@
 """Where two trainings part is found, wherever it is."""
 
 import copy
+import errno
 import json
+from pathlib import Path
 
 import gymnasium
 import pytest
@@ -104,6 +106,16 @@ class TestManifest:
     def test_is_read_as_it_was_written(self, plain, tmp_path):
         plain.write(tmp_path / "folder" / "manifest.json")
         assert Manifest.read(tmp_path / "folder" / "manifest.json") == plain
+
+    def test_leaves_no_half_of_it_where_the_disk_is_full(self, plain, tmp_path, monkeypatch):
+        def half(path, text):
+            path.write_bytes(text.encode()[: len(text) // 2])
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr(Path, "write_text", half)
+        with pytest.raises(OSError, match="No space left"):
+            plain.write(tmp_path / "manifest.json")
+        assert list(tmp_path.iterdir()) == []
 
     @pytest.mark.parametrize("text", ["", "[]", "{}", '{"rounds": [{}]}'])
     def test_another_file_is_refused(self, text, tmp_path):
