@@ -79,7 +79,10 @@ class HTSTrainer(Trainer):
             else:
                 imageio.mimsave(video, frames, **mp4)
         except OSError as error:
-            raise ConfigurationError(f"--video={video}: {reason_of(error, video)}") from error
+            reason = reason_of(error, video)
+            if "FFMPEG COMMAND" in reason:  # imageio's, of a whole screen
+                reason = "ffmpeg could not write it, and tells above why"
+            raise ConfigurationError(f"--video={video}: {reason}") from error
         print(f"video of {len(frames)} steps: {video}")  # noqa: T201
 
     def export(

@@ -12,7 +12,7 @@ PROGRAMS = [
     "delay.py", "determinism.py", "faults", "faults/partition.py", "faults/partition_ranks.py",
     "faults/ray_soak.py", "faults/soak.py", "football_engines.py", "gpu.py", "house.py",
     "kernels.py", "mutants.py", "overhead.py", "ranks.py", "recurrent.py", "rendezvous.py",
-    "reproducibility.py", "scale.py", "throughput.py", "time_to_score.py",
+    "reproducibility.py", "scale.py", "score_pairs.py", "throughput.py", "time_to_score.py",
     "zoo.py",
 ]  # fmt: skip
 

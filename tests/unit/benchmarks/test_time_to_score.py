@@ -257,3 +257,34 @@ def test_a_quick_run_by_training_has_a_row_and_a_figure(tmp_path):
     row = (tmp_path / "time_to_score.md").read_text().splitlines()[-1]
     assert row.startswith("| cartpole_ppo | hts | 1 |")
     assert (tmp_path / "time_to_score.png").exists()
+
+
+HEAD = "task,method,seed,by,last_score,max_minutes,evaluation_frames,arguments,minutes,frames,score"
+
+
+class TestScorePairs:
+    """Scores 2 and 8 times those of the other method: a geometric mean of 4."""
+
+    def told(self, tmp_path, *arguments):
+        path = tmp_path / "time_to_score.csv"
+        rows = [
+            *("a,hts,1,training,inf,9,0,--x=1,1,10,3", "a,hts,1,training,inf,9,0,--x=1,2,20,6"),
+            "a,hts,2,training,inf,9,0,--x=1 --data.timeout_s=900,2,20,8",
+            *("a,hts,3,training,inf,9,0,--x=1,2,20,5", "a,hts,4,training,inf,9,0,--x=2,2,20,5"),
+            *("a,ppo,1,training,inf,5,0,--x=1,2,20,3", "a,ppo,2,training,inf,5,0,--x=1,2,20,1"),
+            *("a,ppo,4,training,inf,5,0,--x=1,2,20,1", "b,ppo,1,training,inf,5,0,--x=1,2,20,1"),
+        ]  # fmt: skip
+        path.write_text("\n".join([HEAD, *rows]) + "\n")
+        command = [sys.executable, FOLDER / "score_pairs.py", "--results", path, *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    def test_last_scores_are_compared_where_both_methods_have_the_task_and_the_seed(self, tmp_path):
+        told = self.told(tmp_path, "--methods", "hts", "ppo", "--arguments=--x=1")
+        *table, _, last = told.stdout.splitlines()
+        assert table[2:] == ["| a | 1 | 6 | 3 |", "| a | 2 | 8 | 1 |"]
+        assert last == "4.00 (2.00 to 8.00) times the score; ahead in 2 of 2 pairs"
+
+    def test_no_pair_is_told(self, tmp_path):
+        told = self.told(tmp_path, "--methods", "hts", "seed_rl", "--arguments=--x=1")
+        assert told.returncode == 1
+        assert told.stderr.endswith("no task and seed has both of hts and seed_rl\n")
