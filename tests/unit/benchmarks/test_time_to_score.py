@@ -263,14 +263,15 @@ HEAD = "task,method,seed,by,last_score,max_minutes,evaluation_frames,arguments,m
 
 
 class TestScorePairs:
-    """Scores 2 and 8 times those of the other method: a geometric mean of 4."""
+    """Scores 2, 8 and 1 times those of the other method: their product is 16, its root 2.52."""
 
     def told(self, tmp_path, *arguments):
         path = tmp_path / "time_to_score.csv"
         rows = [
-            *("a,hts,1,training,inf,9,0,--x=1,1,10,3", "a,hts,1,training,inf,9,0,--x=1,2,20,6"),
+            *("a,hts,1,training,inf,9,0,--x=1,1,10,9", "a,hts,1,training,inf,9,0,--x=1,2,20,6"),
             "a,hts,2,training,inf,9,0,--x=1 --data.timeout_s=900,2,20,8",
             *("a,hts,3,training,inf,9,0,--x=1,2,20,5", "a,hts,4,training,inf,9,0,--x=2,2,20,5"),
+            *("a,hts,5,training,inf,9,0,--x=1,2,20,5", "a,ppo,5,training,inf,5,0,--x=1,2,20,5"),
             *("a,ppo,1,training,inf,5,0,--x=1,2,20,3", "a,ppo,2,training,inf,5,0,--x=1,2,20,1"),
             *("a,ppo,4,training,inf,5,0,--x=1,2,20,1", "b,ppo,1,training,inf,5,0,--x=1,2,20,1"),
         ]  # fmt: skip
@@ -281,8 +282,8 @@ class TestScorePairs:
     def test_last_scores_are_compared_where_both_methods_have_the_task_and_the_seed(self, tmp_path):
         told = self.told(tmp_path, "--methods", "hts", "ppo", "--arguments=--x=1")
         *table, _, last = told.stdout.splitlines()
-        assert table[2:] == ["| a | 1 | 6 | 3 |", "| a | 2 | 8 | 1 |"]
-        assert last == "4.00 (2.00 to 8.00) times the score; ahead in 2 of 2 pairs"
+        assert table[2:] == ["| a | 1 | 6 | 3 |", "| a | 2 | 8 | 1 |", "| a | 5 | 5 | 5 |"]
+        assert last == "2.52 (1.00 to 8.00) times the score; ahead in 2 of 3 pairs"
 
     def test_no_pair_is_told(self, tmp_path):
         told = self.told(tmp_path, "--methods", "hts", "seed_rl", "--arguments=--x=1")
