@@ -264,3 +264,29 @@ def test_weights_may_be_missing_where_loading_is_not_strict(tmp_path):
     assert not any("elsewhere" in name for name in torch.load(path)["state_dict"])
     assert torch.equal(flat(Partly.load_from_checkpoint(path).policy), flat(trained.policy))
     assert watched_fit(Partly(), cartpole(3), path).updates == [2]
+
+
+class Extended(A2C):
+    """A learner that got another module after its checkpoint was written."""
+
+    def __init__(self, policy=None, **settings):
+        super().__init__(policy, **settings)
+        self.added = nn.Linear(1, 1)
+
+
+class Loosely(Extended):
+    strict_loading = False
+
+
+@pytest.mark.parametrize("kind", [Extended, Loosely])
+def test_a_checkpoint_without_a_later_module_is_loaded_only_if_that_is_not_strict(kind, tmp_path):
+    trained = kind()
+    path = saved(tmp_path, trained)
+    content = torch.load(path)
+    content["state_dict"] = {k: v for k, v in content["state_dict"].items() if "added" not in k}
+    torch.save(content, path)
+    if kind is Extended:
+        with pytest.raises(ConfigurationError, match=r"its added\.bias has shape None"):
+            kind.load_from_checkpoint(path)
+    else:
+        assert torch.equal(flat(kind.load_from_checkpoint(path).policy), flat(trained.policy))
