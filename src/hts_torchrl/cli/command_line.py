@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import difflib
-import itertools
 import json
 import os
 import pkgutil
-import re
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
@@ -26,6 +24,7 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning_utilities.core.enums import StrEnum
 from omegaconf.errors import OmegaConfBaseException
 
+from hts_torchrl.cli.argument_parser import NO_FLAGS, HTSArgumentParser, reason_in
 from hts_torchrl.cli.checkpoint_settings import CheckpointSettings
 from hts_torchrl.cli.config_files import checkpoint_of
 from hts_torchrl.compat.lightning import CommandLine
@@ -56,66 +55,6 @@ yaml.SafeDumper.add_multi_representer(
 )
 
 
-_NO_FLAGS = {
-    "fit": {"model", "train_dataloaders", "val_dataloaders", "datamodule"},
-    "validate": {"model", "dataloaders", "datamodule"},
-    "test": {"model", "dataloaders", "datamodule"},
-    "predict": {"model", "dataloaders", "datamodule"},
-    "play": {"model", "datamodule"},
-    "export": {"model", "datamodule"},
-    "advise": {"model", "datamodule"},
-    "verify": {"model", "datamodule"},
-}
-"""Subcommands, each with the arguments that are no flags."""
-
-
-_WITHOUT_VALUE = re.compile(r"argument (?P<flag>--\S+): expected one argument")
-# Lightning takes no model as well, which nobody asks for here.
-_OR_NO_MODEL = re.compile(
-    r"Does not validate against any of the Union subtypes Subtypes: .*?NoneType'>\] Errors: - (.*) "
-    r"- Expected a <class 'NoneType'>"
-)
-
-
-class HTSArgumentParser(LightningArgumentParser):
-    """Reports a wrong argument in one line, without the usage, and takes no shortened flags.
-
-    What looks for ``--config`` and ``--ckpt_path`` before anything is parsed would miss ``--conf``.
-    """
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
-        super().__init__(*args, **{"allow_abbrev": False, **kwargs})
-        # Else argparse takes -1e-3 for a flag, and the flag before it has no value.
-        self._negative_number_matcher = re.compile(r"-(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$")
-
-    def error(self, message: str, ex: Exception | None = None) -> NoReturn:  # noqa: ARG002
-        """Print what is wrong and exit with status 2."""
-        # Behind that it repeats the whole configuration.
-        wrong = " ".join(message.split()).partition(" Given value type:")[0]
-        if " are required: " in wrong:  # named as flags
-            for command in _NO_FLAGS:
-                wrong = wrong.replace(f" {command}.", " --")
-        if wrong.endswith("EnvFactory is abstract"):
-            wrong = "--data.env: name a class: GymEnvs, AtariEnvs, ... or module.Class"
-        if wrong.startswith('Parser key "model": '):
-            wrong = _OR_NO_MODEL.sub(r"\1", wrong)
-        if wrong.startswith("argument --seeds: "):  # which is taken before anything is parsed
-            wrong = "--seeds: name fit before all flags"
-        if wrong.startswith("argument subcommand: invalid choice: "):
-            wrong += "; others are 'report', 'tune' and 'doctor'"
-        if without_value := _WITHOUT_VALUE.fullmatch(wrong):  # of a class, it is named alone
-            wrong = _with_setting(wrong, without_value["flag"])
-        raise ConfigurationError(wrong)
-
-
-def _with_setting(wrong: str, flag: str) -> str:
-    """Name the first setting of a class that was given no value, where argparse names the class."""
-    for argument, value in itertools.pairwise([*sys.argv, "--"]):
-        if argument.startswith(f"{flag}.") and "=" not in argument and value.startswith("--"):
-            return wrong.replace(flag, argument)
-    return wrong
-
-
 class HTSCommandLine(CommandLine):
     """LightningCLI with this project's subcommands and defaults."""
 
@@ -126,7 +65,7 @@ class HTSCommandLine(CommandLine):
         Where one is the first argument, it alone: the parsers of all take most of a start's time.
         """
         chosen = sys.argv[1:2]
-        return {name: _NO_FLAGS[name] for name in chosen if name in _NO_FLAGS} or _NO_FLAGS
+        return {name: NO_FLAGS[name] for name in chosen if name in NO_FLAGS} or NO_FLAGS
 
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:  # noqa: ANN401
         """Make the parser with one-line errors."""
@@ -293,7 +232,7 @@ class HTSCommandLine(CommandLine):
             super().instantiate_classes()
         except (ValueError, ImportError) as error:
             refused = error.__cause__ if isinstance(error.__cause__, ConfigurationError) else error
-            raise ConfigurationError(str(refused)) from error
+            raise ConfigurationError(reason_in(str(refused))) from error
 
     def before_fit(self) -> None:
         """Refuse a folder that cannot be made before anything else is."""

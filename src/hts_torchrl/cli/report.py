@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from hts_torchrl.cli.command_line import HTSArgumentParser
+from hts_torchrl.cli.argument_parser import HTSArgumentParser
 from hts_torchrl.errors import ConfigurationError
 
 

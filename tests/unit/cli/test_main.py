@@ -352,8 +352,27 @@ WRONG = {
         ['--model.optimizer_kwargs={"lr": 0.1}'],
         "optimizer_kwargs has 'lr': set learning_rate instead",
     ),
-    "an unknown learner": (["--model=DQN"], 'Parser key "model"'),
+    "an unknown learner": (
+        ["--model=DQN"],
+        "Parser key \"model\": 'DQN' is no class known here; write your own with its module, ",
+    ),
     "an unknown factory": (["--data.env=FooEnvs"], 'Parser key "data.env"'),
+    "an unknown callback": (
+        ["--trainer.callbacks=Foo"],
+        "Parser key \"trainer.callbacks\": 'Foo' is no class known here; write your own with",
+    ),
+    "a logger without what it requires": (
+        ["--trainer.logger=TensorBoardLogger"],
+        'Parser key "trainer.logger": the following arguments are required: save_dir',
+    ),
+    "an argument of no callback": (
+        ['--trainer.callbacks=[{"class_path": "Timer", "init_args": {"span": 3}}]'],
+        "Parser key \"trainer.callbacks\": Option 'span' is not accepted",
+    ),
+    "no precision of Lightning's": (
+        ["--trainer.precision=bf8"],
+        "Parser key \"trainer.precision\": Expected a typing.Literal['transformer-engine', ",
+    ),
     "an interpolation that leads nowhere": (
         ["--data.frames_per_batch=${data.none}"],
         "Interpolation key 'data.none' not found",

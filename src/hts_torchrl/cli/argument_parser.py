@@ -1,0 +1,90 @@
+"""The parser of the command line's arguments, and its errors in one line."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import sys
+from typing import Any, NoReturn
+
+from lightning.pytorch.cli import LightningArgumentParser
+
+from hts_torchrl.errors import ConfigurationError
+
+NO_FLAGS = {
+    "fit": {"model", "train_dataloaders", "val_dataloaders", "datamodule"},
+    "validate": {"model", "dataloaders", "datamodule"},
+    "test": {"model", "dataloaders", "datamodule"},
+    "predict": {"model", "dataloaders", "datamodule"},
+    "play": {"model", "datamodule"},
+    "export": {"model", "datamodule"},
+    "advise": {"model", "datamodule"},
+    "verify": {"model", "datamodule"},
+}
+"""Subcommands, each with the arguments that are no flags."""
+
+
+_WITHOUT_VALUE = re.compile(r"argument (?P<flag>--\S+): expected one argument")
+_ALTERNATIVES = re.compile(
+    r"(- Expected a path but .+? either not accessible or invalid - )?"
+    r"Does not validate against any of the Union subtypes Subtypes: \[.*?\] Errors: (?=- )"
+)
+_OTHER_TYPE = re.compile(
+    r" ?- (Expected a <class '[\w.]+'>|Not a valid subclass of .*? \(implicit class_path\))"
+)
+_NO_CLASS = re.compile(r"- Expected a dot import path string: (?P<name>\S+)")
+
+
+class HTSArgumentParser(LightningArgumentParser):
+    """Reports a wrong argument in one line, without the usage, and takes no shortened flags.
+
+    What looks for ``--config`` and ``--ckpt_path`` before anything is parsed would miss ``--conf``.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
+        super().__init__(*args, **{"allow_abbrev": False, **kwargs})
+        # Else argparse takes -1e-3 for a flag, and the flag before it has no value.
+        self._negative_number_matcher = re.compile(r"-(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$")
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:  # noqa: ARG002
+        """Print what is wrong and exit with status 2."""
+        wrong = reason_in(message)
+        if " are required: " in wrong:  # named as flags
+            for command in NO_FLAGS:
+                wrong = wrong.replace(f" {command}.", " --")
+        if wrong.endswith("EnvFactory is abstract"):
+            wrong = "--data.env: name a class: GymEnvs, AtariEnvs, ... or module.Class"
+        if wrong.startswith("argument --seeds: "):  # which is taken before anything is parsed
+            wrong = "--seeds: name fit before all flags"
+        if wrong.startswith("argument subcommand: invalid choice: "):
+            wrong += "; others are 'report', 'tune' and 'doctor'"
+        if without_value := _WITHOUT_VALUE.fullmatch(wrong):  # of a class, it is named alone
+            wrong = _with_setting(wrong, without_value["flag"])
+        raise ConfigurationError(wrong)
+
+
+def _with_setting(wrong: str, flag: str) -> str:
+    """Name the first setting of a class that was given no value, where argparse names the class."""
+    for argument, value in itertools.pairwise([*sys.argv, "--"]):
+        if argument.startswith(f"{flag}.") and "=" not in argument and value.startswith("--"):
+            return wrong.replace(flag, argument)
+    return wrong
+
+
+def reason_in(message: str) -> str:
+    """Return jsonargparse's message in one line, without the types that the user did not mean.
+
+    Of a value that may be several things, it says for each why the value is not that.
+    """
+    # Behind that it repeats the whole configuration.
+    wrong = " ".join(message.split()).partition(" Given value type:")[0]
+    alternatives = _ALTERNATIVES.search(wrong)
+    if alternatives is None:
+        return wrong
+    reasons = _OTHER_TYPE.sub("", wrong[alternatives.end() :])
+    reasons = _NO_CLASS.sub(
+        r"- '\g<name>' is no class known here; write your own with its module, module.\g<name>",
+        reasons,
+    )
+    different = dict.fromkeys(reasons.strip().removeprefix("- ").split(" - "))
+    return wrong[: alternatives.start()] + " - ".join(different) if reasons else wrong
