@@ -60,24 +60,24 @@ class RatioLoss:
     clip_fraction: Tensor
     """Share of samples whose ratio lay outside ``1 +- clip``."""
     approx_kl: Tensor
-    """Estimate of the divergence from the behaviour policy (Schulman's k3, never negative)."""
+    """Estimate of the divergence from the old policy (Schulman's k3, never negative)."""
 
 
 def clipped_ratio_loss(
-    log_prob: Tensor, behaviour_log_prob: Tensor, advantage: Tensor, clip: float
+    log_prob: Tensor, old_log_prob: Tensor, advantage: Tensor, clip: float
 ) -> RatioLoss:
     """Return equation 7 of the paper as a loss; all tensors ``[B]``.
 
-    The ratio is taken against the policy that collected the data, as always in PPO; under a delay
-    of one update it starts near 1 and not at it.
+    The old policy is that which collected the data. With PPO's ``decoupled`` it is the one that
+    first learned from a sample in this round.
 
     Args:
         log_prob: of the actions taken, at the weights that learn.
-        behaviour_log_prob: of the same actions, at the weights that acted.
+        old_log_prob: of the same actions, by the old policy.
         advantage: taken as a constant.
         clip: how far from 1 a ratio still counts.
     """
-    log_ratio = log_prob - behaviour_log_prob.detach()
+    log_ratio = log_prob - old_log_prob.detach()
     ratio = log_ratio.exp()
     gain = advantage.detach() * ratio
     clipped = advantage.detach() * ratio.clamp(1 - clip, 1 + clip)
@@ -87,17 +87,15 @@ def clipped_ratio_loss(
     return RatioLoss(-torch.min(gain, clipped).mean(), clip_fraction, approx_kl)
 
 
-def clipped_value_loss(
-    value: Tensor, behaviour_value: Tensor, returns: Tensor, clip: float
-) -> Tensor:
+def clipped_value_loss(value: Tensor, old_value: Tensor, returns: Tensor, clip: float) -> Tensor:
     """Return the mean of the larger squared error, plain or with the value's change clipped.
 
     Args:
         value: of the observations ``[B]``, at the weights that learn.
-        behaviour_value: of the same, at the weights that acted, ``[B]``.
+        old_value: of the same, at the weights of the old policy, ``[B]``.
         returns: ``[B]``, taken as constants.
         clip: how far a value may move.
     """
-    near = behaviour_value + (value - behaviour_value).clamp(-clip, clip)
+    near = old_value + (value - old_value).clamp(-clip, clip)
     errors = (value - returns.detach()).square(), (near - returns.detach()).square()
     return torch.max(*errors).mean()

@@ -102,9 +102,9 @@ def test_at_the_behaviour_policy_the_gradient_is_that_of_a2c():
     assert gradient == [-1.5, 0.25]
 
 
-def clipped_value(value, behaviour, returns):
+def clipped_value(value, old, returns):
     value = torch.tensor([value], requires_grad=True)
-    loss = clipped_value_loss(value, torch.tensor([behaviour]), torch.tensor([returns]), CLIP)
+    loss = clipped_value_loss(value, torch.tensor([old]), torch.tensor([returns]), CLIP)
     loss.backward()
     return loss.item(), value.grad.item()
 
