@@ -144,3 +144,18 @@ class EpisodeScores:
     """Raw score of each game, float64 ``[episodes]``."""
     lengths: Array
     """Its steps, int64 ``[episodes]``."""
+
+
+class EvaluationLoader:
+    """One evaluation, as the Trainer's validation loader (a plain list would be many loaders)."""
+
+    def __init__(self, evaluation: Evaluation) -> None:
+        self._evaluation = evaluation
+
+    def __len__(self) -> int:
+        """Return 1."""
+        return 1
+
+    def __iter__(self) -> Iterator[Evaluation]:
+        """Yield the evaluation."""
+        yield self._evaluation

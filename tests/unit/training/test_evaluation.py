@@ -25,7 +25,7 @@ from hts_torchrl import (
 )
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.training import evaluation
-from hts_torchrl.training.evaluation import Evaluation
+from hts_torchrl.training.evaluation import Evaluation, EvaluationLoader
 from tests import philox
 from tests.fakes import RecallEnv
 from tests.fits import cartpole, quiet_trainer
@@ -304,3 +304,10 @@ def test_what_a_vector_environment_observes_is_held_to_what_it_declares():
     make = partial(HalfPrecise, [partial(gymnasium.make, "CartPole-v1")] * 2)
     with pytest.raises(ConfigurationError, match=r"step\(\) of .*float64 .*but float32 .*declared"):
         Evaluation(make, 2, seed=1).run(cartpole_policy())
+
+
+def test_the_evaluation_loader_is_one_loader_of_one_evaluation():
+    evaluation = cartpole().evaluation(precision="32-true")
+    loader = EvaluationLoader(evaluation)
+    assert len(loader) == 1
+    assert list(loader) == [evaluation]
