@@ -18,6 +18,7 @@ from torchrl.envs.libs import utils  # noqa: F401 - keeps an ImportError, and th
 from hts_torchrl import (
     A2C,
     AtariEnvs,
+    EnvFactory,
     GymEnvs,
     PettingZooEnvs,
     env_spec_of,
@@ -218,6 +219,21 @@ def test_the_pictures_of_a_game_are_one_a_step():
 def test_pictures_change():
     frames = list(Evaluation(CARTPOLE, 3, seed=5).frames(cartpole_policy()))
     assert not np.array_equal(frames[0], frames[-2])
+
+
+def test_a_group_without_pictures_is_refused():
+    class Blind:
+        spec, num_envs = CARTPOLE.group([0]).spec, 1
+
+        def close(self):
+            pass
+
+    class BlindEnvs(EnvFactory):
+        def group(self, indices, *, render=False):  # noqa: ARG002
+            return Blind()
+
+    with pytest.raises(ConfigurationError, match=r"Blind has no render\(\), so there are no"):
+        next(Evaluation(BlindEnvs(), 1, seed=0).frames(cartpole_policy()))
 
 
 def test_evaluating_leaves_weights_and_generator_alone():
