@@ -14,7 +14,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from hts_torchrl import A2C, PPO, PQN
-from hts_torchrl.objectives.a2c import mean_entropy, policy_gradient_loss, value_loss
+from hts_torchrl.objectives.losses import mean_entropy, policy_gradient_loss, value_loss
 from hts_torchrl.objectives.returns import Targets
 
 

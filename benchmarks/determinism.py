@@ -439,6 +439,8 @@ def main() -> int:
     known = [*ALGORITHMS, OFF_POLICY]
     parser.add_argument("--algorithms", nargs="+", choices=known, default=known)
     arguments = parser.parse_args()
+    if arguments.updates < 2 and not arguments.ranks:
+        parser.error("--updates: 2 or more, as a run is resumed at half its length")
     quiet()
     failures = 0
     pools = QUICK_POOLS if arguments.quick else POOLS

@@ -34,7 +34,7 @@ from hts_torchrl.envs.atari import AtariGroup
 from hts_torchrl.envs.envpool import EnvPoolGroup
 from hts_torchrl.envs.make_group import make_group
 from hts_torchrl.errors import ReplayError
-from hts_torchrl.learner.rmsprop import OnePassRMSprop
+from hts_torchrl.learner.optimizers import OnePassRMSprop
 from hts_torchrl.training.callbacks import LastCheckpoint, LearningCurve, TrainingStatistics
 from tests.determinism.tasks import (
     CARTPOLE,

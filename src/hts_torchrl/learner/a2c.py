@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from hts_torchrl.errors import ConfigurationError, require
 from hts_torchrl.learner.base import Learner
-from hts_torchrl.objectives.a2c import mean_entropy, policy_gradient_loss, value_loss
+from hts_torchrl.objectives.losses import mean_entropy, policy_gradient_loss, value_loss
 from hts_torchrl.training.round_slice import RoundSlice
 
 

@@ -23,7 +23,6 @@ from hts_torchrl.learner.policy_module import NO_VALUE
 from hts_torchrl.learner.restored import restored
 from hts_torchrl.learner.settings import show_inherited
 from hts_torchrl.objectives.returns import Targets, gae_targets
-from hts_torchrl.policy.composite import is_composite
 from hts_torchrl.policy.normalization import RunningStatistics
 
 # More than any machine has cores; the OpenMP runtime crashes when it cannot start them.
@@ -361,7 +360,7 @@ class Learner(ChunkedRounds):
 
     def _actions(self, batch: TensorDictBase) -> Tensor | TensorDictBase:
         keys = self._head.dist_sample_keys
-        return batch.select(*keys) if is_composite(self._head) else batch[keys[0]]
+        return batch.select(*keys) if self._writes_parts else batch[keys[0]]
 
     def behaviour_log_prob(self, batch: TensorDictBase) -> Tensor:
         """Return the log-probabilities of a round's actions when they were drawn, ``[N, T]``.

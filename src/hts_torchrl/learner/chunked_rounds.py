@@ -139,16 +139,13 @@ class ChunkedRounds(RoundModule):
             batch: the round ``[N, T]``.
             samples_to_learn: gives B samples of a chunk.
         """
+        if self.gradient_chunks == 1:
+            return samples_to_learn(batch)
         samples = []
         for chunk, rows in zip(self.chunks.own, self.chunks.of(batch), strict=True):
             self._begin(chunk)
             samples.append(samples_to_learn(rows))
-        return samples[0] if len(samples) == 1 else torch.cat(samples)
-
-    def rows_of_chunk(self, index: int) -> slice:
-        """Return where :meth:`samples_by_chunks` has the samples of this rank's index-th chunk."""
-        size = self.num_samples(self.part.round) // len(self.chunks.own)
-        return slice(index * size, (index + 1) * size)
+        return torch.cat(samples)
 
     def num_samples(self, batch: TensorDictBase) -> int:
         """Return how many samples are made of a round ``[N, T]``: one of each step."""

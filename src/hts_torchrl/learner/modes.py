@@ -100,7 +100,7 @@ class SeededDraws:
             self.reseed = seed_generators
             seed_generators(seed)
             try:
-                with noting_draws(OTHERS if watches else ()) as drawn:
+                with noting_draws(OTHERS) if watches else contextlib.nullcontext(()) as drawn:
                     yield
             finally:
                 self.reseed = _refuse_seed

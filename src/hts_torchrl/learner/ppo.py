@@ -14,8 +14,12 @@ from torch import Tensor, nn
 
 from hts_torchrl.errors import require
 from hts_torchrl.learner.minibatches import MinibatchLearner
-from hts_torchrl.objectives.a2c import mean_entropy, value_loss
-from hts_torchrl.objectives.ppo import clipped_ratio_loss, clipped_value_loss
+from hts_torchrl.objectives.losses import (
+    clipped_ratio_loss,
+    clipped_value_loss,
+    mean_entropy,
+    value_loss,
+)
 from hts_torchrl.policy.normalization import RunningStatistics
 from hts_torchrl.training.round_slice import RoundSlice
 

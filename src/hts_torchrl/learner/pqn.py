@@ -14,7 +14,7 @@ from hts_torchrl.config import EnvSpec
 from hts_torchrl.errors import ConfigurationError, require
 from hts_torchrl.learner.minibatches import MinibatchLearner
 from hts_torchrl.models.q_policy import QHead, make_q_policy, q_head_of
-from hts_torchrl.objectives.a2c import value_loss
+from hts_torchrl.objectives.losses import value_loss
 
 
 class PQN(MinibatchLearner):

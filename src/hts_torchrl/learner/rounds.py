@@ -28,6 +28,7 @@ from hts_torchrl.learner.optimizers import COMPUTES_AGAIN
 from hts_torchrl.learner.policy_module import PolicyModule
 from hts_torchrl.learner.resumption import Resumption
 from hts_torchrl.learner.round_start import RoundStart
+from hts_torchrl.policy.composite import is_composite
 from hts_torchrl.policy.forward import path_of, probabilistic_module
 from hts_torchrl.policy.normalization import NormalizedPolicy
 from hts_torchrl.rng import update_seed
@@ -129,6 +130,7 @@ class RoundModule(PolicyModule):
         self._round_open = self._learns = False
         self._stepped_on = None
         self._head = probabilistic_module(self.actor_critic)
+        self._writes_parts = is_composite(self._head)
 
     def leave_round(self) -> None:
         """Put the newest weights back; the data module calls it after an exception."""

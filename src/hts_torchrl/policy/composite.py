@@ -107,9 +107,7 @@ class ActionParts:
         """Where each part stands in the vector, and among its draws."""
 
     def joined(self, parts: dict[Key, Tensor]) -> Tensor:
-        """Return the vector ``[B, K]`` of parts ``[B, ...]``; an action that is whole, as it is."""
-        if self.is_whole:
-            return parts[self._action.key]
+        """Return the vector ``[B, K]`` of parts ``[B, ...]``, of an action that is not whole."""
         dtype = torch.int64 if self._action.kind == "multi_discrete" else torch.float32
         flat = {
             key: parts[key].argmax(-1) if spec.kind == "one_hot" else parts[key]

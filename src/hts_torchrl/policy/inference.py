@@ -288,8 +288,9 @@ class PolicyInference:
         log_probs = self._log_probs(result.distribution, actions)
         if not random:
             actions = self._project(actions)
-        answers = {**actions, self.action.key: self.parts.joined(actions)}
-        return answers | log_probs, result
+        if not self.parts.is_whole:
+            actions[self.action.key] = self.parts.joined(actions)
+        return actions | log_probs, result
 
     def distributions(self, dist: d.Distribution) -> dict[Key, d.Distribution]:
         """Return the distribution of each part of the action, by its key."""

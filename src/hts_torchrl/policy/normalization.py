@@ -11,14 +11,14 @@ from typing import cast
 
 import torch
 from tensordict import TensorDictBase
-from tensordict.nn import TensorDictModuleBase, TensorDictSequential
+from tensordict.nn import TensorDictModule, TensorDictModuleBase, TensorDictSequential
 from torch import Tensor, nn
 
 from hts_torchrl.compat.torch import of_all_ranks
 from hts_torchrl.config import EnvSpec, Key
 from hts_torchrl.errors import ConfigurationError
+from hts_torchrl.models.combined import is_picture
 from hts_torchrl.models.nature import PixelConv2d, PixelTrunk
-from hts_torchrl.models.pictures import pixel_trunks
 
 _MOST = 10.0
 _EPSILON = 1e-8
@@ -181,3 +181,29 @@ class NormalizedPolicy(TensorDictSequential):
     def policy(self) -> TensorDictModuleBase:
         """The policy itself."""
         return cast("TensorDictModuleBase", self.module[1])
+
+
+def pixel_trunks(policy: nn.Module, spec: EnvSpec) -> list[tuple[Key, PixelTrunk]]:
+    """Return the pictures that a policy reads with this package's trunks, and these.
+
+    Args:
+        policy: of TensorDict modules, whose ``in_keys`` tell what each reads.
+        spec: of the environment.
+
+    Raises:
+        ConfigurationError: if a module has not one trunk for each picture.
+    """
+    found: list[tuple[Key, PixelTrunk]] = []
+    for module in policy.modules():
+        if not isinstance(module, TensorDictModule) or isinstance(module, TensorDictSequential):
+            continue
+        trunks = [each for each in module.modules() if isinstance(each, PixelTrunk)]
+        seen = spec.observations
+        pictures = [key for key in module.in_keys if key in seen and is_picture(seen[key])]
+        if trunks and len(trunks) != len(pictures):
+            raise ConfigurationError(
+                f"normalize_observation=true: a module with {len(trunks)} trunks of pictures reads "
+                f"{len(pictures)} pictures ({pictures}); one trunk for each is needed"
+            )
+        found += zip(pictures, trunks, strict=False)
+    return found

@@ -24,13 +24,12 @@ from hts_torchrl.settings import takes_settings
 from hts_torchrl.training.callbacks.stop_after_round import StopAfterRound
 from hts_torchrl.training.callbacks.stop_together import StopTogether
 from hts_torchrl.training.data_state import DataState
-from hts_torchrl.training.evaluation import Evaluation
+from hts_torchrl.training.evaluation import Evaluation, EvaluationLoader
 from hts_torchrl.training.evaluation_interval import EvaluationInterval
 from hts_torchrl.training.extended_hooks import require_extended
-from hts_torchrl.training.loaders import EvaluationLoader, RoundLoader
 from hts_torchrl.training.module_limits import require_collection, require_kept_statistics
 from hts_torchrl.training.rank_share import share_of
-from hts_torchrl.training.round_slice import RoundSlice
+from hts_torchrl.training.round_slice import RoundLoader, RoundSlice
 from hts_torchrl.training.run_settings import Changes, described, plain
 from hts_torchrl.training.trainer_limits import (
     require_divided_rounds,

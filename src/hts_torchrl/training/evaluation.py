@@ -14,6 +14,7 @@ from torch import nn
 from hts_torchrl.config import Precision, default_batch_size
 from hts_torchrl.envs.group import Array, CreateEnv, EnvFactory, EnvGroup
 from hts_torchrl.envs.make_group import make_group
+from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.policy.examination import refuse_other_shape
 from hts_torchrl.policy.forward import with_parts
 from hts_torchrl.policy.inference import PolicyInference
@@ -94,9 +95,17 @@ class Evaluation:
                 return
 
     def frames(self, policy: nn.Module) -> Iterator[Array]:
-        """Yield the pictures of one game, uint8 ``[height, width, 3]``."""
+        """Yield the pictures of one game, uint8 ``[height, width, 3]``.
+
+        Raises:
+            ConfigurationError: if a group of the user's own draws none.
+        """
         group = make_group(self.create_env_fn, [0], render=True, any_size=True)
         with closing(group):
+            if not hasattr(group, "render"):
+                raise ConfigurationError(
+                    f"{type(group).__name__} has no render(), so there are no pictures of it"
+                )
             for _, ended in self._steps(group, 0, policy):
                 yield group.render()
                 if ended[0]:
@@ -144,3 +153,18 @@ class EpisodeScores:
     """Raw score of each game, float64 ``[episodes]``."""
     lengths: Array
     """Its steps, int64 ``[episodes]``."""
+
+
+class EvaluationLoader:
+    """One evaluation, as the Trainer's validation loader (a plain list would be many loaders)."""
+
+    def __init__(self, evaluation: Evaluation) -> None:
+        self._evaluation = evaluation
+
+    def __len__(self) -> int:
+        """Return 1."""
+        return 1
+
+    def __iter__(self) -> Iterator[Evaluation]:
+        """Yield the evaluation."""
+        yield self._evaluation

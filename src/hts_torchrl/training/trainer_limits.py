@@ -19,7 +19,7 @@ from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, SingleD
 
 from hts_torchrl.compat.lightning import process_start_method
 from hts_torchrl.errors import ConfigurationError, require
-from hts_torchrl.training.loaders import ONE_EPOCH
+from hts_torchrl.training.round_slice import ONE_EPOCH
 
 _REFUSED: dict[type[Callback], str] = {
     StochasticWeightAveraging: (

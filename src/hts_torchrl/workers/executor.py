@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 
@@ -180,6 +180,9 @@ class Executor:
     def _require_declared(self, observation: Observation, call: str) -> None:
         """Refuse arrays of another shape or type: a cell would broadcast or convert them."""
         with self._observing[call]:
+            if not isinstance(observation, Mapping):
+                kind = type(observation).__name__
+                raise ConfigurationError(f"a {kind} came, but a dict of arrays by key is declared")
             for key, spec in self._declared.items():
                 as_declared(key, observation.get(key), spec)
 

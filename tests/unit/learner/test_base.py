@@ -30,7 +30,7 @@ from torchrl.modules import (
 
 from hts_torchrl import A2C, PPO, GymEnvs, HTSCollector, Learner, make_actor_critic
 from hts_torchrl.errors import ConfigurationError, ProtocolError
-from hts_torchrl.learner.rmsprop import OnePassRMSprop
+from hts_torchrl.learner.optimizers import OnePassRMSprop
 from hts_torchrl.training.round_slice import RoundSlice
 from tests.fits import (
     SGDA2C,

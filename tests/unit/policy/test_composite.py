@@ -21,7 +21,7 @@ from hts_torchrl.config import ActionSpec, ArraySpec, EnvSpec
 from hts_torchrl.envs.joined_action import joined
 from hts_torchrl.envs.spaces import env_spec
 from hts_torchrl.errors import ConfigurationError
-from hts_torchrl.objectives.a2c import mean_entropy
+from hts_torchrl.objectives.losses import mean_entropy
 from hts_torchrl.policy.as_policy import as_policy
 from hts_torchrl.policy.composite import VECTOR, SeveralActions
 from hts_torchrl.policy.examination import depends_on_row_alone, find_outputs

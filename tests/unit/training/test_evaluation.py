@@ -18,6 +18,7 @@ from torchrl.envs.libs import utils  # noqa: F401 - keeps an ImportError, and th
 from hts_torchrl import (
     A2C,
     AtariEnvs,
+    EnvFactory,
     GymEnvs,
     PettingZooEnvs,
     env_spec_of,
@@ -25,7 +26,7 @@ from hts_torchrl import (
 )
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.training import evaluation
-from hts_torchrl.training.evaluation import Evaluation
+from hts_torchrl.training.evaluation import Evaluation, EvaluationLoader
 from tests import philox
 from tests.fakes import RecallEnv
 from tests.fits import cartpole, quiet_trainer
@@ -220,6 +221,21 @@ def test_pictures_change():
     assert not np.array_equal(frames[0], frames[-2])
 
 
+def test_a_group_without_pictures_is_refused():
+    class Blind:
+        spec, num_envs = CARTPOLE.group([0]).spec, 1
+
+        def close(self):
+            pass
+
+    class BlindEnvs(EnvFactory):
+        def group(self, indices, *, render=False):  # noqa: ARG002
+            return Blind()
+
+    with pytest.raises(ConfigurationError, match=r"Blind has no render\(\), so there are no"):
+        next(Evaluation(BlindEnvs(), 1, seed=0).frames(cartpole_policy()))
+
+
 def test_evaluating_leaves_weights_and_generator_alone():
     policy = cartpole_policy()
     before = {name: value.clone() for name, value in policy.state_dict().items()}
@@ -304,3 +320,10 @@ def test_what_a_vector_environment_observes_is_held_to_what_it_declares():
     make = partial(HalfPrecise, [partial(gymnasium.make, "CartPole-v1")] * 2)
     with pytest.raises(ConfigurationError, match=r"step\(\) of .*float64 .*but float32 .*declared"):
         Evaluation(make, 2, seed=1).run(cartpole_policy())
+
+
+def test_the_evaluation_loader_is_one_loader_of_one_evaluation():
+    evaluation = cartpole().evaluation(precision="32-true")
+    loader = EvaluationLoader(evaluation)
+    assert len(loader) == 1
+    assert list(loader) == [evaluation]

@@ -1,4 +1,4 @@
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from multiprocessing import Pipe
 from types import SimpleNamespace
 
@@ -8,6 +8,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from hts_torchrl.config import ArraySpec, PoolConfig
+from hts_torchrl.envs.group import EnvFactory
 from hts_torchrl.envs.gym import SerialGroup
 from hts_torchrl.envs.make_group import make_group
 from hts_torchrl.envs.registered import pickle_envs
@@ -264,6 +265,32 @@ def test_what_a_group_observes_is_held_against_what_is_declared(shared, observe,
         f"'observation' is {found}, but float32 [2, 5] is declared"
     )
     executor.close()
+
+
+@dataclass(frozen=True)
+class BareEnvs(EnvFactory):
+    """A group of a user's own that returns an array in place of a dict from one of its calls."""
+
+    call: str
+
+    def group(self, indices, *, render=False):  # noqa: ARG002
+        group = make_group(CoordinateEnvs(), indices)
+        reset, step = group.reset, group.step
+        if self.call == "reset":
+            group.reset = lambda seeds: reset(seeds)["observation"]
+        else:
+            group.step = lambda actions: replace(step(actions), next_observation=np.zeros((2, 5)))
+        return group
+
+
+@pytest.mark.parametrize(("call", "where"), [("reset", ""), ("step", "round 0, step 0: ")])
+def test_a_group_that_observes_no_dict_is_refused(shared, call, where):
+    with pytest.raises(ConfigurationError) as raised:
+        play_round(shared, make(shared, BareEnvs(call)))
+    assert str(raised.value) == (
+        f"{where}{call}() of environments [12, 13] returned what is not declared: "
+        "a ndarray came, but a dict of arrays by key is declared"
+    )
 
 
 class TestAnnouncements:
