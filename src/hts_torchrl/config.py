@@ -113,7 +113,7 @@ _TAKEN = frozenset(
     {"action", "next", "reward", "done", "terminated", "truncated", "collector"}
     | {"episode_end", "discounted_return"}
 )
-_COUNTED = {
+COUNTED = {
     "episode_reward": ArraySpec((1,), np.dtype(np.float32)),
     "step_count": ArraySpec((1,), np.dtype(np.int64)),
 }
@@ -146,7 +146,7 @@ class EnvSpec:
                 "batch: give them other names, with gymnasium.wrappers.TransformObservation or "
                 "torchrl's RenameTransform"
             )
-        for name, counted in _COUNTED.items():
+        for name, counted in COUNTED.items():
             seen = self.observations.get(name, counted)
             if (seen.shape, seen.dtype) != (counted.shape, counted.dtype):
                 raise ConfigurationError(

@@ -63,7 +63,8 @@ class AtariEnvs(EnvFactory):
         by_letters = {name.replace("_", ""): name for name in names}
         wanted = self.game.lower().replace("_", "").replace("-", "")
         if wanted not in by_letters:
-            near = difflib.get_close_matches(wanted, by_letters, n=3)
+            within = [name for name in by_letters if wanted.removeprefix("ale/").startswith(name)]
+            near = difflib.get_close_matches(wanted, by_letters, n=3) or sorted(within)[-1:]
             hint = f"; near to it: {', '.join(by_letters[name] for name in near)}" if near else ""
             raise ConfigurationError(f"ale-py has no game {self.game!r}{hint}")
         return by_letters[wanted]

@@ -98,6 +98,11 @@ class PoolOfOne(gymnasium.Env[Any, Any]):
 
     def __init__(self, envpool: ModuleType, env_id: str, kwargs: dict[str, Any]) -> None:
         spec = envpool.make_spec(env_id, **kwargs)  # takes no pool to ask
+        if (players := spec.config.max_num_players) > 1:
+            raise ConfigurationError(
+                f"EnvPool's environment {env_id!r} has {players} players, but a policy acts for "
+                "one: take a game of one player, or PettingZooEnvs"
+            )
         self.spec = EnvSpec(env_id)
         self.observation_space, self.action_space = _spaces(spec)
         self._envpool, self._kwargs = envpool, kwargs

@@ -46,9 +46,11 @@ def env_spec(observation_space: spaces.Space, action_space: spaces.Space) -> Env
 def _array_spec(space: spaces.Space, what: str) -> ArraySpec:  # type: ignore[type-arg]
     supported = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
     if not isinstance(space, supported) or space.shape is None or space.dtype is None:
+        part = what.startswith("observation ")
         raise ConfigurationError(
             f"the {what} space {in_one_line(space)} is not supported; Box, Discrete, "
             "MultiDiscrete, MultiBinary, and Dict and Tuple of these are"
+            f"{'; gymnasium.wrappers.FilterObservation leaves parts out' if part else ''}"
         )
     if 0 in space.shape:
         raise ConfigurationError(f"the {what} space {in_one_line(space)} has no elements")

@@ -139,8 +139,17 @@ class EnvBaseGroup:
             return as_reward(None if reward is None else reward.cpu().numpy())
 
     def render(self) -> Array:
-        """Return the first environment's picture, from its ``pixels`` key."""
-        return np.asarray(self._act_on[0].get("pixels").cpu())
+        """Return the first environment's picture, from its ``pixels`` key.
+
+        Raises:
+            ConfigurationError: if it observes none.
+        """
+        if (pixels := self._act_on[0].get("pixels", None)) is None:
+            raise ConfigurationError(
+                "the environment observes no 'pixels', so there are no pictures of it: "
+                "GymEnv(..., from_pixels=True, pixels_only=False) adds them"
+            )
+        return np.asarray(pixels.cpu())
 
     def close(self) -> None:
         """Close every environment."""

@@ -25,6 +25,8 @@ from hts_torchrl.envs.observed import (
 from hts_torchrl.envs.own_generators import OwnGenerators
 from hts_torchrl.errors import ConfigurationError
 
+_INSTEAD = {"AtariVectorEnv": "; hts_torchrl.AtariEnvs('pong') makes ale-py's own"}
+
 
 class VectorGroup:
     """One Gymnasium vector environment (an :class:`EnvGroup`).
@@ -100,10 +102,13 @@ class VectorGroup:
             with self._generators:
                 self._generators.seed(many[0])
                 observation, _ = self.envs.reset(seed=many)  # type: ignore[arg-type]
-        except gymnasium.error.Error as error:
+        except (gymnasium.error.Error, TypeError) as error:
+            if isinstance(error, TypeError) and "seed" not in str(error):
+                raise
             raise ConfigurationError(
-                f"reset(seed=[...]) of environments {self.indices}: {error}; it must take a "
-                "list with a seed for each, as SyncVectorEnv does"
+                f"reset(seed=[...]) of environments {self.indices}: {error}; it must take a list "
+                "with a seed for each, as that of make_vec(..., vectorization_mode='sync') does"
+                f"{_INSTEAD.get(type(self.envs.unwrapped).__name__, '')}"
             ) from error
         return self._arrays(observation, self._resetting)
 

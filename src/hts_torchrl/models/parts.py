@@ -10,7 +10,7 @@ from typing import Self, TypeVar
 import torch
 from torch import nn
 
-from hts_torchrl.config import ActionSpec, ArraySpec, EnvSpec, Key
+from hts_torchrl.config import COUNTED, IS_INIT, ActionSpec, ArraySpec, EnvSpec, Key
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.machine import require_memory
 from hts_torchrl.models.action_mask import mask_of
@@ -20,6 +20,9 @@ from hts_torchrl.models.trunks import is_built_in, make_trunk, parts_of
 
 PolicyT = TypeVar("PolicyT", bound=nn.Module)
 
+_NOT_READ = (*COUNTED, IS_INIT)
+"""Of ``RewardSum``, ``StepCounter`` and ``InitTracker``, unless nothing else is observed."""
+
 
 @dataclass(frozen=True)
 class NetworkParts:
@@ -28,7 +31,7 @@ class NetworkParts:
     trunk: Callable[[], nn.Module]
     """Makes a trunk, which reads the observations in their order."""
     observations: dict[Key, ArraySpec]
-    """What the trunk reads: everything but a mask."""
+    """What the trunk reads: everything but a mask, and what TorchRL's transforms count."""
     memory: Cell | None
     several_players: bool
     """Whether the trunk reads k players as k rows."""
@@ -47,6 +50,7 @@ class NetworkParts:
         mask = mask_of(spec)
         # By name: the order in which a space lists its entries decides no bits.
         keys = sorted((key for key in spec.observations if key != mask), key=_path)
+        keys = [key for key in keys if key not in _NOT_READ] or keys
         observations = {key: spec.observations[key] for key in keys}
         if not observations:
             raise ConfigurationError(f"the environment has no observation but {mask!r}")

@@ -14,7 +14,7 @@ from torch import nn
 from hts_torchrl.config import Precision, default_batch_size
 from hts_torchrl.envs.group import Array, CreateEnv, EnvFactory, EnvGroup
 from hts_torchrl.envs.make_group import make_group
-from hts_torchrl.errors import ConfigurationError
+from hts_torchrl.envs.picture import picture_of
 from hts_torchrl.policy.examination import refuse_other_shape
 from hts_torchrl.policy.forward import with_parts
 from hts_torchrl.policy.inference import PolicyInference
@@ -98,16 +98,12 @@ class Evaluation:
         """Yield the pictures of one game, uint8 ``[height, width, 3]``.
 
         Raises:
-            ConfigurationError: if a group of the user's own draws none.
+            ConfigurationError: if the environment draws none, or cannot on this machine.
         """
         group = make_group(self.create_env_fn, [0], render=True, any_size=True)
         with closing(group):
-            if not hasattr(group, "render"):
-                raise ConfigurationError(
-                    f"{type(group).__name__} has no render(), so there are no pictures of it"
-                )
             for _, ended in self._steps(group, 0, policy):
-                yield group.render()
+                yield picture_of(group)
                 if ended[0]:
                     return
 

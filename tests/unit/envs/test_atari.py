@@ -184,6 +184,11 @@ class TestSpec:
         with pytest.raises(ConfigurationError, match="'brekout'; near to it: breakout"):
             AtariEnvs("brekout").group([0])
 
+    @pytest.mark.parametrize("name", ["ALE/Pong-v5", "PongNoFrameskip-v4", "Pong-ram-v4"])
+    def test_gymnasiums_id_is_refused_with_the_game(self, name):
+        with pytest.raises(ConfigurationError, match=f"'{name}'; near to it: pong$"):
+            AtariEnvs(name).group([0])
+
     def test_an_unknown_game_is_refused(self):
         with pytest.raises(ConfigurationError, match="no game 'xyzzyxyzzy'"):
             AtariEnvs("xyzzyxyzzy").group([0])

@@ -150,6 +150,12 @@ def test_an_argument_that_envpool_does_not_know_is_refused():
         EnvPoolEnvs("CartPole-v1", {"frame_skips": 3}).group([0])
 
 
+@pytest.mark.parametrize("name", ["intersection-multi-agent-v0", "TicTacToe-v1"])
+def test_games_of_several_players_are_refused(name):
+    with pytest.raises(ConfigurationError, match=f"'{name}' has 2 players"):
+        EnvPoolEnvs(name).group([0])
+
+
 def test_the_remedy_is_named_where_envpool_is_missing(monkeypatch):
     monkeypatch.setitem(sys.modules, "envpool", None)
     with pytest.raises(ConfigurationError, match=r"pip install 'hts-torchrl\[envpool\]'"):

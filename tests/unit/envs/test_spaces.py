@@ -113,6 +113,14 @@ def test_other_observations_are_refused(space):
         env_spec(space, TWO)
 
 
+def test_what_leaves_a_part_out_is_named_for_parts_alone():
+    mission = spaces.Dict({"image": PICTURE, "mission": spaces.Text(5)})
+    with pytest.raises(ConfigurationError, match=r"'mission' space.*FilterObservation leaves"):
+        env_spec(mission, TWO)
+    with pytest.raises(ConfigurationError, match=r"Tuple of these are$"):
+        env_spec(spaces.Text(5), TWO)
+
+
 @pytest.mark.parametrize(
     "space",
     [PICTURE, spaces.MultiBinary([2, 3]), spaces.MultiDiscrete([[2, 3]]), spaces.Text(5)],

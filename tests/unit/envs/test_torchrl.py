@@ -648,3 +648,11 @@ def test_what_is_none_of_the_declared_choices_is_refused(make):
     envs.step(np.array([0, 0]))
     with pytest.raises(ConfigurationError, match=r"'place' is 2, but range\(0, 2\) is declared"):
         envs.step(np.array([0, 0]))
+
+
+def test_pictures_of_an_environment_that_observes_none_are_refused():
+    group = make_group(lambda _: CountingEnv(0), [0])
+    group.reset([0])
+    with pytest.raises(ConfigurationError, match=r"observes no 'pixels'.*from_pixels=True"):
+        group.render()
+    group.close()

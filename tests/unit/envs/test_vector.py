@@ -173,6 +173,14 @@ def test_one_that_takes_a_single_seed_for_all_is_refused():
     group.close()
 
 
+def test_ale_pys_own_vector_environment_is_refused_with_what_makes_it():
+    ale_py = pytest.importorskip("ale_py.vector_env")
+    group = make_group(lambda _: ale_py.AtariVectorEnv("pong", 2), [0, 1])
+    with pytest.raises(ConfigurationError, match=r"environments \[0, 1\]: .*AtariEnvs\('pong'\)"):
+        group.reset(SEEDS)
+    group.close()
+
+
 def test_envpools_own_vector_environments_are_refused_with_what_seeds_them():
     envpool = pytest.importorskip("envpool")
     with pytest.raises(ConfigurationError, match=r"EnvPoolEnvs\('CartPole-v1'\)"):

@@ -7,7 +7,7 @@ from torch import nn
 
 from hts_torchrl.config import ArraySpec, EnvSpec
 from hts_torchrl.errors import ConfigurationError
-from hts_torchrl.models import MLP, ImpalaResNet, NatureCNN, make_actor_critic
+from hts_torchrl.models import MLP, ImpalaResNet, NatureCNN, make_actor_critic, make_q_policy
 from hts_torchrl.policy.examination import depends_on_row_alone
 from hts_torchrl.policy.inference import PolicyInference
 from tests.unit.models.test_distributions import ACTIONS
@@ -193,3 +193,24 @@ class TestPictures:
         policy = make_actor_critic("nips", spec)
         assert set(policy.in_keys) == {("robot", "eye"), "speed"}
         assert policy.heads(rows(spec))[1].shape == (3, 1)
+
+
+COUNTS = {
+    "episode_reward": ArraySpec((1,), FLOATS),
+    "is_init": ArraySpec((1,), np.dtype(np.bool_)),
+    "step_count": ArraySpec((1,), np.dtype(np.int64)),
+}
+
+
+@pytest.mark.parametrize("make", [make_actor_critic, make_q_policy])
+def test_what_torchrls_transforms_count_is_not_read(make):
+    policy = make("mlp", several(speed=SPEED, **COUNTS))
+    assert list(policy.in_keys) == ["speed"]
+    alone = make("mlp", several(speed=SPEED))
+    shapes = [parameter.shape for parameter in policy.parameters()]
+    assert shapes == [parameter.shape for parameter in alone.parameters()]
+
+
+def test_a_count_is_read_where_nothing_else_is_observed():
+    policy = make_actor_critic("mlp", several(step_count=COUNTS["step_count"]))
+    assert list(policy.in_keys) == ["step_count"]

@@ -216,6 +216,13 @@ def test_the_pictures_of_a_game_are_one_a_step():
     assert all(frame.shape == (400, 600, 3) and frame.dtype == np.uint8 for frame in frames)
 
 
+@pytest.mark.filterwarnings("ignore:.*calling render method without specifying any render mode")
+def test_an_environment_that_draws_nothing_is_refused():
+    frames = Evaluation(lambda: gymnasium.make("CartPole-v1"), 1, seed=5).frames(cartpole_policy())
+    with pytest.raises(ConfigurationError, match="draws None, and no picture"):
+        next(frames)
+
+
 def test_pictures_change():
     frames = list(Evaluation(CARTPOLE, 3, seed=5).frames(cartpole_policy()))
     assert not np.array_equal(frames[0], frames[-2])

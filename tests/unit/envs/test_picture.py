@@ -1,0 +1,65 @@
+"""Pictures for videos, and environments that draw none."""
+
+import gymnasium
+import numpy as np
+import pytest
+
+from hts_torchrl.envs.gym import GymEnvs
+from hts_torchrl.envs.picture import picture_of
+from hts_torchrl.errors import ConfigurationError
+
+
+class Drawing:
+    """A group that draws what it is given, or raises it."""
+
+    def __init__(self, drawn):
+        self.drawn = drawn
+
+    def render(self):
+        if isinstance(self.drawn, Exception):
+            raise self.drawn
+        return self.drawn
+
+
+def test_a_picture_of_bytes_is_left_as_it_is():
+    drawn = np.random.default_rng(0).integers(0, 256, (210, 160, 3), np.uint8)
+    assert np.array_equal(picture_of(Drawing(drawn)), drawn)
+
+
+@pytest.mark.parametrize(
+    ("drawn", "bright"),
+    [(1.0, 255), (0.5, 127), (np.float32(100), 100), (300.0, 255), (np.int64(7), 7), (True, 1)],
+)
+def test_other_numbers_become_bytes(drawn, bright):
+    picture = picture_of(Drawing(np.full((200, 200, 3), drawn)))
+    assert picture.dtype == np.uint8
+    assert (picture == bright).all()
+
+
+@pytest.mark.filterwarnings("ignore:.*render")  # Gymnasium's, of floats and no rate
+def test_a_picture_of_minatar_is_enlarged():
+    group = GymEnvs("MinAtar/Breakout-v1").group([0], render=True)
+    group.reset([0])
+    drawn, picture = group.render(), picture_of(group)
+    group.close()
+    assert drawn.shape == (10, 10, 3)
+    assert picture.shape == (160, 160, 3)
+    assert (picture.reshape(10, 16, 10, 16, 3) == picture[::16, None, ::16, None]).all()
+    assert np.abs(picture[::16, ::16] / 255 - drawn).max() < 1 / 255
+
+
+@pytest.mark.parametrize(
+    ("drawn", "told"),
+    [
+        (None, "draws None, and no picture"),
+        ("three | four", r"draws 'three \| four'"),
+        (np.zeros((2, 40, 60, 3), np.uint8), r"draws uint8 \[2, 40, 60, 3\]"),
+        (NotImplementedError(), "draws no picture: NotImplementedError$"),
+        (gymnasium.error.DependencyNotInstalled("pygame\nis missing"), "pygame is missing$"),
+        (RuntimeError("an OpenGL library is missing"), "MUJOCO_GL=egl or osmesa"),
+        (ConfigurationError("no render()"), r"^no render\(\)$"),
+    ],
+)
+def test_an_environment_that_draws_no_picture_is_refused(drawn, told):
+    with pytest.raises(ConfigurationError, match=told):
+        picture_of(Drawing(drawn))
