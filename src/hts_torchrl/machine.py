@@ -50,6 +50,16 @@ def require_descriptors(count: int, what: str, remedy: str) -> None:
         )
 
 
+def process_limit() -> str:
+    """Say what allows no further process or thread; the system tells only that there is a limit."""
+    most, _ = resource.getrlimit(resource.RLIMIT_NPROC)
+    own = "unlimited" if most == resource.RLIM_INFINITY else most
+    return (
+        f"the limit on processes and threads is reached (ulimit -u is {own}; a container may have "
+        "a lower one): raise it, or envs_per_executor"
+    )
+
+
 def cpu_model() -> str:
     """Return the name of the processor's model, or the architecture where the kernel tells none."""
     for line in Path("/proc/cpuinfo").read_text(errors="replace").splitlines():

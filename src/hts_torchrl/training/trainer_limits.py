@@ -16,6 +16,7 @@ from lightning.pytorch.callbacks import (
     StochasticWeightAveraging,
 )
 from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, SingleDeviceStrategy
+from lightning.pytorch.utilities import rank_zero_only
 
 from hts_torchrl.compat.lightning import process_start_method
 from hts_torchrl.errors import ConfigurationError, require
@@ -45,7 +46,7 @@ _REFUSED: dict[type[Callback], str] = {
 
 
 def require_supported(trainer: Trainer) -> None:
-    """Refuse strategies and callbacks of Lightning that would spoil a training.
+    """Refuse strategies, callbacks and ranks of Lightning that would spoil a training.
 
     Raises:
         ConfigurationError: naming what cannot work, and what would.
@@ -66,6 +67,13 @@ def require_supported(trainer: Trainer) -> None:
         for kind, reason in _REFUSED.items():
             if isinstance(callback, kind):
                 raise ConfigurationError(f"callback {type(callback).__name__}: {reason}")
+    rank = rank_zero_only.rank  # type: ignore[attr-defined]
+    if rank > 0 and trainer.world_size == 1:  # Lightning would train here and log nothing
+        raise ConfigurationError(
+            f"rank {rank} of several tasks (RANK, LOCAL_RANK or SLURM_PROCID), and the Trainer has "
+            "one rank: set its devices and num_nodes to the tasks, with strategy=ddp; for a run of "
+            "its own start it without RANK, LOCAL_RANK, SLURM_PROCID and SLURM_NTASKS (env -u)"
+        )
 
 
 def require_portable(trainer: Trainer, policy_device: str | None, *, compiles: bool) -> None:

@@ -17,6 +17,7 @@ from types import FrameType
 from typing import Protocol
 
 from hts_torchrl.errors import ConfigurationError
+from hts_torchrl.machine import process_limit
 from hts_torchrl.shared.arrays import Array
 from hts_torchrl.shared.buffers import SharedBuffers
 from hts_torchrl.shared.pipes import PoolStopped
@@ -67,7 +68,12 @@ def run_worker(task: WorkerTask, lifeline: Connection, stacks: StackPipe) -> Non
     os.register_at_fork(after_in_child=_answer_as_usual)
     group = ProcessGroup(task.shared.status.groups, task.worker)
     multiprocessing.current_process().daemon = False  # else environments may start no processes
-    threading.Thread(target=exit_with_parent, args=(lifeline, group), daemon=True).start()
+    try:
+        threading.Thread(target=exit_with_parent, args=(lifeline, group), daemon=True).start()
+    except RuntimeError:  # "can't start new thread"
+        task.shared.status.write_error(task.worker, process_limit(), refused=True)
+        group.end()
+        sys.exit(1)
     succeeded = run_task(task, lifeline)
     # Closing may hang, and so may the interpreter's end, on a thread that an environment has left.
     threading.Thread(target=_end_soon, args=(group, not succeeded), daemon=True).start()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import tempfile
@@ -12,6 +13,7 @@ from multiprocessing.process import BaseProcess
 
 from hts_torchrl.compat.processes import PATH_TOO_LONG, start_resource_tracker
 from hts_torchrl.errors import ConfigurationError
+from hts_torchrl.machine import process_limit
 from hts_torchrl.workers.process import HELD_BACK
 
 _MOST_SERVERS = 10
@@ -19,15 +21,23 @@ _SERVER_ENDS_S = 0.1
 
 
 def start_process(process: BaseProcess) -> None:
-    """Start a process, with another fork server if the last one was killed at this moment."""
+    """Start a process, with another fork server if the last one was killed at this moment.
+
+    Raises:
+        ConfigurationError: if the system starts no further process, or the temporary folder's name
+            is too long.
+    """
     for attempt in range(1, _MOST_SERVERS + 1):
         try:
             process.start()
-        except (ConnectionError, EOFError):
+        except (ConnectionError, EOFError) as error:
             if attempt == _MOST_SERVERS:
-                raise
+                what = f"the fork server ended {attempt} times; it tells why, or {process_limit()}"
+                raise ConfigurationError(what) from error
             time.sleep(_SERVER_ENDS_S)
         except OSError as error:
+            if error.errno == errno.EAGAIN:
+                raise ConfigurationError(process_limit()) from error
             if PATH_TOO_LONG not in str(error):
                 raise
             raise ConfigurationError(

@@ -21,6 +21,7 @@ from lightning.pytorch.strategies import (
     ModelParallelStrategy,
 )
 from lightning.pytorch.tuner import Tuner
+from lightning.pytorch.utilities import rank_zero_only
 
 from hts_torchrl import A2C
 from hts_torchrl.errors import ConfigurationError
@@ -77,3 +78,12 @@ def test_ddp_in_processes_of_its_own_and_other_callbacks_are_not_refused():
     settings = {"strategy": DDPStrategy(), "callbacks": [EarlyStopping("eval/score")]}
     require_supported(quiet_trainer(**settings))
     require_supported(quiet_trainer(callbacks=[EMAWeightAveraging()]))
+
+
+def test_a_second_task_of_a_trainer_with_one_rank_is_refused(monkeypatch):
+    """As under torchrun or srun without devices: it would train the same again, without a log."""
+    monkeypatch.setattr(rank_zero_only, "rank", 1)
+    with pytest.raises(ConfigurationError, match=r"^rank 1 of several tasks .* devices"):
+        require_supported(quiet_trainer())
+    monkeypatch.setattr(rank_zero_only, "rank", 0)
+    require_supported(quiet_trainer())

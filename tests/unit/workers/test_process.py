@@ -9,7 +9,7 @@ import pytest
 from hts_torchrl.shared.arrays import SharedArrays
 from hts_torchrl.shared.pipes import PoolStopped
 from hts_torchrl.shared.worker_status import WorkerStatus
-from hts_torchrl.workers.process import LEFT_TO_THE_PARENT, close, run_task
+from hts_torchrl.workers.process import LEFT_TO_THE_PARENT, close, run_task, run_worker
 
 
 def status() -> WorkerStatus:
@@ -55,6 +55,25 @@ def test_a_worker_leaves_ctrl_c_and_sigterm_to_the_parent():
     run_task(task, None)
     for handler in task.handlers:
         assert handler(signal.SIGTERM, None) is None
+
+
+def test_a_limit_on_threads_is_told_as_one(monkeypatch):
+    def start(_):
+        raise RuntimeError("can't start new thread")
+
+    ended = []
+    group = SimpleNamespace(end=lambda: ended.append(True))
+    monkeypatch.setattr("hts_torchrl.workers.process.ProcessGroup", lambda *_: group)
+    monkeypatch.setattr("os.register_at_fork", lambda **_: None)
+    monkeypatch.setattr("threading.Thread.start", start)
+    monkeypatch.setattr("resource.getrlimit", lambda _: (123, 456))
+    task = Task()
+    task.status.groups = None
+    with pytest.raises(SystemExit):
+        run_worker(task, None, SimpleNamespace(answer=lambda: None))
+    assert ended
+    assert task.status.refused[3]
+    assert "ulimit -u is 123" in task.told
 
 
 def test_a_worker_that_is_told_to_stop_leaves_quietly():

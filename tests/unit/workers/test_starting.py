@@ -1,3 +1,4 @@
+import errno
 import os
 import signal
 import subprocess
@@ -51,3 +52,16 @@ def test_a_socket_whose_path_is_too_long_is_told_as_the_setting_that_it_is(monke
     monkeypatch.setattr("tempfile.tempdir", "/long")
     with pytest.raises(ConfigurationError, match="TMPDIR=/long: it is too long for the socket"):
         start_process(process)
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EAGAIN, "no fork"), EOFError("unexpected EOF")])
+def test_a_limit_on_processes_is_told_as_one(error, monkeypatch):
+    """Of the caller itself; or of the fork server, which then ends, with every further one."""
+
+    def start():
+        raise error
+
+    monkeypatch.setattr("hts_torchrl.workers.starting._SERVER_ENDS_S", 0.0)
+    monkeypatch.setattr("resource.getrlimit", lambda _: (123, 456))
+    with pytest.raises(ConfigurationError, match=r"ulimit -u is 123.* or envs_per_executor$"):
+        start_process(SimpleNamespace(start=start))
