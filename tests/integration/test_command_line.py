@@ -93,6 +93,15 @@ class TestFit:
             assert (fitted / told[name]).is_file()
         assert (fitted / told["log"]).samefile(run_directory)
 
+    def test_tells_after_how_many_frames_a_score_is_not_that_of_the_last_weights(
+        self, tmp_path, monkeypatch, capsys
+    ):
+        monkeypatch.chdir(tmp_path)
+        run("fit", *CARTPOLE, *A2C, "--data.evaluation_frames=64")  # of 96
+        told = told_by(capsys.readouterr().out)
+        assert "final score" not in told
+        assert told["last score"].endswith(" (mean of 2 games, drawn actions, after 64 frames)")
+
     @pytest.mark.parametrize(
         ("in_hardware", "device"),
         [

@@ -69,6 +69,20 @@ def test_rounds_that_the_first_weights_collected_give_statistics_only(
     assert moved == [False] * still + [True] * (4 - still)
 
 
+@pytest.mark.parametrize("make", [A2C, lambda **more: PPO(epochs=2, minibatches=2, **more)])
+@pytest.mark.parametrize(
+    ("model", "settings"), [({}, {"normalize_reward": True}), ({"normalize_value": True}, {})]
+)
+@pytest.mark.parametrize("delay", [0, 1])
+def test_the_first_round_gives_the_scale_of_rewards_and_values_only(make, model, settings, delay):
+    """Learned from, its targets would be as large as the returns, and the next ones near 1."""
+    learner = make(**model)
+    watch = watched_fit(learner, cartpole(3, env=PENDULUM, delay=delay, **settings))
+    weights = [*watch.round_weights, watch.final_weights]
+    moved = [not torch.equal(before, after) for before, after in pairwise(weights)]
+    assert moved == [False, True, True]
+
+
 def test_rewards_are_divided_by_the_deviation_of_discounted_returns():
     """By hand: the sum goes on from round to round, and begins anew with each trajectory."""
     learner = A2C(gamma=0.9, learning_rate=0.01)

@@ -143,7 +143,10 @@ def _last_lines(trainer: Trainer, folder: str | None, *, finished: bool) -> _Lin
     if score is not None:
         actions = "likeliest" if data.evaluation_greedy else "drawn"
         games = f"mean of {data.evaluation_episodes} games, {actions} actions"
-        yield "final score" if finished else "last score", f"{float(score):.2f} ({games})"
+        evaluated = statistics.evaluated_frames
+        when = "" if evaluated == frames else f", after {evaluated:,} frames"
+        is_final = finished and evaluated == frames
+        yield "final score" if is_final else "last score", f"{float(score):.2f} ({games}{when})"
     checkpoints = list(_checkpoints(trainer))
     yield from checkpoints
     if folder is not None:

@@ -310,6 +310,12 @@ class Learner(ChunkedRounds):
         reward: Tensor = batch["next", "reward"]
         return reward if self.reward_scale is None else self.reward_scale.scaled(reward)
 
+    @property
+    def _lacks_statistics(self) -> bool:
+        """Whether nothing is known yet to normalise observations, rewards or values by."""
+        scaled = self.reward_scale is not None or self.value_scale is not None
+        return super()._lacks_statistics or (scaled and self.updates == 0)
+
     def _unscaled(self, value: Tensor) -> Tensor:
         return value if self.value_scale is None else self.value_scale.restored(value)
 

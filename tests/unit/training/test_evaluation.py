@@ -230,10 +230,10 @@ def test_pictures_change():
 
 def test_a_group_without_pictures_is_refused():
     class Blind:
-        spec, num_envs = CARTPOLE.group([0]).spec, 1
-
-        def close(self):
-            pass
+        def __init__(self):
+            seeing = CARTPOLE.group([0])
+            self.spec, self.num_envs = seeing.spec, 1
+            self.reset, self.step, self.close = seeing.reset, seeing.step, seeing.close
 
     class BlindEnvs(EnvFactory):
         def group(self, indices, *, render=False):  # noqa: ARG002

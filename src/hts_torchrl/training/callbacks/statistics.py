@@ -29,6 +29,8 @@ class TrainingStatistics(Callback):
     def __init__(self) -> None:
         self.frames = 0
         self.episodes = 0
+        self.evaluated_frames = 0
+        """``frames`` at the last evaluation of this process."""
         self._returns: deque[float] = deque(maxlen=_EPISODES)
         self._lengths: deque[int] = deque(maxlen=_EPISODES)
         self._earlier_s = 0.0
@@ -91,6 +93,7 @@ class TrainingStatistics(Callback):
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Log where in the run the evaluation stands."""
+        self.evaluated_frames = self.frames
         pl_module.log_dict({"eval/frames": float(self.frames), "eval/minutes": self.minutes})
 
     def on_train_batch_end(
