@@ -25,8 +25,8 @@ NO_FLAGS = {
 
 
 _WITHOUT_VALUE = re.compile(r"argument (?P<flag>--\S+): expected one argument")
+_NO_PATH = re.compile(r"- Expected a path but .+? either not accessible or invalid - ")
 _ALTERNATIVES = re.compile(
-    r"(- Expected a path but .+? either not accessible or invalid - )?"
     r"Does not validate against any of the Union subtypes Subtypes: \[.*?\] Errors: (?=- )"
 )
 _OTHER_TYPE = re.compile(
@@ -78,6 +78,7 @@ def reason_in(message: str) -> str:
     """
     # Behind that it repeats the whole configuration.
     wrong = " ".join(message.split()).partition(" Given value type:")[0]
+    wrong = _NO_PATH.sub("", wrong)  # what names a class may name a config file of it as well
     alternatives = _ALTERNATIVES.search(wrong)
     if alternatives is None:
         return wrong

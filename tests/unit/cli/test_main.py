@@ -357,6 +357,10 @@ WRONG = {
         "Parser key \"model\": 'DQN' is no class known here; write your own with its module, ",
     ),
     "an unknown factory": (["--data.env=FooEnvs"], 'Parser key "data.env"'),
+    "no factory": (
+        ["--data.env=gymnasium.make"],
+        'Parser key "data.env": Import path gymnasium.make does not correspond to a subclass of ',
+    ),
     "an unknown callback": (
         ["--trainer.callbacks=Foo"],
         "Parser key \"trainer.callbacks\": 'Foo' is no class known here; write your own with",
