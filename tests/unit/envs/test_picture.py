@@ -4,7 +4,6 @@ import gymnasium
 import numpy as np
 import pytest
 
-from hts_torchrl.envs.gym import GymEnvs
 from hts_torchrl.envs.picture import picture_of
 from hts_torchrl.errors import ConfigurationError
 
@@ -36,15 +35,11 @@ def test_other_numbers_become_bytes(drawn, bright):
     assert (picture == bright).all()
 
 
-@pytest.mark.filterwarnings("ignore:.*render")  # Gymnasium's, of floats and no rate
-def test_a_picture_of_minatar_is_enlarged():
-    group = GymEnvs("MinAtar/Breakout-v1").group([0], render=True)
-    group.reset([0])
-    drawn, picture = group.render(), picture_of(group)
-    group.close()
-    assert drawn.shape == (10, 10, 3)
-    assert picture.shape == (160, 160, 3)
-    assert (picture.reshape(10, 16, 10, 16, 3) == picture[::16, None, ::16, None]).all()
+def test_a_small_picture_is_enlarged():
+    drawn = np.random.default_rng(0).random((10, 12, 3))  # as MinAtar's, numbers from 0 to 1
+    picture = picture_of(Drawing(drawn))
+    assert picture.shape == (160, 192, 3)
+    assert (picture.reshape(10, 16, 12, 16, 3) == picture[::16, None, ::16, None]).all()
     assert np.abs(picture[::16, ::16] / 255 - drawn).max() < 1 / 255
 
 
