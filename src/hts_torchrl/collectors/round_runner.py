@@ -12,13 +12,14 @@ from torch import nn
 
 from hts_torchrl.collectors.progress import Progress
 from hts_torchrl.collectors.run_times import RunTimes
-from hts_torchrl.config import IS_INIT, ArraySpec, CollectorSettings, EnvSpec, Key
+from hts_torchrl.config import CollectorSettings
 from hts_torchrl.errors import WorkerKilled
 from hts_torchrl.policy.shared_weights import PolicyWeights
 from hts_torchrl.schedule import NUM_STORAGES
 from hts_torchrl.shared.action_log import ActionLog
 from hts_torchrl.shared.buffers import SharedBuffers
 from hts_torchrl.shared.rollout import DebugStorage
+from hts_torchrl.specs import IS_INIT, ArraySpec, EnvSpec, Key
 from hts_torchrl.workers.pool import WorkerPool
 
 _log = logging.getLogger(__name__)

@@ -21,13 +21,14 @@ from hts_torchrl.collectors.round_runner import RoundRunner
 from hts_torchrl.collectors.run_times import RunTimes, Trace
 from hts_torchrl.collectors.torchrl_arguments import without_fixed
 from hts_torchrl.collectors.torchrl_settings import TorchRLSettings
-from hts_torchrl.config import IS_INIT, ArraySpec, CollectorSettings, EnvSpec, Key
+from hts_torchrl.config import CollectorSettings
 from hts_torchrl.envs.action_spec import tensor_spec_of
 from hts_torchrl.errors import ConfigurationError, ProtocolError
 from hts_torchrl.policy.as_policy import Policy
 from hts_torchrl.policy.composite import VECTOR
 from hts_torchrl.schedule import Schedule
 from hts_torchrl.shared.rollout import storage_specs
+from hts_torchrl.specs import IS_INIT, ArraySpec, EnvSpec, Key
 
 _PUBLISH = "publish weights with update_policy_weights_()"
 

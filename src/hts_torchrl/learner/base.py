@@ -14,7 +14,6 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
 
-from hts_torchrl.config import IS_INIT
 from hts_torchrl.errors import ConfigurationError, require
 from hts_torchrl.learner.chunked_rounds import ChunkedRounds
 from hts_torchrl.learner.modes import evaluating
@@ -24,6 +23,7 @@ from hts_torchrl.learner.restored import restored
 from hts_torchrl.learner.settings import show_inherited
 from hts_torchrl.objectives.returns import Targets, gae_targets
 from hts_torchrl.policy.normalization import RunningStatistics
+from hts_torchrl.specs import IS_INIT
 
 # More than any machine has cores; the OpenMP runtime crashes when it cannot start them.
 _MOST_THREADS = 1024

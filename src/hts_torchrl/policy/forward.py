@@ -20,11 +20,11 @@ from torchrl.modules import ValueOperator
 
 from hts_torchrl.compat.tensordict import drawing_options
 from hts_torchrl.compat.torch import hooks_of
-from hts_torchrl.config import EnvSpec, Key
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.models.actor_critic import ActorCritic
 from hts_torchrl.policy.composite import VECTOR, ActionParts, distribution_of
 from hts_torchrl.policy.normalization import NormalizedPolicy
+from hts_torchrl.specs import EnvSpec, Key
 
 _UNCHANGED = (TensorDictModule, ValueOperator)
 _NOT_ASKED = ("get_dist_params", "heads")

@@ -16,14 +16,7 @@ from torch import Tensor, nn
 from torch import distributions as d
 from torchrl.modules import set_recurrent_mode
 
-from hts_torchrl.config import (
-    Array,
-    ArraySpec,
-    EnvSpec,
-    Key,
-    Precision,
-    next_key,
-)
+from hts_torchrl.config import Precision
 from hts_torchrl.policy.composite import ActionParts, SeveralActions, distribution_of
 from hts_torchrl.policy.cuda_graph import StagedPass
 from hts_torchrl.policy.exploration import (
@@ -41,6 +34,7 @@ from hts_torchrl.policy.forward import (
 )
 from hts_torchrl.policy.projection import Projection, require_fitting_specs
 from hts_torchrl.policy.sampling import RowDistribution, is_decided, mode, sample
+from hts_torchrl.specs import Array, ArraySpec, EnvSpec, Key, next_key
 
 Pass: TypeAlias = Callable[
     [dict[Key, Tensor], Tensor, bool], tuple[dict[Key, Tensor], PolicyOutput]

@@ -11,8 +11,8 @@ from torch import Tensor
 from torchrl.data import Bounded, TensorSpec
 from torchrl.modules import SafeProbabilisticModule
 
-from hts_torchrl.config import ActionSpec, Key
 from hts_torchrl.errors import ConfigurationError
+from hts_torchrl.specs import ActionSpec, Key
 
 
 class Projection:

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from hts_torchrl.compat.torch import norms
 from hts_torchrl.errors import ConfigurationError, ProtocolError
-from hts_torchrl.shared.arrays import Array, Layout, SharedArrays
+from hts_torchrl.shared.arrays import Layout, SharedArrays
+from hts_torchrl.specs import Array
 
 _ALIGNMENT = 64
 

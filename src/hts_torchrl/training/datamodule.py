@@ -14,13 +14,14 @@ from hts_torchrl.collectors.asynchronous import AsynchronousCollector
 from hts_torchrl.collectors.handing_out import on_device
 from hts_torchrl.collectors.hts import HTSCollector
 from hts_torchrl.collectors.round_source import RoundSource
-from hts_torchrl.config import MOST_ENVS, Collection, CollectorSettings, EnvSpec, Precision
+from hts_torchrl.config import MOST_ENVS, Collection, CollectorSettings, Precision
 from hts_torchrl.envs.group import EnvFactory
 from hts_torchrl.envs.make_group import env_spec_of
 from hts_torchrl.errors import ConfigurationError, require
 from hts_torchrl.policy.as_policy import as_policy
 from hts_torchrl.portable import is_portable
 from hts_torchrl.settings import takes_settings
+from hts_torchrl.specs import EnvSpec
 from hts_torchrl.training.callbacks.stop_after_round import StopAfterRound
 from hts_torchrl.training.callbacks.stop_together import StopTogether
 from hts_torchrl.training.data_state import DataState

@@ -8,7 +8,6 @@ from multiprocessing.connection import Connection
 
 import numpy as np
 
-from hts_torchrl.config import ArraySpec, Key, next_key
 from hts_torchrl.envs.group import Observation, SeededGroup, Transition, require_alike
 from hts_torchrl.envs.make_group import make_group
 from hts_torchrl.envs.observed import as_declared, observing, require_choice
@@ -20,6 +19,7 @@ from hts_torchrl.shared.buffers import SharedBuffers
 from hts_torchrl.shared.memory import Memory
 from hts_torchrl.shared.rollout import DISCOUNTED, NUMBERS
 from hts_torchrl.shared.worker_status import BusyTimer
+from hts_torchrl.specs import ArraySpec, Key, next_key
 from hts_torchrl.workers.replay import Replay
 
 

@@ -28,9 +28,9 @@ from hts_torchrl.errors import (
     WorkerPlace,
 )
 from hts_torchrl.shared.action_log import ActionLog
-from hts_torchrl.shared.arrays import Array
 from hts_torchrl.shared.buffers import SharedBuffers
 from hts_torchrl.shared.pipes import sleep_until_readable
+from hts_torchrl.specs import Array
 from hts_torchrl.workers.diagnostics import Silence, StackPipe
 from hts_torchrl.workers.process import WorkerTask, end_group, run_worker
 from hts_torchrl.workers.starting import (
