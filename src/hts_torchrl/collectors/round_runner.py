@@ -190,7 +190,7 @@ class RoundRunner:
 
     def _recover(self, round_index: int, died: str, recovery: int) -> None:
         """Replace who died, or the whole pool where it cannot tell who else is harmed."""
-        whole = not self.pool.mend(self._progress.action_logs[round_index])
+        whole = not self.pool.replace_dead_nodes(self._progress.action_logs[round_index])
         _log.warning(
             "%s: round %d is repeated by a new %s (recovery %d of at most %d)",
             *(died, round_index, "worker pool" if whole else "node", recovery, _MOST_RECOVERIES),

@@ -306,7 +306,7 @@ class RayPool:
             "or raise timeout_s",
         )
 
-    def mend(self, action_log: ActionLog) -> bool:
+    def replace_dead_nodes(self, action_log: ActionLog) -> bool:
         """Replace the nodes that were lost, and let the new ones play the running round.
 
         Args:
