@@ -390,10 +390,6 @@ class Learner(ChunkedRounds):
             - self.entropy_coef * losses["entropy"]
         )
 
-    def num_samples(self, batch: TensorDictBase) -> int:
-        """Return the length of what :meth:`samples_of` returns of a round ``[N, T]``."""
-        return len(batch) if self.remembers else int(batch.numel())
-
     def values_where(self, after: TensorDictBase, chosen: Tensor | Steps) -> Tensor:
         """Return values of observations that no actor saw, as an actor would have found them.
 

@@ -147,10 +147,6 @@ class ChunkedRounds(RoundModule):
             samples.append(samples_to_learn(rows))
         return torch.cat(samples)
 
-    def num_samples(self, batch: TensorDictBase) -> int:
-        """Return how many samples are made of a round ``[N, T]``: one of each step."""
-        return int(batch.numel())
-
     def loss_by_chunks(self, loss_of: Callable[[int], Tensor]) -> Tensor:
         """Return the loss of a part of a round: with several chunks, the mean over all of them.
 

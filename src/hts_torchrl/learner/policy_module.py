@@ -24,13 +24,9 @@ from hts_torchrl.errors import ConfigurationError, ProtocolError
 from hts_torchrl.learner.modes import evaluating
 from hts_torchrl.models import make_actor_critic
 from hts_torchrl.policy.as_policy import initialise
-from hts_torchrl.policy.forward import (
-    evaluate,
-    inputs_of,
-    probabilistic_module,
-    require_called,
-)
+from hts_torchrl.policy.forward import evaluate, inputs_of, probabilistic_module
 from hts_torchrl.policy.inference import one_thread
+from hts_torchrl.policy.limits import require_called
 from hts_torchrl.policy.memory import memory_keys
 from hts_torchrl.policy.normalization import NormalizedPolicy
 from hts_torchrl.policy.projection import Projection

@@ -18,8 +18,8 @@ from hts_torchrl.config import Precision
 from hts_torchrl.models.heads import NarrowLinear
 from hts_torchrl.policy.compiled_pass import CompiledPass
 from hts_torchrl.policy.examination import examine, require_capturable
-from hts_torchrl.policy.forward import require_copyable
 from hts_torchrl.policy.inference import PolicyInference
+from hts_torchrl.policy.limits import require_copyable
 from hts_torchrl.policy.shared_weights import PolicyWeights
 from hts_torchrl.shared.buffers import SharedBuffers
 from hts_torchrl.specs import Array, ArraySpec, EnvSpec, Key
