@@ -18,7 +18,8 @@ from hts_torchrl.shared.action_log import ActionLog, Segment
 from hts_torchrl.shared.buffers import SharedBuffers
 from hts_torchrl.shared.pipes import PoolStopped
 from hts_torchrl.specs import ArraySpec
-from hts_torchrl.workers.executor import Executor, ExecutorTask
+from hts_torchrl.workers.executor import Executor
+from hts_torchrl.workers.executor_task import ExecutorTask
 from tests import philox
 from tests.fakes import SEED_RANGE, CoordinateEnv, CoordinateEnvs, UndeclaredEnv
 
