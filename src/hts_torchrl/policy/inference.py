@@ -31,8 +31,8 @@ from hts_torchrl.policy.forward import (
     is_probabilistic,
     probabilistic_module,
 )
-from hts_torchrl.policy.limits import require_called
-from hts_torchrl.policy.projection import Projection, require_fitting_specs
+from hts_torchrl.policy.limits import require_called, require_fitting_specs
+from hts_torchrl.policy.projection import Projection
 from hts_torchrl.policy.sampling import RowDistribution, is_decided, mode, sample
 from hts_torchrl.specs import Array, ArraySpec, EnvSpec, Key, next_key
 

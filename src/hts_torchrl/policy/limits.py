@@ -1,14 +1,19 @@
-"""What a policy cannot have, because a pass asks its modules one by one, or actors get copies."""
+"""What a policy cannot have where its modules are asked one by one, by actors that get copies."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from tensordict.nn import ProbabilisticTensorDictModule
 from torch import Tensor, nn
+from torchrl.data import TensorSpec
 
 from hts_torchrl.compat.tensordict import drawing_options
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.models.actor_critic import ActorCritic
 from hts_torchrl.policy.forward import is_fused, is_of_a_library, is_sequence, users_call
+from hts_torchrl.policy.projection import specs_of
+from hts_torchrl.specs import ActionSpec, Key
 
 _NOT_ASKED = ("get_dist_params", "heads")
 """Methods of sequences, and of :class:`ActorCritic`, in whose place the modules are asked."""
@@ -86,3 +91,34 @@ def _has_head(module: nn.Module) -> bool:
 def named(module: nn.Module, name: str) -> str:
     """Return a module as a user knows it: its class, and its name within the policy."""
     return f"{type(module).__name__} ({name})" if name else type(module).__name__
+
+
+def require_fitting_specs(
+    head: ProbabilisticTensorDictModule, parts: Mapping[Key, ActionSpec]
+) -> None:
+    """Refuse a ``safe`` module whose specs are not those of the environment's actions.
+
+    Args:
+        head: the policy's probabilistic module.
+        parts: what the environment accepts, by the keys that the module writes.
+
+    Raises:
+        ConfigurationError: naming the key.
+    """
+    for key, spec in specs_of(head).items():
+        _refuse_other(key, spec, parts[key])
+
+
+def _refuse_other(key: Key, spec: TensorSpec, part: ActionSpec) -> None:
+    shape, wanted = tuple(spec.shape), part.array.shape
+    if len(shape) > len(wanted):
+        raise ConfigurationError(
+            f"the policy has safe=True and a spec of {key!r} of shape {shape}, but an action of "
+            f"one environment has the shape {wanted}: give it that one's spec"
+        )
+    choices = getattr(spec.space, "n", None)
+    if choices is not None and choices != max(part.sizes, default=0):
+        raise ConfigurationError(
+            f"the policy has safe=True and a spec of {key!r} of {choices} choices, but the "
+            f"environment's are {part.kind} {list(part.sizes)}: give it the environment's spec"
+        )
