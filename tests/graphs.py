@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from hts_torchrl.config import EnvSpec
 from hts_torchrl.policy import cuda_graph
 from hts_torchrl.policy.cuda_graph import StagedPass
 from hts_torchrl.policy.inference import PolicyInference
+from hts_torchrl.specs import EnvSpec
 
 needs_gpu = [
     pytest.mark.gpu,

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-from hts_torchrl.config import EnvSpec
 from hts_torchrl.policy.examination import find_outputs
 from hts_torchrl.policy.inference import PolicyInference
+from hts_torchrl.specs import EnvSpec
 from tests import philox
 
 Cells = dict[Any, np.ndarray]

@@ -11,10 +11,6 @@ from hts_torchrl.moved import find_old_names
 if TYPE_CHECKING:
     from hts_torchrl.allocator import keep_freed_memory as keep_freed_memory
     from hts_torchrl.collectors.hts import HTSCollector as HTSCollector
-    from hts_torchrl.config import ActionSpec as ActionSpec
-    from hts_torchrl.config import ArraySpec as ArraySpec
-    from hts_torchrl.config import EnvSpec as EnvSpec
-    from hts_torchrl.config import MemorySpec as MemorySpec
     from hts_torchrl.envs.atari import AtariEnvs as AtariEnvs
     from hts_torchrl.envs.envpool import EnvPoolEnvs as EnvPoolEnvs
     from hts_torchrl.envs.football import FootballEnvs as FootballEnvs
@@ -48,6 +44,10 @@ if TYPE_CHECKING:
     from hts_torchrl.policy.export import save_policy as save_policy
     from hts_torchrl.policy.normalization import NormalizedPolicy as NormalizedPolicy
     from hts_torchrl.policy.onnx_file import save_onnx as save_onnx
+    from hts_torchrl.specs import ActionSpec as ActionSpec
+    from hts_torchrl.specs import ArraySpec as ArraySpec
+    from hts_torchrl.specs import EnvSpec as EnvSpec
+    from hts_torchrl.specs import MemorySpec as MemorySpec
     from hts_torchrl.training.callbacks import LearningCurve as LearningCurve
     from hts_torchrl.training.callbacks import RoundTrace as RoundTrace
     from hts_torchrl.training.callbacks import StopTogether as StopTogether
@@ -60,7 +60,6 @@ if TYPE_CHECKING:
 _NAMES = {
     "allocator": ["keep_freed_memory"],
     "collectors.hts": ["HTSCollector"],
-    "config": ["ActionSpec", "ArraySpec", "EnvSpec", "MemorySpec"],
     "envs.atari": ["AtariEnvs"],
     "envs.envpool": ["EnvPoolEnvs"],
     "envs.football": ["FootballEnvs"],
@@ -84,6 +83,7 @@ _NAMES = {
     "policy.export": ["load_policy", "save_policy"],
     "policy.normalization": ["NormalizedPolicy"],
     "policy.onnx_file": ["save_onnx"],
+    "specs": ["ActionSpec", "ArraySpec", "EnvSpec", "MemorySpec"],
     "training.callbacks": ["LearningCurve", "RoundTrace", "StopTogether", "TrainingStatistics"],
     "training.checkpoints": ["DurableCheckpointIO"],
     "training.datamodule": ["HTSDataModule"],

@@ -13,8 +13,8 @@ from torchrl.objectives.value import (
     VTrace,
 )
 
-from hts_torchrl.config import ActionSpec, ArraySpec, EnvSpec
 from hts_torchrl.models import make_actor_critic
+from hts_torchrl.specs import ActionSpec, ArraySpec, EnvSpec
 from tests.unit.models.test_distributions import ACTIONS
 
 LOSSES = [A2CLoss, ClipPPOLoss, KLPENPPOLoss, PPOLoss, ReinforceLoss]

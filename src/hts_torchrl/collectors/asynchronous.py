@@ -27,7 +27,7 @@ from torchrl.collectors import (
 
 from hts_torchrl.collectors.run_times import RunTimes
 from hts_torchrl.compat.torchrl import set_queue_patience
-from hts_torchrl.config import CollectorSettings, Key, Precision
+from hts_torchrl.config import CollectorSettings, Precision
 from hts_torchrl.envs.group import EnvFactory
 from hts_torchrl.envs.group_env import GroupEnv
 from hts_torchrl.errors import ConfigurationError
@@ -35,6 +35,7 @@ from hts_torchrl.policy.composite import is_composite
 from hts_torchrl.policy.forward import evaluate, probabilistic_module
 from hts_torchrl.policy.memory import memory_keys
 from hts_torchrl.rng import env_seed
+from hts_torchrl.specs import Key
 
 Asynchronous: TypeAlias = Literal["actors", "server"]
 _PATIENCE_S = 1e6

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -12,6 +11,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import nn
 
+from hts_torchrl.collectors.handing_out import extend
 from hts_torchrl.collectors.progress import Progress
 from hts_torchrl.collectors.round_runner import MakePool, RoundRunner
 from hts_torchrl.collectors.run_times import RunTimes
@@ -26,6 +26,7 @@ from hts_torchrl.errors import ConfigurationError, ProtocolError
 from hts_torchrl.policy.as_policy import Policy, as_policy
 from hts_torchrl.policy.forward import with_parts
 from hts_torchrl.policy.memory import with_memory
+from hts_torchrl.policy.shared_weights import weights_by_name
 from hts_torchrl.settings import takes_settings
 from hts_torchrl.workers.actor import ActorSettings, find_settings
 from hts_torchrl.workers.make_pool import make_pool
@@ -232,6 +233,18 @@ class HTSCollector(ContractCollector):
             yield batch
         self.shutdown()
 
+    def _hand_out(self, batch: TensorDictBase) -> TensorDictBase | None:
+        """Return a round in the form asked for; None if the replay buffer got it."""
+        batch = self._handing_out.form(batch)
+        if self._torchrl.return_same_td:
+            batch = self._same = batch.clone() if self._same is None else self._same.update_(batch)
+        if self.post_collect_hook is not None:
+            self.post_collect_hook(batch)
+        if self.replay_buffer is None or self._ignore_rb:
+            return batch
+        extend(self.replay_buffer, batch, self._shape)
+        return None
+
     @property
     def acting_weights(self) -> dict[str, torch.Tensor] | None:
         """The weights of a loaded state with which the next round will act, until it starts."""
@@ -244,27 +257,43 @@ class HTSCollector(ContractCollector):
             return self._progress.first_version
         return self._runner.weights.newest_version
 
-    def _publish(self, weights: Mapping[str, torch.Tensor]) -> None:
-        self._running().weights.publish(weights)
+    def update_policy_weights_(
+        self,
+        policy_or_weights: TensorDictBase | nn.Module | dict[str, Any] | None = None,
+        *,
+        weights: TensorDictBase | dict[str, Any] | None = None,
+        policy: nn.Module | None = None,
+        **kwargs: Any,  # noqa: ANN401
+    ) -> None:
+        """Publish weights; the round that starts at the next rendezvous acts with them.
 
-    def set_seed(self, seed: int, static_seed: bool = False) -> int:
-        """Set the run's seed, before the first batch; returns it.
+        Args:
+            policy_or_weights: a module, its ``state_dict``, or its weights as a TensorDict; None
+                takes the policy that the collector was given.
+            weights: the same by keyword.
+            policy: the same by keyword.
+            kwargs: TorchRL's ``model_id`` and ``weights_dict``, which can name ``policy`` only.
 
         Raises:
-            ProtocolError: if the worker pool already runs.
-            ConfigurationError: for a seed that is no integer, or one for all environments.
+            ConfigurationError: if the weights are not those of a policy like the collector's, by
+                name, shape and type, or not finite; or an argument for many policies is given. What
+                was published before is kept then.
         """
-        if static_seed or not isinstance(seed, int):
+        if kwargs.pop("model_id", None) not in (None, "policy"):
+            raise ConfigurationError("model_id: one policy acts, whose name is 'policy'")
+        named = kwargs.pop("weights_dict", None) or {}
+        if unknown := [name for name in named if name != "policy"]:
+            raise ConfigurationError(f"weights_dict: no {unknown[0]!r} acts, only 'policy' does")
+        if any(value is not None for value in kwargs.values()):
             raise ConfigurationError(
-                f"set_seed({seed!r}, static_seed={static_seed}); an integer is needed, from which "
-                "each environment has a seed of its own"
+                f"arguments {sorted(kwargs)} are not supported: one policy acts"
             )
-        if self._runner is not None:
-            raise ProtocolError(
-                "set_seed after the worker pool was started: environments have their seeds"
-            )
-        self.seed = seed
-        return seed
+        sources = (policy_or_weights, weights, policy, named.get("policy"))
+        given = [source for source in sources if source is not None] or [self.policy]
+        if len(given) > 1:
+            raise ConfigurationError("give the weights once")
+        source = self.policy if given[0] is self._source else given[0]
+        self._running().weights.publish(weights_by_name(source))
 
     def reset(self, index: object = None) -> None:
         """Begin new games in all environments; the next batch has them from its first step on.
@@ -287,54 +316,6 @@ class HTSCollector(ContractCollector):
         self._flush_trajectory_assembly()
         if self._runner is not None:
             self._runner.renew_pool()
-
-    def state_dict(self) -> OrderedDict[str, Any]:
-        """Return what a run needs to go on with the batch after the last, bit for bit.
-
-        That is counters, the running games and the weights that act in the running round. The
-        newest, which TorchRL's ``policy_state_dict`` has, are the caller's to load.
-        """
-        state = self.state_at(self._progress.round_index)
-        if self._runner is None:
-            newest = copy.deepcopy(self.policy.state_dict())
-        else:
-            newest = self._runner.weights.copy_of(self.policy_version)
-        return OrderedDict(policy_state_dict=newest, iter=self._iter, **state)
-
-    def state_at(self, round_index: int, *, envs: bool = True) -> OrderedDict[str, Any]:
-        """Return the state of a run whose next batch is round ``round_index``.
-
-        Args:
-            round_index: the round of the last batch, which is then collected again, or the next.
-            envs: whether to keep the running games; without them new ones will begin.
-
-        Raises:
-            ProtocolError: for another round.
-        """
-        self._refuse_state_of_trajectories()
-        progress, frames = self._progress, self.schedule.frames_per_round
-        state = progress.state_at(round_index, frames, envs=envs)
-        state["policy_version"] = self.policy_version
-        if self.schedule.starts_before_update() and round_index in progress.versions:
-            state["acting_version"] = version = progress.versions[round_index]
-            acting = progress.acting_weights or self._running().weights.copy_of(version)
-            state["acting_weights"] = acting
-        return state
-
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on where a state was taken: its environments are restored when the worker pool starts.
-
-        A state without games begins new ones.
-
-        Raises:
-            ProtocolError: if the worker pool already runs.
-            ConfigurationError: if the state is of fewer environments.
-        """
-        if self._runner is not None:
-            raise ProtocolError("load_state_dict after the worker pool was started")
-        self._progress = Progress.from_state(
-            state_dict, self.config, self.env_spec, self._steps_per_seed
-        )
 
     def shutdown(
         self,

@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 
-from hts_torchrl.config import CollectorSettings, EnvSpec
+from hts_torchrl.config import CollectorSettings
 from hts_torchrl.errors import ConfigurationError, ProtocolError
 from hts_torchrl.shared.action_log import ActionLog
+from hts_torchrl.specs import EnvSpec
 
 
 @dataclass

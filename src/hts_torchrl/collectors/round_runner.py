@@ -12,13 +12,14 @@ from torch import nn
 
 from hts_torchrl.collectors.progress import Progress
 from hts_torchrl.collectors.run_times import RunTimes
-from hts_torchrl.config import IS_INIT, ArraySpec, CollectorSettings, EnvSpec, Key
+from hts_torchrl.config import CollectorSettings
 from hts_torchrl.errors import WorkerKilled
 from hts_torchrl.policy.shared_weights import PolicyWeights
 from hts_torchrl.schedule import NUM_STORAGES
 from hts_torchrl.shared.action_log import ActionLog
 from hts_torchrl.shared.buffers import SharedBuffers
 from hts_torchrl.shared.rollout import DebugStorage
+from hts_torchrl.specs import IS_INIT, ArraySpec, EnvSpec, Key
 from hts_torchrl.workers.pool import WorkerPool
 
 _log = logging.getLogger(__name__)
@@ -189,7 +190,7 @@ class RoundRunner:
 
     def _recover(self, round_index: int, died: str, recovery: int) -> None:
         """Replace who died, or the whole pool where it cannot tell who else is harmed."""
-        whole = not self.pool.mend(self._progress.action_logs[round_index])
+        whole = not self.pool.replace_dead_nodes(self._progress.action_logs[round_index])
         _log.warning(
             "%s: round %d is repeated by a new %s (recovery %d of at most %d)",
             *(died, round_index, "worker pool" if whole else "node", recovery, _MOST_RECOVERIES),

@@ -23,6 +23,7 @@ class RunTimes:
 
     def __init__(self, settings: CollectorSettings) -> None:
         self._settings = settings
+        self._executors = range(settings.num_executors)
         self.traced_round = -1
         self.trace: Trace = {}
         self.skew_s = 0.0
@@ -45,11 +46,10 @@ class RunTimes:
 
     def meet(self, round_index: int, status: WorkerStatus) -> None:
         """Note how far apart the executors finished, and what a traced round consisted of."""
-        executors = range(self._settings.num_executors)
-        finished_s = status.finished_s[executors]
+        finished_s = status.finished_s[self._executors]
         self.skew_s += float(finished_s.max() - finished_s.min())
         if round_index == self.traced_round:
-            names = [f"executor {index}" for index in executors]
+            names = [f"executor {index}" for index in self._executors]
             names += [f"actor {index}" for index in range(self._settings.num_actors)]
             self.trace = {name: status.spans(worker) for worker, name in enumerate(names)}
             self.trace["learner"] = [(self._handed_out_s, self._asked_s)]
@@ -61,7 +61,7 @@ class RunTimes:
     def worker_stats(self, status: WorkerStatus) -> dict[str, int | float | bool]:
         """Return the workers' seconds at work and waiting, and who is last at the rendezvous."""
         stats: dict[str, int | float | bool] = {}
-        executors = self._settings.num_executors
+        executors = len(self._executors)
         for role, rows in (("executors", slice(executors)), ("actors", slice(executors, None))):
             stats[f"{role}_busy_s"] = float(status.busy_s[rows].sum())
             stats[f"{role}_waiting_s"] = float(status.waiting_s[rows].sum())

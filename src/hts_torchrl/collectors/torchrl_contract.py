@@ -1,42 +1,40 @@
-"""TorchRL's collector interface, but for what collects: batches, counters, weights."""
+"""What TorchRL asks of a collector besides rounds and weights."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
+import copy
+from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any, TypeGuard
+from typing import Any
 
 import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModuleBase
-from torch import nn
 from torchrl.collectors import BaseCollector
 from torchrl.data import Composite, TensorSpec
 
-from hts_torchrl.collectors.handing_out import HandingOut, extend, require_rows_apart
+from hts_torchrl.collectors.handing_out import HandingOut, require_rows_apart
 from hts_torchrl.collectors.progress import Progress
 from hts_torchrl.collectors.round_runner import RoundRunner
 from hts_torchrl.collectors.run_times import RunTimes, Trace
 from hts_torchrl.collectors.torchrl_arguments import without_fixed
 from hts_torchrl.collectors.torchrl_settings import TorchRLSettings
-from hts_torchrl.config import IS_INIT, ArraySpec, CollectorSettings, EnvSpec, Key
+from hts_torchrl.config import CollectorSettings
 from hts_torchrl.envs.action_spec import tensor_spec_of
 from hts_torchrl.errors import ConfigurationError, ProtocolError
 from hts_torchrl.policy.as_policy import Policy
 from hts_torchrl.policy.composite import VECTOR
 from hts_torchrl.schedule import Schedule
 from hts_torchrl.shared.rollout import storage_specs
+from hts_torchrl.specs import IS_INIT, ArraySpec, EnvSpec, Key
 
 _PUBLISH = "publish weights with update_policy_weights_()"
 
 
 class ContractCollector(BaseCollector):
-    """Hands out rounds in the form that TorchRL's arguments ask for, and keeps its attributes.
-
-    It takes weights in every form in which TorchRL hands them over, and refuses other schemes.
-    """
+    """TorchRL's attributes, states and questions, through which no round and no weights pass."""
 
     policy: TensorDictModuleBase
     _source: Policy
@@ -91,18 +89,6 @@ class ContractCollector(BaseCollector):
         self.postproc = self._handing_out.postproc
         self._shape = (schedule.num_envs, schedule.steps_per_round)
 
-    def _hand_out(self, batch: TensorDictBase) -> TensorDictBase | None:
-        """Return a round in the form asked for; None if the replay buffer got it."""
-        batch = self._handing_out.form(batch)
-        if self._torchrl.return_same_td:
-            batch = self._same = batch.clone() if self._same is None else self._same.update_(batch)
-        if self.post_collect_hook is not None:
-            self.post_collect_hook(batch)
-        if self.replay_buffer is None or self._ignore_rb:
-            return batch
-        extend(self.replay_buffer, batch, self._shape)
-        return None
-
     def fake_tensordict(self) -> TensorDictBase:
         """Return zeros in the form of a batch; no environment is stepped."""
         discounted = self.config.reward_discount is not None
@@ -129,6 +115,76 @@ class ContractCollector(BaseCollector):
                 "with trajs_per_batch no state is complete: the steps of games that have not ended "
                 "are held back; collect rounds instead, and split them with split_trajs"
             )
+
+    def set_seed(self, seed: int, static_seed: bool = False) -> int:
+        """Set the run's seed, before the first batch; returns it.
+
+        Raises:
+            ProtocolError: if the worker pool already runs.
+            ConfigurationError: for a seed that is no integer, or one for all environments.
+        """
+        if static_seed or not isinstance(seed, int):
+            raise ConfigurationError(
+                f"set_seed({seed!r}, static_seed={static_seed}); an integer is needed, from which "
+                "each environment has a seed of its own"
+            )
+        if self._runner is not None:
+            raise ProtocolError(
+                "set_seed after the worker pool was started: environments have their seeds"
+            )
+        self.seed = seed
+        return seed
+
+    def state_dict(self) -> OrderedDict[str, Any]:
+        """Return what a run needs to go on with the batch after the last, bit for bit.
+
+        That is counters, the running games and the weights that act in the running round. The
+        newest, which TorchRL's ``policy_state_dict`` has, are the caller's to load.
+        """
+        state = self.state_at(self._progress.round_index)
+        if self._runner is None:
+            newest = copy.deepcopy(self.policy.state_dict())
+        else:
+            newest = self._runner.weights.copy_of(self.policy_version)
+        return OrderedDict(policy_state_dict=newest, iter=self._iter, **state)
+
+    def state_at(self, round_index: int, *, envs: bool = True) -> OrderedDict[str, Any]:
+        """Return the state of a run whose next batch is round ``round_index``.
+
+        Args:
+            round_index: the round of the last batch, which is then collected again, or the next.
+            envs: whether to keep the running games; without them new ones will begin.
+
+        Raises:
+            ProtocolError: for another round.
+        """
+        self._refuse_state_of_trajectories()
+        progress, frames = self._progress, self.schedule.frames_per_round
+        state = progress.state_at(round_index, frames, envs=envs)
+        state["policy_version"] = self.policy_version
+        if self.schedule.starts_before_update() and round_index in progress.versions:
+            state["acting_version"] = version = progress.versions[round_index]
+            acting = progress.acting_weights
+            if acting is None:
+                assert self._runner is not None  # it has published them
+                acting = self._runner.weights.copy_of(version)
+            state["acting_weights"] = acting
+        return state
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on where a state was taken: its environments are restored when the worker pool starts.
+
+        A state without games begins new ones.
+
+        Raises:
+            ProtocolError: if the worker pool already runs.
+            ConfigurationError: if the state is of fewer environments.
+        """
+        if self._runner is not None:
+            raise ProtocolError("load_state_dict after the worker pool was started")
+        self._progress = Progress.from_state(
+            state_dict, self.config, self.env_spec, self._steps_per_seed
+        )
 
     def get_policy_version(self) -> int:
         """Return the updates in the weights that were published last."""
@@ -224,47 +280,6 @@ class ContractCollector(BaseCollector):
             stats |= self._times.worker_stats(self._runner.shared.status)
         return stats
 
-    @abstractmethod
-    def _publish(self, weights: Mapping[str, torch.Tensor]) -> None:
-        """Publish weights by ``state_dict`` name."""
-
-    def update_policy_weights_(
-        self,
-        policy_or_weights: TensorDictBase | nn.Module | dict[str, Any] | None = None,
-        *,
-        weights: TensorDictBase | dict[str, Any] | None = None,
-        policy: nn.Module | None = None,
-        **kwargs: Any,  # noqa: ANN401
-    ) -> None:
-        """Publish weights; the round that starts at the next rendezvous acts with them.
-
-        Args:
-            policy_or_weights: a module, its ``state_dict``, or its weights as a TensorDict; None
-                takes the policy that the collector was given.
-            weights: the same by keyword.
-            policy: the same by keyword.
-            kwargs: TorchRL's ``model_id`` and ``weights_dict``, which can name ``policy`` only.
-
-        Raises:
-            ConfigurationError: if the weights are not those of a policy like the collector's, by
-                name, shape and type, or not finite; or an argument for many policies is given. What
-                was published before is kept then.
-        """
-        if kwargs.pop("model_id", None) not in (None, "policy"):
-            raise ConfigurationError("model_id: one policy acts, whose name is 'policy'")
-        named = kwargs.pop("weights_dict", None) or {}
-        if unknown := [name for name in named if name != "policy"]:
-            raise ConfigurationError(f"weights_dict: no {unknown[0]!r} acts, only 'policy' does")
-        if any(value is not None for value in kwargs.values()):
-            raise ConfigurationError(
-                f"arguments {sorted(kwargs)} are not supported: one policy acts"
-            )
-        sources = (policy_or_weights, weights, policy, named.get("policy"))
-        given = [source for source in sources if source is not None] or [self.policy]
-        if len(given) > 1:
-            raise ConfigurationError("give the weights once")
-        self._publish(_by_name(self.policy if given[0] is self._source else given[0]))
-
     def receive_weights(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
         """Publish weights as :meth:`update_policy_weights_` does: what acts are copies."""
         self.update_policy_weights_(*args, **kwargs)
@@ -289,26 +304,3 @@ class ContractCollector(BaseCollector):
     def weight_updater(self, value: object) -> None:
         if value is not None:
             raise ConfigurationError(f"a weight_updater is not supported: {_PUBLISH}")
-
-
-def _by_name(source: object) -> Mapping[str, torch.Tensor]:
-    """Return weights by ``state_dict`` name, in whatever form they are handed over."""
-    if isinstance(source, nn.Module):
-        return source.state_dict()
-    if _is_nested(source):
-        if workers := [name for name in source if not isinstance(name, str)]:
-            raise ConfigurationError(f"weights for worker {workers[0]!r}: one policy acts")
-        source = TensorDict(source)
-    if isinstance(source, TensorDictBase):
-        source = source.flatten_keys(".").to_dict()
-    if not isinstance(source, Mapping):
-        raise ConfigurationError(
-            f"weights of type {type(source).__name__}; a module, its state_dict or a TensorDict of "
-            "its weights is needed"
-        )
-    return source
-
-
-def _is_nested(weights: object) -> TypeGuard[dict[Any, Any]]:
-    nested = Mapping, TensorDictBase
-    return type(weights) is dict and any(isinstance(w, nested) for w in weights.values())

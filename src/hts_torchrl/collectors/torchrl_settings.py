@@ -12,9 +12,9 @@ from tensordict import TensorDictBase
 from tensordict.nn import InteractionType
 from torchrl.data import ReplayBuffer
 
-from hts_torchrl.config import EnvSpec
 from hts_torchrl.errors import ConfigurationError, require
 from hts_torchrl.policy.exploration import RandomActions
+from hts_torchrl.specs import EnvSpec
 
 Device: TypeAlias = torch.device | str | int
 _GREEDY = (InteractionType.DETERMINISTIC, InteractionType.MODE)

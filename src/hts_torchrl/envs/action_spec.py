@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torchrl.data import Bounded, Categorical, MultiCategorical, OneHot, TensorSpec, Unbounded
 
-from hts_torchrl.config import ActionSpec
+from hts_torchrl.specs import ActionSpec
 
 
 def tensor_spec_of(action: ActionSpec, *batch_size: int) -> TensorSpec:

@@ -12,9 +12,10 @@ from ale_py import roms
 from ale_py.vector_env import AtariVectorEnv
 from gymnasium.vector import AutoresetMode
 
-from hts_torchrl.envs.group import Array, EnvFactory, EnvGroup, Observation, Transition
+from hts_torchrl.envs.group import EnvFactory, EnvGroup, Observation, Transition
 from hts_torchrl.envs.spaces import env_spec
 from hts_torchrl.errors import ConfigurationError, require
+from hts_torchrl.specs import Array
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,10 @@ import gymnasium
 import numpy as np
 from gymnasium.envs.registration import EnvSpec
 
-from hts_torchrl.envs.group import Array, EnvFactory, EnvGroup, called
+from hts_torchrl.envs.group import EnvFactory, EnvGroup, called
 from hts_torchrl.envs.gym import SerialGroup
 from hts_torchrl.errors import ConfigurationError, require
+from hts_torchrl.specs import Array
 
 _OURS = ("num_envs", "batch_size", "num_threads", "seed", "env_seed", "max_num_players")
 

@@ -11,9 +11,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
-from hts_torchrl.config import Array as Array
-from hts_torchrl.config import EnvSpec, Key
 from hts_torchrl.errors import ConfigurationError
+from hts_torchrl.specs import Array, EnvSpec, Key
 
 Observation: TypeAlias = dict[Key, Array]
 CreateEnv: TypeAlias = Callable[..., Any] | Sequence[Callable[..., Any]]

@@ -13,9 +13,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from hts_torchrl.config import EnvSpec
 from hts_torchrl.envs.group import (
-    Array,
     EnvFactory,
     EnvGroup,
     Observation,
@@ -32,6 +30,7 @@ from hts_torchrl.envs.own_generators import OwnGenerators, making
 from hts_torchrl.envs.registered import made
 from hts_torchrl.envs.spaces import env_spec
 from hts_torchrl.errors import ConfigurationError, require
+from hts_torchrl.specs import Array, EnvSpec
 
 _RESET = ("observation", "info")
 _STEP = ("observation", "reward", "terminated", "truncated", "info")

@@ -8,10 +8,9 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from hts_torchrl.config import ActionSpec
-from hts_torchrl.envs.group import Array
 from hts_torchrl.envs.joined_action import split
 from hts_torchrl.envs.spaces import action_of, leaves_of
+from hts_torchrl.specs import ActionSpec, Array
 
 
 def action_maker(spec: ActionSpec, space: gymnasium.Space[Any]) -> Callable[[Array], Any]:

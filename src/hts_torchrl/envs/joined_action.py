@@ -6,9 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from hts_torchrl.config import ActionSpec, ArraySpec, Key
-from hts_torchrl.envs.group import Array
 from hts_torchrl.errors import ConfigurationError
+from hts_torchrl.specs import ActionSpec, Array, ArraySpec, Key
 
 _MOST_CHOICES = 2**24
 """Up to which float32 holds every integer."""

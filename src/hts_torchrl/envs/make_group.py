@@ -13,7 +13,7 @@ from typing import Any
 import cloudpickle
 from gymnasium.wrappers import TimeLimit
 
-from hts_torchrl.config import EnvSpec, PoolConfig
+from hts_torchrl.config import PoolConfig
 from hts_torchrl.envs.group import CreateEnv, EnvFactory, EnvGroup, called
 from hts_torchrl.envs.gym import SerialGroup
 from hts_torchrl.envs.layers import is_a
@@ -21,6 +21,7 @@ from hts_torchrl.envs.own_generators import making
 from hts_torchrl.envs.registered import made
 from hts_torchrl.envs.vector import VectorGroup
 from hts_torchrl.errors import ConfigurationError
+from hts_torchrl.specs import EnvSpec
 
 
 def make_group(

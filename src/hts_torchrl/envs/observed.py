@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from hts_torchrl.config import ArraySpec, EnvSpec, Key
-from hts_torchrl.envs.group import Array, Observation, called
+from hts_torchrl.envs.group import Observation, called
 from hts_torchrl.envs.spaces import Path, key_of, leaves_of
 from hts_torchrl.errors import ConfigurationError
+from hts_torchrl.specs import Array, ArraySpec, EnvSpec, Key
 
 
 def as_declared(key: Key, value: Any, spec: ArraySpec) -> Array:  # noqa: ANN401

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from hts_torchrl.envs.group import (
-    Array,
     EnvFactory,
     EnvGroup,
     Observation,
@@ -25,6 +24,7 @@ from hts_torchrl.envs.observed import DeclaredSpace, as_flag, as_returned, as_re
 from hts_torchrl.envs.own_generators import OwnGenerators, making
 from hts_torchrl.envs.spaces import env_spec
 from hts_torchrl.errors import ConfigurationError, require
+from hts_torchrl.specs import Array
 
 _RESET = ("observations", "infos")
 _STEP = ("observations", "rewards", "terminations", "truncations", "infos")

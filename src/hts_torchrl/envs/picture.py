@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from hts_torchrl.envs.group import Array, EnvGroup
+from hts_torchrl.envs.group import EnvGroup
 from hts_torchrl.errors import ConfigurationError
+from hts_torchrl.specs import Array
 
 _SMALLEST = 160
 """Pixels; MinAtar draws ten."""

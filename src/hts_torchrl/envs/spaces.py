@@ -9,9 +9,9 @@ from typing import Any, TypeAlias
 import numpy as np
 from gymnasium import spaces
 
-from hts_torchrl.config import ActionSpec, ArraySpec, EnvSpec, Key
 from hts_torchrl.envs.joined_action import joined
 from hts_torchrl.errors import ConfigurationError
+from hts_torchrl.specs import ActionSpec, ArraySpec, EnvSpec, Key
 
 Path: TypeAlias = tuple[Any, ...]
 """Names in ``Dict`` spaces and places in ``Tuple`` spaces, one within the other."""

@@ -24,9 +24,7 @@ from torchrl.data import (
 )
 from torchrl.envs import EnvBase, StepCounter, TransformedEnv
 
-from hts_torchrl.config import ActionKind, ActionSpec, ArraySpec, EnvSpec, Key, MemorySpec
 from hts_torchrl.envs.group import (
-    Array,
     Observation,
     Transition,
     called,
@@ -40,6 +38,7 @@ from hts_torchrl.envs.observed import as_declared, as_reward, observing, require
 from hts_torchrl.envs.own_generators import TORCH, OwnGenerators
 from hts_torchrl.envs.spaces import in_one_line
 from hts_torchrl.errors import ConfigurationError
+from hts_torchrl.specs import ActionKind, ActionSpec, Array, ArraySpec, EnvSpec, Key, MemorySpec
 
 _NEVER = torch.zeros(1, dtype=torch.bool)
 

@@ -9,13 +9,13 @@ import numpy as np
 import torch
 from torchrl.envs import EnvBase
 
-from hts_torchrl.config import ArraySpec
-from hts_torchrl.envs.group import Array, Observation, Transition, called
+from hts_torchrl.envs.group import Observation, Transition, called
 from hts_torchrl.envs.joined_action import split
 from hts_torchrl.envs.observed import as_declared, observing, require_known
 from hts_torchrl.envs.own_generators import TORCH, OwnGenerators
 from hts_torchrl.envs.torchrl import parts_of, spec_of_one
 from hts_torchrl.errors import ConfigurationError
+from hts_torchrl.specs import Array, ArraySpec
 
 
 class BatchedEnvGroup:

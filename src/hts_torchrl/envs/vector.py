@@ -10,8 +10,7 @@ import gymnasium
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, VectorEnv
 
-from hts_torchrl.config import ArraySpec
-from hts_torchrl.envs.group import Array, Observation, Transition
+from hts_torchrl.envs.group import Observation, Transition
 from hts_torchrl.envs.gym import spec_of, store
 from hts_torchrl.envs.gym_action import action_maker
 from hts_torchrl.envs.observed import (
@@ -24,6 +23,7 @@ from hts_torchrl.envs.observed import (
 )
 from hts_torchrl.envs.own_generators import OwnGenerators
 from hts_torchrl.errors import ConfigurationError
+from hts_torchrl.specs import Array, ArraySpec
 
 _INSTEAD = {"AtariVectorEnv": "; hts_torchrl.AtariEnvs('pong') makes ale-py's own"}
 

@@ -14,7 +14,6 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
 
-from hts_torchrl.config import IS_INIT
 from hts_torchrl.errors import ConfigurationError, require
 from hts_torchrl.learner.chunked_rounds import ChunkedRounds
 from hts_torchrl.learner.modes import evaluating
@@ -24,6 +23,7 @@ from hts_torchrl.learner.restored import restored
 from hts_torchrl.learner.settings import show_inherited
 from hts_torchrl.objectives.returns import Targets, gae_targets
 from hts_torchrl.policy.normalization import RunningStatistics
+from hts_torchrl.specs import IS_INIT
 
 # More than any machine has cores; the OpenMP runtime crashes when it cannot start them.
 _MOST_THREADS = 1024
@@ -389,10 +389,6 @@ class Learner(ChunkedRounds):
             + self.value_coef * losses["value"]
             - self.entropy_coef * losses["entropy"]
         )
-
-    def num_samples(self, batch: TensorDictBase) -> int:
-        """Return the length of what :meth:`samples_of` returns of a round ``[N, T]``."""
-        return len(batch) if self.remembers else int(batch.numel())
 
     def values_where(self, after: TensorDictBase, chosen: Tensor | Steps) -> Tensor:
         """Return values of observations that no actor saw, as an actor would have found them.

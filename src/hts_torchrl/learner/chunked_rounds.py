@@ -40,22 +40,19 @@ class ChunkedRounds(RoundModule):
     ranks into place: before gradients are clipped and looked at.
 
     Args:
-        policy: an actor-critic; None builds ``network`` for the data module's environment.
-        network: ``nature``, ``nips``, ``impala``, ``seed``, ``mlp`` or ``module.Class`` of a trunk;
-            ``+lstm`` or ``+gru`` after it adds a memory, as ``lstm`` and ``gru`` alone do.
-        squash: pass continuous actions through tanh into their bounds.
+        policy: as a :class:`RoundModule` has it.
         gradient_chunks: chunks of environments, whose gradients are added in a fixed order.
+        settings: of a :class:`RoundModule`.
     """
 
     def __init__(
         self,
         policy: nn.Module | None = None,
         *,
-        network: str = "mlp",
-        squash: bool = False,
         gradient_chunks: int = 1,
+        **settings: Any,  # noqa: ANN401 - those of RoundModule
     ) -> None:
-        super().__init__(policy, network=network, squash=squash)
+        super().__init__(policy, **settings)
         self.gradient_chunks = gradient_chunks
         self.cudagraph_loss = False
         """Whether :meth:`loss_of_chunks` is replayed as a CUDA graph; of a learner that may be."""
@@ -146,10 +143,6 @@ class ChunkedRounds(RoundModule):
             self._begin(chunk)
             samples.append(samples_to_learn(rows))
         return torch.cat(samples)
-
-    def num_samples(self, batch: TensorDictBase) -> int:
-        """Return how many samples are made of a round ``[N, T]``: one of each step."""
-        return int(batch.numel())
 
     def loss_by_chunks(self, loss_of: Callable[[int], Tensor]) -> Tensor:
         """Return the loss of a part of a round: with several chunks, the mean over all of them.

@@ -11,9 +11,9 @@ from torch import nn
 from torch.optim import Optimizer
 
 from hts_torchrl.compat.torch import norms
-from hts_torchrl.config import Key
 from hts_torchrl.errors import NotFiniteError
 from hts_torchrl.shared.arrays import array_name
+from hts_torchrl.specs import Key
 
 
 def require_finite_gradients(

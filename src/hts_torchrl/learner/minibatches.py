@@ -127,7 +127,8 @@ class MinibatchLearner(Learner):
         Raises:
             ConfigurationError: if the samples cannot be divided so.
         """
-        count = self._refuse_rest(self.num_samples(part.round) // len(self.chunks.own))
+        samples = len(part.round) if self.remembers else part.round.numel()
+        count = self._refuse_rest(samples // len(self.chunks.own))
         epoch, minibatch = divmod(part.index, self.minibatches)
         if minibatch == 0:
             chunk = self.chunks.own[index]

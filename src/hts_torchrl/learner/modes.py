@@ -10,7 +10,6 @@ import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 
-from hts_torchrl.config import Key
 from hts_torchrl.errors import ConfigurationError, ProtocolError
 from hts_torchrl.policy.forward import evaluate
 from hts_torchrl.policy.probe import (
@@ -21,6 +20,7 @@ from hts_torchrl.policy.probe import (
     noting_draws,
 )
 from hts_torchrl.policy.sampling import borrowed_generators
+from hts_torchrl.specs import Key
 
 
 def layers_of_two_modes(policy: nn.Module, observations: dict[Key, Tensor]) -> list[nn.Module]:

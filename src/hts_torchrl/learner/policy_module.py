@@ -20,24 +20,20 @@ from torchrl.modules import Delta, TanhDelta
 
 from hts_torchrl.compat.lightning import must_leave
 from hts_torchrl.compat.torch import compiles_calls, uncompiled
-from hts_torchrl.config import IS_INIT, EnvSpec, Key
 from hts_torchrl.errors import ConfigurationError, ProtocolError
 from hts_torchrl.learner.modes import evaluating
 from hts_torchrl.models import make_actor_critic
 from hts_torchrl.policy.as_policy import initialise
-from hts_torchrl.policy.forward import (
-    evaluate,
-    inputs_of,
-    probabilistic_module,
-    require_called,
-)
+from hts_torchrl.policy.forward import evaluate, inputs_of, probabilistic_module
 from hts_torchrl.policy.inference import one_thread
+from hts_torchrl.policy.limits import require_called
 from hts_torchrl.policy.memory import memory_keys
 from hts_torchrl.policy.normalization import NormalizedPolicy
 from hts_torchrl.policy.projection import Projection
 from hts_torchrl.policy.sampling import mode
 from hts_torchrl.policy.sequence import evaluate_sequences
 from hts_torchrl.policy.spec_json import spec_as_json
+from hts_torchrl.specs import IS_INIT, EnvSpec, Key
 from hts_torchrl.training.evaluation import EpisodeScores, Evaluation
 from hts_torchrl.training.run_settings import class_name
 

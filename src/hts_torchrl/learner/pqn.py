@@ -10,11 +10,11 @@ from typing import Any, ClassVar
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
-from hts_torchrl.config import EnvSpec
 from hts_torchrl.errors import ConfigurationError, require
 from hts_torchrl.learner.minibatches import MinibatchLearner
 from hts_torchrl.models.q_policy import QHead, make_q_policy, q_head_of
 from hts_torchrl.objectives.losses import value_loss
+from hts_torchrl.specs import EnvSpec
 
 
 class PQN(MinibatchLearner):

@@ -17,7 +17,6 @@ from torch.optim import Optimizer
 from hts_torchrl.allocator import keep_freed_memory
 from hts_torchrl.collectors.round_source import RoundSource
 from hts_torchrl.compat.lightning import requeue_signals, set_logged_steps
-from hts_torchrl.config import Key
 from hts_torchrl.errors import ConfigurationError, ProtocolError
 from hts_torchrl.learner.deferred_interrupt import DeferredInterrupt
 from hts_torchrl.learner.delayed_gradient import DelayedGradient, DelayedWeights
@@ -33,6 +32,7 @@ from hts_torchrl.policy.forward import path_of, probabilistic_module
 from hts_torchrl.policy.normalization import NormalizedPolicy
 from hts_torchrl.rng import update_seed
 from hts_torchrl.schedule import DELAYS
+from hts_torchrl.specs import Key
 from hts_torchrl.training.evaluation import Evaluation
 from hts_torchrl.training.extended_hooks import is_of_the_user
 from hts_torchrl.training.round_slice import RoundSlice

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from hts_torchrl.config import EnvSpec, Key
 from hts_torchrl.errors import ConfigurationError
+from hts_torchrl.specs import EnvSpec, Key
 
 
 class MaskedLogits(nn.Module):

@@ -16,7 +16,6 @@ from torchrl.modules import (
     ValueOperator,
 )
 
-from hts_torchrl.config import EnvSpec, Key
 from hts_torchrl.models.action_mask import MaskedLogits, mask_of
 from hts_torchrl.models.combined import CombinedTrunk
 from hts_torchrl.models.distributions import action_head, parameter_keys
@@ -31,6 +30,7 @@ from hts_torchrl.models.heads import (
 from hts_torchrl.models.mlp import MLP
 from hts_torchrl.models.parts import NetworkParts, built
 from hts_torchrl.models.recurrent import Cell, with_memory
+from hts_torchrl.specs import EnvSpec, Key
 
 
 class ActorCritic(ActorValueOperator):

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hts_torchrl.config import ArraySpec, Key
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.models.trunks import BUILT_IN_TRUNKS, make_trunk
+from hts_torchrl.specs import ArraySpec, Key
 
 
 class CombinedTrunk(nn.Module):

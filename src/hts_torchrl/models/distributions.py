@@ -12,8 +12,8 @@ from torch import Tensor
 from torch import distributions as d
 from torchrl.modules import OneHotCategorical, TanhNormal
 
-from hts_torchrl.config import ActionSpec
 from hts_torchrl.errors import ConfigurationError
+from hts_torchrl.specs import ActionSpec
 
 
 class MultiCategorical(d.Independent):  # type: ignore[type-arg]

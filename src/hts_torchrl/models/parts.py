@@ -10,13 +10,13 @@ from typing import Self, TypeVar
 import torch
 from torch import nn
 
-from hts_torchrl.config import COUNTED, IS_INIT, ActionSpec, ArraySpec, EnvSpec, Key
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.machine import require_memory
 from hts_torchrl.models.action_mask import mask_of
 from hts_torchrl.models.combined import combined_trunk, is_picture
 from hts_torchrl.models.recurrent import Cell
 from hts_torchrl.models.trunks import is_built_in, make_trunk, parts_of
+from hts_torchrl.specs import COUNTED, IS_INIT, ActionSpec, ArraySpec, EnvSpec, Key
 
 PolicyT = TypeVar("PolicyT", bound=nn.Module)
 

@@ -16,13 +16,13 @@ from tensordict.nn import (
 from torch import Tensor, nn
 from torch import distributions as d
 
-from hts_torchrl.config import EnvSpec, Key
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.models.action_mask import mask_of
 from hts_torchrl.models.heads import NarrowLinear
 from hts_torchrl.models.layer_norm import normalize_layers
 from hts_torchrl.models.parts import NetworkParts, built
 from hts_torchrl.models.recurrent import Cell, with_memory
+from hts_torchrl.specs import EnvSpec, Key
 
 _KEYS = ["action_value", "epsilon"]
 

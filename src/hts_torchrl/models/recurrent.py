@@ -9,8 +9,8 @@ from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn
 from torchrl.modules import GRUModule, LSTMModule
 
-from hts_torchrl.config import Key
 from hts_torchrl.errors import ConfigurationError
+from hts_torchrl.specs import Key
 
 Cell: TypeAlias = Literal["lstm", "gru"]
 CELLS: tuple[Cell, ...] = get_args(Cell)

@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from torch import nn
 
-from hts_torchrl.config import ArraySpec
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.models.impala import ImpalaResNet, SeedResNet
 from hts_torchrl.models.mlp import MLP
 from hts_torchrl.models.nature import NatureCNN, NipsCNN, PixelTrunk
 from hts_torchrl.models.recurrent import CELLS, Cell
+from hts_torchrl.specs import ArraySpec
 
 BUILT_IN_TRUNKS: dict[str, Callable[[tuple[int, ...]], nn.Module]] = {
     "nature": NatureCNN,

@@ -20,15 +20,16 @@ from torchrl.data import Bounded, Categorical, Composite, OneHot, TensorSpec
 from torchrl.modules import AdditiveGaussianModule, EGreedyModule, RandomPolicy
 
 from hts_torchrl.compat.torch import uncompiled
-from hts_torchrl.config import IS_INIT, ActionSpec, EnvSpec, Key
 from hts_torchrl.envs.action_spec import tensor_spec_of
 from hts_torchrl.envs.spaces import in_one_line
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.models.distributions import action_head, parameter_keys
 from hts_torchrl.policy.exploration import RandomActions
-from hts_torchrl.policy.forward import modules_of, named, path_of, require_called
+from hts_torchrl.policy.forward import modules_of, path_of
 from hts_torchrl.policy.inference import first_rows
+from hts_torchrl.policy.limits import named, require_called
 from hts_torchrl.policy.probe import differ
+from hts_torchrl.specs import IS_INIT, ActionSpec, EnvSpec, Key
 
 Policy: TypeAlias = nn.Module | Callable[[TensorDictBase], TensorDictBase]
 """A module; or a function that writes the action into the TensorDict ``[B]`` it is given."""

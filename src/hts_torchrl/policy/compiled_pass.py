@@ -14,10 +14,10 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from hts_torchrl.compat.torch import as_one_graph, compile_failure, compile_settings
-from hts_torchrl.config import Key
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.policy.forward import PolicyOutput
 from hts_torchrl.policy.inference import PolicyInference
+from hts_torchrl.specs import Key
 
 _log = logging.getLogger(__name__)
 _LEAVE_OUT = "leave compile_policy out"

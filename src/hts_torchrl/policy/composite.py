@@ -18,9 +18,9 @@ from tensordict.nn import (
 from torch import Tensor
 from torch import distributions as d
 
-from hts_torchrl.config import ActionSpec, Key
 from hts_torchrl.envs.joined_action import columns, split
 from hts_torchrl.errors import ConfigurationError
+from hts_torchrl.specs import ActionSpec, Key
 
 VECTOR: Key = ("collector", "action")
 """Where a batch has the vector that environments took, beside the parts that a policy wrote."""

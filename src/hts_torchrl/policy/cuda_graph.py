@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from hts_torchrl.compat.torch import CopiesFromCPU, unvalidated_distributions
-from hts_torchrl.config import Array, Key
 from hts_torchrl.errors import ConfigurationError
+from hts_torchrl.specs import Array, Key
 
 Compute: TypeAlias = Callable[[dict[Key, Tensor], Tensor, bool, bool], dict[Key, Tensor]]
 """A pass: inputs and draws on the device, greedy, random; returns the answers there."""

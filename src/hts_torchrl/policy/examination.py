@@ -12,7 +12,6 @@ from tensordict import TensorDictBase, unravel_key
 from torch import Tensor, nn
 from torch.distributions import Bernoulli, Categorical, Distribution, Independent
 
-from hts_torchrl.config import ActionSpec, Array, ArraySpec, Key
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.policy.compiled_pass import CompiledPass
 from hts_torchrl.policy.forward import PolicyOutput, path_of
@@ -27,6 +26,7 @@ from hts_torchrl.policy.probe import (
     noting_draws,
     varying_modules,
 )
+from hts_torchrl.specs import ActionSpec, Array, ArraySpec, Key
 
 _CHANCE = "chance must come from the policy's distribution"
 _TAKEN = {"next", "collector", "done", "terminated", "truncated"}

@@ -23,7 +23,6 @@ from tensordict.nn import TensorDictModuleBase
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from hts_torchrl.config import EnvSpec
 from hts_torchrl.durable_file import replacing
 from hts_torchrl.errors import ConfigurationError, reason_of
 from hts_torchrl.models.actor_critic import make_actor_critic
@@ -31,6 +30,7 @@ from hts_torchrl.models.q_policy import make_q_policy, q_head_of
 from hts_torchrl.models.trunks import is_built_in
 from hts_torchrl.policy.normalization import NormalizedPolicy
 from hts_torchrl.policy.spec_json import spec_as_json, spec_from_json
+from hts_torchrl.specs import EnvSpec
 
 
 def save_policy(

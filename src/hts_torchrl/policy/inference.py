@@ -16,14 +16,7 @@ from torch import Tensor, nn
 from torch import distributions as d
 from torchrl.modules import set_recurrent_mode
 
-from hts_torchrl.config import (
-    Array,
-    ArraySpec,
-    EnvSpec,
-    Key,
-    Precision,
-    next_key,
-)
+from hts_torchrl.config import Precision
 from hts_torchrl.policy.composite import ActionParts, SeveralActions, distribution_of
 from hts_torchrl.policy.cuda_graph import StagedPass
 from hts_torchrl.policy.exploration import (
@@ -37,10 +30,11 @@ from hts_torchrl.policy.forward import (
     evaluate,
     is_probabilistic,
     probabilistic_module,
-    require_called,
 )
-from hts_torchrl.policy.projection import Projection, require_fitting_specs
+from hts_torchrl.policy.limits import require_called, require_fitting_specs
+from hts_torchrl.policy.projection import Projection
 from hts_torchrl.policy.sampling import RowDistribution, is_decided, mode, sample
+from hts_torchrl.specs import Array, ArraySpec, EnvSpec, Key, next_key
 
 Pass: TypeAlias = Callable[
     [dict[Key, Tensor], Tensor, bool], tuple[dict[Key, Tensor], PolicyOutput]
@@ -94,7 +88,8 @@ class PolicyInference:
         require_called(policy)
         self.policy = policy.to(device).eval()
         self.batch_size = batch_size
-        self._device = torch.device(device)
+        self.device = torch.device(device)
+        """Where it computes."""
         self._bf16 = precision == "bf16-mixed"
         if self._bf16:
             _cast_weights(self.policy)
@@ -108,9 +103,9 @@ class PolicyInference:
         """Keys of the memory for the next step, each with the key that the policy writes it to."""
         self.draws = torch.full((batch_size, spec.action.num_draws), 0.5, dtype=torch.float64)
         self._staged: StagedPass | None = None
-        if self._device.type == "cuda":
+        if self.device.type == "cuda":
             self._staged = StagedPass(
-                self.inputs, self.draws, device=self._device, cudagraph=cudagraph
+                self.inputs, self.draws, device=self.device, cudagraph=cudagraph
             )
             self.inputs, self.draws = self._staged.inputs, self._staged.draws
         # The caller of the serial twin may have set another mode.
@@ -124,18 +119,13 @@ class PolicyInference:
             self._head = probabilistic_module(policy)
             self.parts = ActionParts(self._head, self.action)
             require_fitting_specs(self._head, self.parts.specs)
-            self._project = Projection(self._head, self._device)
+            self._project = Projection(self._head, self.device)
             self.log_prob_keys = self._head.log_prob_keys
         else:
             self._exploring = ExploringPolicy(policy, spec.action)
         self.extras = list(extras)
         self.compiled: Pass | None = None
         """What runs in place of :meth:`compute`, except for random actions; the bits differ."""
-
-    @property
-    def device(self) -> torch.device:
-        """Where it computes."""
-        return self._device
 
     @functools.cached_property
     def _random(self) -> RandomActions:
@@ -199,8 +189,8 @@ class PolicyInference:
             greedy: as in :meth:`answer`.
             random: as in :meth:`answer`.
         """
-        inputs = {key: value.to(self._device) for key, value in self.inputs.items()}
-        return self._run(inputs, self.draws.to(self._device), greedy, random)
+        inputs = {key: value.to(self.device) for key, value in self.inputs.items()}
+        return self._run(inputs, self.draws.to(self.device), greedy, random)
 
     def _answers(
         self, inputs: dict[Key, Tensor], draws: Tensor, greedy: bool, random: bool
@@ -262,7 +252,7 @@ class PolicyInference:
         )
 
     def _autocast(self) -> AbstractContextManager[None]:
-        device = self._device.type
+        device = self.device.type
         if not (self._bf16 or torch.is_autocast_enabled(device)):
             return contextlib.nullcontext()
         return torch.autocast(device, torch.bfloat16, enabled=self._bf16)

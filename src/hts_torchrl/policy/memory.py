@@ -7,11 +7,11 @@ from typing import Any
 
 from torch import nn
 
-from hts_torchrl.config import IS_INIT, Array, EnvSpec, Key, MemorySpec, next_key
 from hts_torchrl.envs.torchrl import primer_values
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.policy.exploration import noise_memory
 from hts_torchrl.policy.forward import modules_of, path_of
+from hts_torchrl.specs import IS_INIT, Array, EnvSpec, Key, MemorySpec, next_key
 
 
 def memory_keys(policy: nn.Module) -> list[Key]:

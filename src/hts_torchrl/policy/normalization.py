@@ -15,10 +15,10 @@ from tensordict.nn import TensorDictModule, TensorDictModuleBase, TensorDictSequ
 from torch import Tensor, nn
 
 from hts_torchrl.compat.torch import of_all_ranks
-from hts_torchrl.config import EnvSpec, Key
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.models.combined import is_picture
 from hts_torchrl.models.nature import PixelConv2d, PixelTrunk
+from hts_torchrl.specs import EnvSpec, Key
 
 _MOST = 10.0
 _EPSILON = 1e-8

@@ -22,7 +22,6 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 from torch import distributions as d
 
-from hts_torchrl.config import Array, EnvSpec, Key
 from hts_torchrl.durable_file import replacing
 from hts_torchrl.errors import ConfigurationError, reason_of
 from hts_torchrl.policy.as_policy import as_policy
@@ -34,6 +33,7 @@ from hts_torchrl.policy.memory import memory_keys
 from hts_torchrl.policy.projection import Projection
 from hts_torchrl.policy.sampling import mode
 from hts_torchrl.shared.arrays import array_name
+from hts_torchrl.specs import Array, EnvSpec, Key
 
 _PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 _TRACED_ROWS = 3

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 from tensordict import unravel_key
 from tensordict.nn import ProbabilisticTensorDictModule
@@ -11,8 +9,7 @@ from torch import Tensor
 from torchrl.data import Bounded, TensorSpec
 from torchrl.modules import SafeProbabilisticModule
 
-from hts_torchrl.config import ActionSpec, Key
-from hts_torchrl.errors import ConfigurationError
+from hts_torchrl.specs import Key
 
 
 class Projection:
@@ -28,7 +25,7 @@ class Projection:
     def __init__(self, head: ProbabilisticTensorDictModule, device: torch.device) -> None:
         self._bounds: dict[Key, tuple[Tensor, Tensor]] = {
             key: (spec.space.low.to(device), spec.space.high.to(device))
-            for key, spec in _specs(head).items()
+            for key, spec in specs_of(head).items()
             if isinstance(spec, Bounded)
         }
 
@@ -40,40 +37,9 @@ class Projection:
         return actions | projected
 
 
-def require_fitting_specs(
-    head: ProbabilisticTensorDictModule, parts: Mapping[Key, ActionSpec]
-) -> None:
-    """Refuse a ``safe`` module whose specs are not those of the environment's actions.
-
-    Args:
-        head: the policy's probabilistic module.
-        parts: what the environment accepts, by the keys that the module writes.
-
-    Raises:
-        ConfigurationError: naming the key.
-    """
-    for key, spec in _specs(head).items():
-        _refuse_other(key, spec, parts[key])
-
-
-def _specs(head: ProbabilisticTensorDictModule) -> dict[Key, TensorSpec]:
+def specs_of(head: ProbabilisticTensorDictModule) -> dict[Key, TensorSpec]:
     """Return the specs into which a module projects; none, if it is not ``safe``."""
     if not isinstance(head, SafeProbabilisticModule) or not head.safe:
         return {}
     given = {key: head.spec[key] for key in map(unravel_key, head.dist_sample_keys)}
     return {key: spec for key, spec in given.items() if spec is not None}
-
-
-def _refuse_other(key: Key, spec: TensorSpec, part: ActionSpec) -> None:
-    shape, wanted = tuple(spec.shape), part.array.shape
-    if len(shape) > len(wanted):
-        raise ConfigurationError(
-            f"the policy has safe=True and a spec of {key!r} of shape {shape}, but an action of "
-            f"one environment has the shape {wanted}: give it that one's spec"
-        )
-    choices = getattr(spec.space, "n", None)
-    if choices is not None and choices != max(part.sizes, default=0):
-        raise ConfigurationError(
-            f"the policy has safe=True and a spec of {key!r} of {choices} choices, but the "
-            f"environment's are {part.kind} {list(part.sizes)}: give it the environment's spec"
-        )

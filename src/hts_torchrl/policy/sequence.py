@@ -10,7 +10,6 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
 from torchrl.modules import GRUModule, LSTMModule, set_recurrent_mode
 
-from hts_torchrl.config import Key, next_key
 from hts_torchrl.policy.composite import distribution_of
 from hts_torchrl.policy.forward import (
     PolicyOutput,
@@ -20,6 +19,7 @@ from hts_torchrl.policy.forward import (
     probabilistic_module,
 )
 from hts_torchrl.policy.memory import memory_keys
+from hts_torchrl.specs import Key, next_key
 
 
 def evaluate_sequences(

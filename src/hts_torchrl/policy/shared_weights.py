@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any, TypeGuard
 
 import torch
+from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
 
 from hts_torchrl.compat.torch import norms
 from hts_torchrl.errors import ConfigurationError, ProtocolError
-from hts_torchrl.shared.arrays import Array, Layout, SharedArrays
+from hts_torchrl.shared.arrays import Layout, SharedArrays
+from hts_torchrl.specs import Array
 
 _ALIGNMENT = 64
 
@@ -185,6 +188,29 @@ class PolicyWeights:
                 for name, view in self._slots[int(self._acting[1])].items():
                     state[name].copy_(view)
         return self.acting_version
+
+
+def weights_by_name(source: object) -> Mapping[str, Tensor]:
+    """Return weights by ``state_dict`` name, in whatever form they are handed over."""
+    if isinstance(source, nn.Module):
+        return source.state_dict()
+    if _is_nested(source):
+        if workers := [name for name in source if not isinstance(name, str)]:
+            raise ConfigurationError(f"weights for worker {workers[0]!r}: one policy acts")
+        source = TensorDict(source)
+    if isinstance(source, TensorDictBase):
+        source = source.flatten_keys(".").to_dict()
+    if not isinstance(source, Mapping):
+        raise ConfigurationError(
+            f"weights of type {type(source).__name__}; a module, its state_dict or a TensorDict of "
+            "its weights is needed"
+        )
+    return source
+
+
+def _is_nested(weights: object) -> TypeGuard[dict[Any, Any]]:
+    nested = Mapping, TensorDictBase
+    return type(weights) is dict and any(isinstance(w, nested) for w in weights.values())
 
 
 def _padded(tensor: Tensor) -> int:

@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 import numpy as np
 
-from hts_torchrl.config import ActionKind, ActionSpec, Array, ArraySpec, EnvSpec, Key
+from hts_torchrl.specs import ActionKind, ActionSpec, Array, ArraySpec, EnvSpec, Key
 
 # Which torch counts with a sign, in bytes.
 _MOST_ELEMENTS = 2**58

@@ -11,10 +11,10 @@ from typing import Any, Self
 
 import numpy as np
 
-from hts_torchrl.config import EnvSpec, Key, MemorySpec, next_key
 from hts_torchrl.errors import ConfigurationError
-from hts_torchrl.shared.arrays import Array, array_name
+from hts_torchrl.shared.arrays import array_name
 from hts_torchrl.shared.memory import Memory
+from hts_torchrl.specs import Array, EnvSpec, Key, MemorySpec, next_key
 
 
 class Rows:

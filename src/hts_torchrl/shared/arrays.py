@@ -14,9 +14,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from hts_torchrl.compat.processes import DupFd
-from hts_torchrl.config import Array as Array
-from hts_torchrl.config import Key
 from hts_torchrl.machine import require_memory
+from hts_torchrl.specs import Array, Key
 
 Layout: TypeAlias = dict[str, tuple[tuple[int, ...], str]]
 """Shape and dtype of each array, by name."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from copy import copy
 from typing import Any, Self
 
-from hts_torchrl.config import ArraySpec, EnvSpec, Key, PoolConfig
+from hts_torchrl.config import PoolConfig
 from hts_torchrl.machine import require_descriptors
 from hts_torchrl.schedule import Schedule
 from hts_torchrl.shared.arrays import Layout, SharedArrays
@@ -14,6 +14,7 @@ from hts_torchrl.shared.pipes import Doorbell, ReadyQueue
 from hts_torchrl.shared.rollout import DoubleStorage
 from hts_torchrl.shared.slots import ActionBuffer, StateBuffer
 from hts_torchrl.shared.worker_status import WorkerStatus
+from hts_torchrl.specs import ArraySpec, EnvSpec, Key
 
 # Other pipes, the memory, and what starting a process takes for a moment.
 _OTHER_DESCRIPTORS = 24

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from hts_torchrl.config import IS_INIT, Array, Key, MemorySpec, next_key
+from hts_torchrl.specs import IS_INIT, Array, Key, MemorySpec, next_key
 
 
 class Memory:

@@ -11,7 +11,7 @@ from typing import Self
 import numpy as np
 
 from hts_torchrl.errors import HTSError
-from hts_torchrl.shared.arrays import Array
+from hts_torchrl.specs import Array
 
 
 class PoolStopped(HTSError):

@@ -7,10 +7,10 @@ from typing import Protocol
 
 import numpy as np
 
-from hts_torchrl.config import ArraySpec, EnvSpec, Key, next_key
 from hts_torchrl.errors import ProtocolError
 from hts_torchrl.schedule import NUM_STORAGES
-from hts_torchrl.shared.arrays import Array, Layout, SharedArrays, array_name
+from hts_torchrl.shared.arrays import Layout, SharedArrays, array_name
+from hts_torchrl.specs import Array, ArraySpec, EnvSpec, Key, next_key
 
 
 class Cells(Protocol):

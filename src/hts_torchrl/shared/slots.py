@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from hts_torchrl.config import ArraySpec, EnvSpec, Key
-from hts_torchrl.shared.arrays import Array, Layout, SharedArrays, array_name
+from hts_torchrl.shared.arrays import Layout, SharedArrays, array_name
+from hts_torchrl.specs import Array, ArraySpec, EnvSpec, Key
 
 
 class StateBuffer:

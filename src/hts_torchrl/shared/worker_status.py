@@ -6,7 +6,8 @@ import time
 
 import numpy as np
 
-from hts_torchrl.shared.arrays import Array, Layout, SharedArrays
+from hts_torchrl.shared.arrays import Layout, SharedArrays
+from hts_torchrl.specs import Array
 
 _ERROR_BYTES = 16_384
 _LEFT_OUT = b"\n[...]\n"

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hts_torchrl.config import EnvSpec
-from hts_torchrl.envs.group import Array, EnvFactory, Observation, Transition
+from hts_torchrl.envs.group import EnvFactory, Observation, Transition
+from hts_torchrl.specs import Array, EnvSpec
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from hts_torchrl.config import Precision
-from hts_torchrl.envs.group import Array
+from hts_torchrl.specs import Array
 from hts_torchrl.tools.runtime_model import expected_round_s
 
 

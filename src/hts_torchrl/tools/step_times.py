@@ -10,10 +10,10 @@ from multiprocessing.synchronize import Semaphore
 
 import numpy as np
 
-from hts_torchrl.config import ActionSpec
-from hts_torchrl.envs.group import Array, EnvFactory, EnvGroup
+from hts_torchrl.envs.group import EnvFactory, EnvGroup
 from hts_torchrl.envs.make_group import make_group
 from hts_torchrl.envs.registered import pickle_envs, unpickle_envs
+from hts_torchrl.specs import ActionSpec, Array
 
 _MOST_START_S = 60.0
 

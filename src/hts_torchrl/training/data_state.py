@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning.pytorch import Trainer
@@ -13,7 +13,10 @@ from hts_torchrl.collectors.round_source import RoundSource
 from hts_torchrl.config import CollectorSettings
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.portable import is_portable
-from hts_torchrl.training.run_settings import Changes, changes, refuse, told
+from hts_torchrl.training.run_settings import Changes, changes, described, plain, refuse, told
+
+if TYPE_CHECKING:
+    from hts_torchrl.training.datamodule import HTSDataModule
 
 _log = logging.getLogger(__name__)
 _DECIDE_BITS = (
@@ -25,6 +28,31 @@ _CUT_OFF = (
     "the checkpoint was saved in the middle of a round, whose start it does not hold: go on from "
     "an earlier one; a hts_torchrl.Learner or RoundModule goes on from any"
 )
+
+_NOT_KEPT = ("first_env", "reward_discount", "backend", "num_collectors", "backend_options")
+"""Set by the data module; and where workers were: a file names no cluster that is to be joined."""
+_OWN = (
+    *("collection", "resume_envs", "policy_device", "cudagraph_policy"),
+    *("normalize_observation", "normalize_reward"),
+    *("evaluation_episodes", "evaluation_frames", "evaluation_greedy"),
+)
+
+
+def plain_settings(data: HTSDataModule) -> dict[str, Any]:
+    """Return all settings of a data module as plain data, in the words of a config file."""
+    settings = {name: each for name, each in vars(data.pool).items() if name not in _NOT_KEPT}
+    return {
+        **settings,
+        "env": described(data.env),
+        "inference_batch_size": data.pool.batch_size,
+        "compile_policy": _plain_choice(data.pool.compile_arguments),
+        **{name: getattr(data, name) for name in _OWN},
+    }
+
+
+def _plain_choice(compile_arguments: dict[str, Any] | None) -> bool | dict[str, Any]:
+    """Return what ``compile_policy`` stands for, in one form of those that mean the same."""
+    return plain(compile_arguments) or True if compile_arguments is not None else False
 
 
 class DataState:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from typing import Any, Self, get_args
 
@@ -14,30 +13,23 @@ from hts_torchrl.collectors.asynchronous import AsynchronousCollector
 from hts_torchrl.collectors.handing_out import on_device
 from hts_torchrl.collectors.hts import HTSCollector
 from hts_torchrl.collectors.round_source import RoundSource
-from hts_torchrl.config import MOST_ENVS, Collection, CollectorSettings, EnvSpec, Precision
+from hts_torchrl.config import MOST_ENVS, Collection, CollectorSettings, Precision
 from hts_torchrl.envs.group import EnvFactory
 from hts_torchrl.envs.make_group import env_spec_of
 from hts_torchrl.errors import ConfigurationError, require
 from hts_torchrl.policy.as_policy import as_policy
-from hts_torchrl.portable import is_portable
 from hts_torchrl.settings import takes_settings
+from hts_torchrl.specs import EnvSpec
 from hts_torchrl.training.callbacks.stop_after_round import StopAfterRound
 from hts_torchrl.training.callbacks.stop_together import StopTogether
-from hts_torchrl.training.data_state import DataState
+from hts_torchrl.training.data_state import DataState, plain_settings
 from hts_torchrl.training.evaluation import Evaluation, EvaluationLoader
 from hts_torchrl.training.evaluation_interval import EvaluationInterval
 from hts_torchrl.training.extended_hooks import require_extended
-from hts_torchrl.training.module_limits import require_collection, require_kept_statistics
 from hts_torchrl.training.rank_share import share_of
 from hts_torchrl.training.round_slice import RoundLoader, RoundSlice
-from hts_torchrl.training.run_settings import Changes, described, plain
-from hts_torchrl.training.trainer_limits import (
-    require_divided_rounds,
-    require_end,
-    require_portable,
-    require_sound,
-    require_supported,
-)
+from hts_torchrl.training.run_settings import Changes
+from hts_torchrl.training.trainer_limits import parts_of_epoch, parts_of_round, require_fitting
 from hts_torchrl.training.weight_publisher import WeightPublisher
 
 PRECISIONS: tuple[Precision, ...] = ("32-true", "bf16-mixed")
@@ -135,7 +127,7 @@ class HTSDataModule(LightningDataModule):
         """The Trainer's, where ``evaluation_frames`` has set another."""
         self._moved: TensorDictBase | None = None
         """The running round on a learner's GPU, for all of its parts."""
-        self._state = DataState(self.pool, self._plain_settings(), accept_changes=accept_changes)
+        self._state = DataState(self.pool, plain_settings(self), accept_changes=accept_changes)
 
     @classmethod
     def load_from_checkpoint(cls, *arguments: Any, **settings: Any) -> Self:  # noqa: ANN401
@@ -169,24 +161,6 @@ class HTSDataModule(LightningDataModule):
         one_of = f"one of {', '.join(known)}"
         require(self.collection in known, f"collection={self.collection!r}", one_of)
 
-    def _plain_settings(self) -> dict[str, Any]:
-        """Return all settings as plain data, in the words of a config file."""
-        own = (
-            *("policy_device", "cudagraph_policy"),
-            *("normalize_observation", "normalize_reward", "evaluation_episodes"),
-            *("evaluation_frames", "evaluation_greedy"),
-        )
-        # Where workers were: a file that is read later must not name a cluster to be joined.
-        places = ("backend", "num_collectors", "backend_options")
-        settings = {name: each for name, each in self._settings.items() if name not in places}
-        return {
-            **settings,
-            "env": described(self.env),
-            "inference_batch_size": self.pool.batch_size,
-            "compile_policy": _plain_choice(self.pool.compile_arguments),
-            **{name: getattr(self, name) for name in ("collection", "resume_envs", *own)},
-        }
-
     def for_short_fit(self, rounds: int, **changes: Any) -> HTSDataModule:  # noqa: ANN401
         """Return a module of the same rounds, so many of them, that never evaluates.
 
@@ -196,14 +170,9 @@ class HTSDataModule(LightningDataModule):
         """
         frames = {"total_frames": self.schedule.frames_per_round * rounds}
         own = ("collection", "policy_device", "cudagraph_policy")
-        settings = {name: getattr(self, name) for name in own}
-        return HTSDataModule(self.env, **{**settings, **self._settings, **frames, **changes})
-
-    @property
-    def _settings(self) -> dict[str, Any]:
-        """The collector's settings that the constructor takes."""
-        own = ("first_env", "reward_discount")
-        return {name: each for name, each in vars(self.pool).items() if name not in own}
+        settings = {name: getattr(self, name) for name in own} | vars(self.pool)
+        del settings["first_env"], settings["reward_discount"]  # no arguments of the constructor
+        return HTSDataModule(self.env, **{**settings, **frames, **changes})
 
     def __str__(self) -> str:
         """Return what ``repr`` does: Lightning would start a collector to ask how long it is."""
@@ -245,10 +214,6 @@ class HTSDataModule(LightningDataModule):
     def _precision(self) -> Precision:
         return self._trainer.precision  # type: ignore[return-value]
 
-    @property
-    def _parts_per_round(self) -> int:
-        return getattr(self._trainer.lightning_module, "parts_per_round", 1)
-
     def setup(self, stage: str) -> None:
         """Ask for an evaluation every ``evaluation_frames``, in the Trainer's own count.
 
@@ -261,35 +226,17 @@ class HTSDataModule(LightningDataModule):
         require(precision in PRECISIONS, f"precision={precision}", " or ".join(PRECISIONS))
         if stage != "fit":
             return
-        require_supported(self._trainer)
-        require_sound(self._trainer)
-        if is_portable():
-            compiles = self.pool.compile_arguments is not None
-            require_portable(self._trainer, self.policy_device, compiles=compiles)
-        require_collection(self, self._trainer)
-        require_divided_rounds(self._trainer, self._parts_per_round)
+        require_fitting(self, self._trainer)
         self._share = share_of(self.pool, self._trainer.global_rank, self._trainer.world_size)
         StopTogether.put_into(self._trainer)
         StopAfterRound.put_into(self._trainer)
         self._set_publisher()
-        require_kept_statistics(self, self._trainer)
         assert self.schedule.num_rounds is not None
-        parts = self.schedule.num_rounds * self._parts_per_round
-        if parts > sys.maxsize:
-            raise ConfigurationError(
-                f"{self.schedule.num_rounds} rounds of {self._parts_per_round} minibatches are "
-                f"more than {sys.maxsize} steps: lower total_frames, epochs or minibatches"
-            )
-        limit = self._trainer.limit_train_batches
-        in_epoch = min(parts, limit) if isinstance(limit, int) else int(parts * limit)
-        self.parts_per_epoch = in_epoch
-        if in_epoch < 1:
-            raise ConfigurationError(f"limit_train_batches={limit:g}: no part of the run is left")
-        require_end(self._trainer, parts, in_epoch)
+        self.parts_per_epoch = parts_of_epoch(self._trainer, self.schedule.num_rounds)
         self._interval = EvaluationInterval(
             self._trainer,
-            parts_per_round=self._parts_per_round,
-            in_epoch=in_epoch,
+            parts_per_round=parts_of_round(self._trainer),
+            in_epoch=self.parts_per_epoch,
             whole_rounds=self._publisher is None,
         )
         self._interval.set(self.evaluation_frames, self.schedule.frames_per_round)
@@ -321,9 +268,9 @@ class HTSDataModule(LightningDataModule):
         self._collector = collector  # not before: what could not be loaded has no state to save
         collector.start()
         if self._publisher is not None:
-            return RoundLoader(collector, self._parts_per_round)
+            return RoundLoader(collector, parts_of_round(self._trainer))
         learner: Any = self._trainer.lightning_module
-        return RoundLoader(collector, self._parts_per_round, learner.before_round)
+        return RoundLoader(collector, parts_of_round(self._trainer), learner.before_round)
 
     def _make_collector(self) -> RoundSource:
         policy: Any = getattr(self._trainer.lightning_module, "policy", None)
@@ -438,8 +385,3 @@ class HTSDataModule(LightningDataModule):
         if self._collector is not None:
             self._collector.shutdown()
             self._collector = None
-
-
-def _plain_choice(compile_arguments: dict[str, Any] | None) -> bool | dict[str, Any]:
-    """Return what ``compile_policy`` stands for, in one form of those that mean the same."""
-    return plain(compile_arguments) or True if compile_arguments is not None else False

@@ -12,7 +12,7 @@ import numpy as np
 from torch import nn
 
 from hts_torchrl.config import Precision, default_batch_size
-from hts_torchrl.envs.group import Array, CreateEnv, EnvFactory, EnvGroup
+from hts_torchrl.envs.group import CreateEnv, EnvFactory, EnvGroup
 from hts_torchrl.envs.make_group import make_group
 from hts_torchrl.envs.picture import picture_of
 from hts_torchrl.policy.examination import refuse_other_shape
@@ -21,6 +21,7 @@ from hts_torchrl.policy.inference import PolicyInference
 from hts_torchrl.policy.memory import with_memory
 from hts_torchrl.rng import draws_of, env_seed
 from hts_torchrl.shared.memory import Memory
+from hts_torchrl.specs import Array
 
 _CHUNK = 1024
 _MANY_STEPS = 30_000  # more than the longest game of Atari, 27,000, with its frames skipped

@@ -1,8 +1,10 @@
-"""What of Lightning's Trainer cannot work with rounds, each with what would be right."""
+"""What of a Trainer, its module and its ranks cannot work with rounds, and what would be right."""
 
 from __future__ import annotations
 
 import math
+import sys
+from typing import TYPE_CHECKING
 
 import torch
 from lightning.pytorch import Trainer
@@ -20,7 +22,11 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from hts_torchrl.compat.lightning import process_start_method
 from hts_torchrl.errors import ConfigurationError, require
+from hts_torchrl.portable import is_portable
 from hts_torchrl.training.round_slice import ONE_EPOCH
+
+if TYPE_CHECKING:
+    from hts_torchrl.training.datamodule import HTSDataModule
 
 _REFUSED: dict[type[Callback], str] = {
     StochasticWeightAveraging: (
@@ -43,6 +49,26 @@ _REFUSED: dict[type[Callback], str] = {
         "it replaces parameters, which actors take by their names; prune the policy after training"
     ),
 }
+
+
+def require_fitting(data: HTSDataModule, trainer: Trainer) -> None:
+    """Refuse a Trainer, or a module of it, that cannot work with a data module.
+
+    Args:
+        data: with its settings.
+        trainer: with the module that learns.
+
+    Raises:
+        ConfigurationError: naming the setting, and what would be right.
+    """
+    require_supported(trainer)
+    _require_sound(trainer)
+    if is_portable():
+        compiles = data.pool.compile_arguments is not None
+        require_portable(trainer, data.policy_device, compiles=compiles)
+    _require_collection(data, trainer)
+    _require_divided_rounds(trainer)
+    _require_kept_statistics(data, trainer)
 
 
 def require_supported(trainer: Trainer) -> None:
@@ -101,12 +127,8 @@ def require_portable(trainer: Trainer, policy_device: str | None, *, compiles: b
         )
 
 
-def require_sound(trainer: Trainer) -> None:
-    """Refuse settings with which Lightning would fail, or spoil the weights, in the first step.
-
-    Raises:
-        ConfigurationError: naming the setting.
-    """
+def _require_sound(trainer: Trainer) -> None:
+    """Refuse settings with which Lightning would fail, or spoil the weights, in the first step."""
     logs_every = trainer.log_every_n_steps  # type: ignore[attr-defined]
     require(logs_every >= 0, f"log_every_n_steps={logs_every}", "0 (never) or more")
     for name in ("accumulate_grad_batches", "check_val_every_n_epoch"):
@@ -121,17 +143,32 @@ def require_sound(trainer: Trainer) -> None:
     require(sound, f"gradient_clip_val={clip}", "a finite number of 0 or more")
 
 
-def require_end(trainer: Trainer, parts: int, in_epoch: int) -> None:
-    """Refuse epochs without end, and more of them than there are frames for.
+def parts_of_round(trainer: Trainer) -> int:
+    """Return the batches of each round, as which the Trainer's module wants it."""
+    return getattr(trainer.lightning_module, "parts_per_round", 1)
+
+
+def parts_of_epoch(trainer: Trainer, rounds: int) -> int:
+    """Return the batches of each epoch of a Trainer.
 
     Args:
         trainer: with the module.
-        parts: batches of the whole run.
-        in_epoch: batches of each epoch.
+        rounds: of the whole run.
 
     Raises:
-        ConfigurationError: naming the setting.
+        ConfigurationError: for epochs that are empty, have no end, or are more than there are
+            frames for.
     """
+    parts_per_round, limit = parts_of_round(trainer), trainer.limit_train_batches
+    parts = rounds * parts_per_round
+    if parts > sys.maxsize:
+        raise ConfigurationError(
+            f"{rounds} rounds of {parts_per_round} minibatches are more than {sys.maxsize} steps: "
+            "lower total_frames, epochs or minibatches"
+        )
+    in_epoch = min(parts, limit) if isinstance(limit, int) else int(parts * limit)
+    if in_epoch < 1:
+        raise ConfigurationError(f"limit_train_batches={limit:g}: no part of the run is left")
     epochs, steps = trainer.max_epochs or 0, trainer.max_steps
     if epochs == -1 and steps == -1:
         raise ConfigurationError(
@@ -144,19 +181,12 @@ def require_end(trainer: Trainer, parts: int, in_epoch: int) -> None:
         raise ConfigurationError(f"max_steps={steps}, but the run has {most}: {ONE_EPOCH}")
     if epochs * in_epoch > parts:
         raise ConfigurationError(f"max_epochs={epochs}: {ONE_EPOCH}")
+    return in_epoch
 
 
-def require_divided_rounds(trainer: Trainer, parts_per_round: int) -> None:
-    """Refuse a module whose rounds would not end with a step of its optimiser.
-
-    Args:
-        trainer: with the module.
-        parts_per_round: calls of its ``training_step`` for each round.
-
-    Raises:
-        ConfigurationError: naming the setting.
-    """
-    module = trainer.lightning_module
+def _require_divided_rounds(trainer: Trainer) -> None:
+    """Refuse a module whose rounds would not end with a step of its optimiser."""
+    module, parts_per_round = trainer.lightning_module, parts_of_round(trainer)
     several = trainer.accumulate_grad_batches
     if parts_per_round % several:
         raise ConfigurationError(
@@ -168,4 +198,52 @@ def require_divided_rounds(trainer: Trainer, parts_per_round: int) -> None:
         raise ConfigurationError(
             f"{type(module).__name__}: automatic_optimization=False; a Learner's round ends with "
             "the Trainer's own step: leave it True, or derive from LightningModule itself"
+        )
+
+
+def _require_kept_statistics(data: HTSDataModule, trainer: Trainer) -> None:
+    """Refuse statistics that the module does not keep."""
+    module = trainer.lightning_module
+    for setting, attribute, keeper in (
+        ("normalize_observation", "prepare_policy", "RoundModule"),
+        ("normalize_reward", "reward_scale", "Learner"),
+    ):
+        if getattr(data, setting) and not hasattr(module, attribute):
+            raise ConfigurationError(
+                f"{setting}=true: a {type(module).__name__} keeps no statistics; a "
+                f"hts_torchrl.{keeper} does"
+            )
+
+
+def _require_collection(data: HTSDataModule, trainer: Trainer) -> None:
+    """Refuse data of any age, and rollout nodes, where they cannot be used or were never tried."""
+    ranks = trainer.world_size
+    if data.collection != "rounds":
+        setting = f"collection={data.collection}"
+        _require_any_age(setting, data, trainer)
+        require(ranks == 1, f"{setting} on {ranks} ranks", "1")
+        if data.pool.num_nodes:
+            raise ConfigurationError(
+                f"backend=ray with {setting}: rollout nodes play rounds; leave one of the two out"
+            )
+    if data.pool.num_nodes:
+        require(ranks == 1, f"backend=ray on {ranks} ranks", "1")
+
+
+def _require_any_age(setting: str, data: HTSDataModule, trainer: Trainer) -> None:
+    if not getattr(trainer.lightning_module, "corrects_any_lag", False):
+        raise ConfigurationError(f"{setting} needs a learner for data of any age: model=Impala")
+    for name in ("policy_device", "cudagraph_policy"):
+        if value := getattr(data, name):
+            raise ConfigurationError(
+                f"{setting}: its actors compute on the CPU; leave {name}={value} out"
+            )
+    if data.pool.compile_arguments is not None:
+        raise ConfigurationError(
+            f"{setting} compiles no policy: leave compile_policy out, or give collection=rounds"
+        )
+    if data.normalize_reward:
+        raise ConfigurationError(
+            f"{setting}: its batches have no discounted returns, by which normalize_reward "
+            "scales; leave it out, or give collection=rounds"
         )

@@ -14,15 +14,15 @@ from tensordict.nn import TensorDictModuleBase, composite_lp_aggregate, set_comp
 from torch import nn
 
 from hts_torchrl.allocator import keep_freed_memory
-from hts_torchrl.config import ArraySpec, EnvSpec, Key, Precision
+from hts_torchrl.config import Precision
 from hts_torchrl.models.heads import NarrowLinear
 from hts_torchrl.policy.compiled_pass import CompiledPass
 from hts_torchrl.policy.examination import examine, require_capturable
-from hts_torchrl.policy.forward import require_copyable
 from hts_torchrl.policy.inference import PolicyInference
+from hts_torchrl.policy.limits import require_copyable
 from hts_torchrl.policy.shared_weights import PolicyWeights
-from hts_torchrl.shared.arrays import Array
 from hts_torchrl.shared.buffers import SharedBuffers
+from hts_torchrl.specs import Array, ArraySpec, EnvSpec, Key
 
 _backends: Any = torch.backends  # whose newer attributes have no types
 _FLOAT32_OPERATIONS = (

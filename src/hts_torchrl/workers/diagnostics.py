@@ -13,8 +13,8 @@ from multiprocessing.process import BaseProcess
 import numpy as np
 
 from hts_torchrl.compat.processes import FIRST_FRAME
-from hts_torchrl.shared.arrays import Array
 from hts_torchrl.shared.worker_status import WorkerStatus
+from hts_torchrl.specs import Array
 
 # Looks are a second apart. What lies so far apart was this process's own sleep.
 _PAUSE_S = 10.0

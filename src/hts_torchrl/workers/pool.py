@@ -28,9 +28,9 @@ from hts_torchrl.errors import (
     WorkerPlace,
 )
 from hts_torchrl.shared.action_log import ActionLog
-from hts_torchrl.shared.arrays import Array
 from hts_torchrl.shared.buffers import SharedBuffers
 from hts_torchrl.shared.pipes import sleep_until_readable
+from hts_torchrl.specs import Array
 from hts_torchrl.workers.diagnostics import Silence, StackPipe
 from hts_torchrl.workers.process import WorkerTask, end_group, run_worker
 from hts_torchrl.workers.starting import (
@@ -68,11 +68,11 @@ class WorkerPool(Protocol):
         """Return when every executor has finished the round."""
         ...
 
-    def mend(self, action_log: ActionLog) -> bool:
-        """Replace the workers that died in the running round, whose action log this is.
+    def replace_dead_nodes(self, action_log: ActionLog) -> bool:
+        """Replace the rollout nodes that died in the running round, whose action log this is.
 
         Returns:
-            Whether the round goes on so; False asks for another pool.
+            Whether the round goes on so; False, also of a pool without nodes, asks for another.
         """
         ...
 
@@ -181,7 +181,7 @@ class ProcessPool:
                 self._require_signs_of_life(round_index, missing, silence.lasts_s())
         self._waited = round_index
 
-    def mend(self, action_log: ActionLog) -> bool:  # noqa: ARG002 - of nobody
+    def replace_dead_nodes(self, action_log: ActionLog) -> bool:  # noqa: ARG002 - of nobody
         """Return False: a worker may have died while it wrote to a pipe that all share."""
         return False
 

@@ -18,9 +18,9 @@ from typing import Protocol
 
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.machine import process_limit
-from hts_torchrl.shared.arrays import Array
 from hts_torchrl.shared.buffers import SharedBuffers
 from hts_torchrl.shared.pipes import PoolStopped
+from hts_torchrl.specs import Array
 from hts_torchrl.workers.diagnostics import STACK_SIGNAL, StackPipe
 
 

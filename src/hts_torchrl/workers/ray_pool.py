@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from hts_torchrl.config import Array, PoolConfig
+from hts_torchrl.config import PoolConfig
 from hts_torchrl.errors import (
     ConfigurationError,
     ProtocolError,
@@ -19,6 +19,7 @@ from hts_torchrl.errors import (
 )
 from hts_torchrl.shared.action_log import ActionLog
 from hts_torchrl.shared.buffers import SharedBuffers
+from hts_torchrl.specs import Array
 from hts_torchrl.workers.ray_cluster import RayCluster
 from hts_torchrl.workers.rollout_node import NodeKind, NodeRound, NodeTask
 
@@ -305,7 +306,7 @@ class RayPool:
             "or raise timeout_s",
         )
 
-    def mend(self, action_log: ActionLog) -> bool:
+    def replace_dead_nodes(self, action_log: ActionLog) -> bool:
         """Replace the nodes that were lost, and let the new ones play the running round.
 
         Args:

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hts_torchrl.config import EnvSpec
 from hts_torchrl.envs.group import Transition
 from hts_torchrl.errors import ReplayError
 from hts_torchrl.shared.action_log import Segment, checksum
-from hts_torchrl.shared.arrays import Array
+from hts_torchrl.specs import Array, EnvSpec
 
 
 class Replay:

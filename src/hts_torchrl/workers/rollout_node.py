@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from hts_torchrl.allocator import keep_freed_memory
-from hts_torchrl.config import Array, ArraySpec, EnvSpec, Key, PoolConfig
+from hts_torchrl.config import PoolConfig
 from hts_torchrl.envs.registered import unpickle_envs
 from hts_torchrl.errors import ProtocolError
 from hts_torchrl.machine import cpu_model
@@ -22,6 +22,7 @@ from hts_torchrl.shared.action_log import ActionLog
 from hts_torchrl.shared.arrays import Layout
 from hts_torchrl.shared.buffers import SharedBuffers
 from hts_torchrl.shared.rollout import DebugStorage
+from hts_torchrl.specs import Array, ArraySpec, EnvSpec, Key
 from hts_torchrl.workers.make_pool import make_pool
 from hts_torchrl.workers.pool import WorkerPool
 

@@ -42,7 +42,7 @@ class SerialPool:
     def wait_round(self, round_index: int) -> None:
         """Do nothing: the round was finished when it was started."""
 
-    def mend(self, action_log: ActionLog) -> bool:  # noqa: ARG002 - of nobody
+    def replace_dead_nodes(self, action_log: ActionLog) -> bool:  # noqa: ARG002 - of nobody
         """Return False: nobody can die alone."""
         return False
 

@@ -17,10 +17,10 @@ from torch import nn
 from torch.distributions import Categorical
 
 from hts_torchrl import ConfigurationError, GymEnvs, HTSCollector, ProtocolError
-from hts_torchrl.config import ActionSpec, ArraySpec, EnvSpec
 from hts_torchrl.envs.make_group import make_group
 from hts_torchrl.models import make_actor_critic
 from hts_torchrl.shared.rollout import DebugStorage
+from hts_torchrl.specs import ActionSpec, ArraySpec, EnvSpec
 from hts_torchrl.workers.executor import Executor
 from tests.fakes import NUM_ACTIONS, Broken, CoordinateEnvs, DictEnv, FailingEnv, MultiDiscreteEnv
 from tests.policies import VERSION_UNIT, echo_policy, echo_weights

@@ -5,11 +5,11 @@ import pytest
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from hts_torchrl.config import ActionSpec, ArraySpec
 from hts_torchrl.envs.joined_action import joined, split
 from hts_torchrl.envs.make_group import make_group
 from hts_torchrl.envs.spaces import env_spec
 from hts_torchrl.errors import ConfigurationError
+from hts_torchrl.specs import ActionSpec, ArraySpec
 from tests.fakes import NestedActionEnv, RecordingEnv
 
 BOX = spaces.Box(-1.0, 1.0, (3,))

@@ -3,10 +3,10 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from hts_torchrl.config import ArraySpec
 from hts_torchrl.envs.observed import DeclaredSpace, as_declared, observing
 from hts_torchrl.envs.spaces import env_spec
 from hts_torchrl.errors import ConfigurationError
+from hts_torchrl.specs import ArraySpec
 
 
 def declared(shape, dtype) -> ArraySpec:

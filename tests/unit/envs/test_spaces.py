@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from hts_torchrl.config import ArraySpec
 from hts_torchrl.envs.spaces import env_spec
 from hts_torchrl.errors import ConfigurationError
+from hts_torchrl.specs import ArraySpec
 
 BOX = spaces.Box(-1.0, 2.0, (3,), np.float32)
 PICTURE = spaces.Box(0, 255, (1, 4, 4), np.uint8)

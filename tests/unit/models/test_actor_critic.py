@@ -4,9 +4,9 @@ import torch
 from tensordict import TensorDict
 from torch import nn
 
-from hts_torchrl.config import ActionSpec, ArraySpec, EnvSpec
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.models import MLP, ActorCritic, make_actor_critic, parts
+from hts_torchrl.specs import ActionSpec, ArraySpec, EnvSpec
 from tests.unit.models.test_distributions import ACTIONS
 
 FLOATS = np.dtype(np.float32)

@@ -5,11 +5,11 @@ import pytest
 import torch
 from torch import nn
 
-from hts_torchrl.config import ArraySpec, EnvSpec
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.models import MLP, ImpalaResNet, NatureCNN, make_actor_critic, make_q_policy
 from hts_torchrl.policy.examination import depends_on_row_alone
 from hts_torchrl.policy.inference import PolicyInference
+from hts_torchrl.specs import ArraySpec, EnvSpec
 from tests.unit.models.test_distributions import ACTIONS
 
 FLOATS, BYTES = np.dtype(np.float32), np.dtype(np.uint8)

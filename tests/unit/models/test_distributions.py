@@ -3,7 +3,6 @@ import pytest
 import torch
 from torch.distributions import Categorical
 
-from hts_torchrl.config import ActionSpec, ArraySpec
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.models.distributions import (
     ChoicesAndNumbers,
@@ -12,6 +11,7 @@ from hts_torchrl.models.distributions import (
     action_head,
     parameter_keys,
 )
+from hts_torchrl.specs import ActionSpec, ArraySpec
 
 INTEGERS = np.dtype(np.int64)
 BOUNDS = np.array([1.0, 2.0], np.float32)

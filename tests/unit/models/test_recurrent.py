@@ -5,10 +5,10 @@ from tensordict import TensorDict
 from torch import nn
 from torchrl.modules import set_recurrent_mode
 
-from hts_torchrl.config import ArraySpec, EnvSpec
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.models import MLP, ActorCritic, CombinedTrunk, NipsCNN, make_actor_critic
 from hts_torchrl.models.recurrent import TrunkModule
+from hts_torchrl.specs import ArraySpec, EnvSpec
 from tests.unit.models.test_distributions import ACTIONS
 
 N, T = 2, 5

@@ -19,11 +19,11 @@ from torchrl.data import Categorical
 from torchrl.modules import EGreedyModule, ProbabilisticActor, QValueActor, TruncatedNormal
 
 from hts_torchrl import ConfigurationError, HTSCollector, env_spec_of, make_actor_critic
-from hts_torchrl.config import ActionSpec, ArraySpec, EnvSpec
 from hts_torchrl.policy.as_policy import as_policy
 from hts_torchrl.policy.compiled_pass import CompiledPass, _refuse_device
 from hts_torchrl.policy.examination import depends_on_row_alone, examine
 from hts_torchrl.policy.inference import PolicyInference
+from hts_torchrl.specs import ActionSpec, ArraySpec, EnvSpec
 
 ROWS, WIDTH = 6, 5
 EAGER = {"backend": "eager"}

@@ -17,7 +17,6 @@ from torch import nn
 from torchrl.modules import OneHotCategorical, TanhNormal
 
 from hts_torchrl import env_spec_of, make_actor_critic
-from hts_torchrl.config import ActionSpec, ArraySpec, EnvSpec
 from hts_torchrl.envs.joined_action import joined
 from hts_torchrl.envs.spaces import env_spec
 from hts_torchrl.errors import ConfigurationError
@@ -28,6 +27,7 @@ from hts_torchrl.policy.examination import depends_on_row_alone, find_outputs
 from hts_torchrl.policy.forward import evaluate, inputs_of, with_parts
 from hts_torchrl.policy.inference import PolicyInference
 from hts_torchrl.rng import mixed_draws
+from hts_torchrl.specs import ActionSpec, ArraySpec, EnvSpec
 from tests.fakes import NestedActionEnv
 from tests.policies import composite_policy
 

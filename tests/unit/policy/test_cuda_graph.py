@@ -16,7 +16,6 @@ from torch import nn
 from torch.distributions import Categorical, Distribution
 from torchrl.modules import EGreedyModule, QValueActor, TruncatedNormal
 
-from hts_torchrl.config import ActionSpec, ArraySpec, EnvSpec
 from hts_torchrl.envs.action_spec import tensor_spec_of
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.models.heads import NarrowLinear
@@ -26,6 +25,7 @@ from hts_torchrl.policy.examination import examine, fill_at_random, require_capt
 from hts_torchrl.policy.inference import PolicyInference
 from hts_torchrl.policy.shared_weights import PolicyWeights
 from hts_torchrl.shared.arrays import SharedArrays
+from hts_torchrl.specs import ActionSpec, ArraySpec, EnvSpec
 from tests.determinism.tasks import TASKS
 from tests.graphs import needs_gpu, record_captures, recorded, replaying
 

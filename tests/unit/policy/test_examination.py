@@ -19,12 +19,12 @@ from torch.distributions import (
     OneHotCategorical,
 )
 
-from hts_torchrl.config import ActionSpec, ArraySpec, EnvSpec
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.models import make_actor_critic
 from hts_torchrl.policy.as_policy import as_policy
 from hts_torchrl.policy.examination import depends_on_row_alone, examine, find_outputs
 from hts_torchrl.policy.inference import PolicyInference, one_thread
+from hts_torchrl.specs import ActionSpec, ArraySpec, EnvSpec
 from tests.policies import Noise
 from tests.unit.policy.test_inference import FLOATS, WIDTH, continuous, discrete, observations
 

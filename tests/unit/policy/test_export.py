@@ -15,12 +15,12 @@ from tensordict import TensorDict
 from torch import nn
 
 from hts_torchrl import ConfigurationError, load_policy, make_actor_critic, save_policy
-from hts_torchrl.config import ActionSpec, ArraySpec, EnvSpec
 from hts_torchrl.envs.spaces import env_spec
 from hts_torchrl.models import MLP
 from hts_torchrl.policy.examination import computed, fill_at_random
 from hts_torchrl.policy.inference import PolicyInference
 from hts_torchrl.policy.memory import with_memory
+from hts_torchrl.specs import ActionSpec, ArraySpec, EnvSpec
 
 VECTOR = spaces.Box(-1, 1, (5,))
 PIXELS = spaces.Box(0, 255, (4, 84, 84), np.uint8)

@@ -17,11 +17,11 @@ from torchrl.modules import (
     ValueOperator,
 )
 
-from hts_torchrl.config import ActionSpec, ArraySpec, EnvSpec
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.models import make_actor_critic
 from hts_torchrl.policy.as_policy import as_policy
 from hts_torchrl.policy.forward import evaluate, probabilistic_module
+from hts_torchrl.specs import ActionSpec, ArraySpec, EnvSpec
 
 FLOATS = np.dtype(np.float32)
 ACTION = ActionSpec("discrete", ArraySpec((), np.dtype(np.int64)), (4,))

@@ -11,11 +11,11 @@ from torch.distributions import (
     Categorical,
 )
 
-from hts_torchrl.config import ActionSpec, ArraySpec, EnvSpec
 from hts_torchrl.models import make_actor_critic
 from hts_torchrl.policy.as_policy import as_policy
 from hts_torchrl.policy.inference import PolicyInference, one_thread
 from hts_torchrl.rng import normal_draws, uniform_draws
+from hts_torchrl.specs import ActionSpec, ArraySpec, EnvSpec
 from tests.policies import echo_policy
 
 FLOATS = np.dtype(np.float32)

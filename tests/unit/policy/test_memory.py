@@ -14,10 +14,10 @@ from torchrl.envs import GymEnv, InitTracker, TensorDictPrimer, TransformedEnv
 from torchrl.modules import GRUModule, LSTMModule
 
 from hts_torchrl import ConfigurationError
-from hts_torchrl.config import ActionSpec, ArraySpec, EnvSpec
 from hts_torchrl.envs.make_group import env_spec_of
 from hts_torchrl.models import make_actor_critic
 from hts_torchrl.policy.memory import memory_keys, with_memory
+from hts_torchrl.specs import ActionSpec, ArraySpec, EnvSpec
 from tests.policies import CountNet, counting_policy
 
 ACTION = ActionSpec("discrete", ArraySpec((), np.dtype(np.int64)), (2,))

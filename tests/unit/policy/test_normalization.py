@@ -7,7 +7,6 @@ from tensordict.nn import TensorDictModule
 from torch import nn
 
 from hts_torchrl import ConfigurationError, make_actor_critic, make_q_policy
-from hts_torchrl.config import ActionSpec, ArraySpec, EnvSpec
 from hts_torchrl.models import NatureCNN
 from hts_torchrl.policy.forward import evaluate
 from hts_torchrl.policy.normalization import (
@@ -16,6 +15,7 @@ from hts_torchrl.policy.normalization import (
     RunningStatistics,
     pixel_trunks,
 )
+from hts_torchrl.specs import ActionSpec, ArraySpec, EnvSpec
 from tests.unit.models.test_combined import CAMERA, SMALL, SPEED, several
 
 FLOATS, BYTES = np.dtype(np.float32), np.dtype(np.uint8)

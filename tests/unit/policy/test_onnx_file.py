@@ -17,9 +17,9 @@ from torch import distributions as d
 from torch import nn
 
 from hts_torchrl import ConfigurationError, make_actor_critic, save_onnx
-from hts_torchrl.config import ArraySpec, EnvSpec
 from hts_torchrl.envs.spaces import env_spec
 from hts_torchrl.policy import onnx_file
+from hts_torchrl.specs import ArraySpec, EnvSpec
 
 VECTOR = spaces.Box(-1, 1, (5,))
 PIXELS = spaces.Box(0, 255, (4, 84, 84), np.uint8)

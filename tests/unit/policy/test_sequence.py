@@ -3,11 +3,11 @@ import pytest
 import torch
 from torchrl.modules import LSTMModule
 
-from hts_torchrl.config import ActionSpec, ArraySpec, EnvSpec
 from hts_torchrl.models import make_actor_critic
 from hts_torchrl.policy.forward import evaluate
 from hts_torchrl.policy.memory import with_memory
 from hts_torchrl.policy.sequence import evaluate_sequences
+from hts_torchrl.specs import ActionSpec, ArraySpec, EnvSpec
 from tests.policies import counting_policy
 
 ENVS, STEPS = 6, 9

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hts_torchrl.config import ActionSpec, ArraySpec, EnvSpec
 from hts_torchrl.shared.action_log import ActionLog, Rows, Segment
+from hts_torchrl.specs import ActionSpec, ArraySpec, EnvSpec
 
 ENVS, STEPS = 2, 4
 SPEC = EnvSpec(

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from hts_torchrl.config import MemorySpec
 from hts_torchrl.shared.memory import Memory
+from hts_torchrl.specs import MemorySpec
 
 ZERO = np.zeros(2, np.float32)
 SPEC = MemorySpec({"state": ZERO, ("agent", "steps"): np.array(7)}, reads_is_init=True)

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from hts_torchrl.config import ActionSpec, ArraySpec, EnvSpec
 from hts_torchrl.errors import ProtocolError
 from hts_torchrl.shared.arrays import SharedArrays
 from hts_torchrl.shared.rollout import (
@@ -13,6 +12,7 @@ from hts_torchrl.shared.rollout import (
     next_key,
     storage_specs,
 )
+from hts_torchrl.specs import ActionSpec, ArraySpec, EnvSpec
 
 PIXELS = ArraySpec((1, 2, 2), np.dtype(np.uint8))
 SPEC = EnvSpec(

@@ -5,11 +5,12 @@ import cloudpickle
 import numpy as np
 import pytest
 
-from hts_torchrl.config import ArraySpec, PoolConfig
+from hts_torchrl.config import PoolConfig
 from hts_torchrl.envs.make_group import make_group
 from hts_torchrl.schedule import Schedule
 from hts_torchrl.shared.buffers import SharedBuffers
 from hts_torchrl.shared.pipes import PoolStopped
+from hts_torchrl.specs import ArraySpec
 from hts_torchrl.workers.actor_task import ActorTask
 from tests.fakes import CoordinateEnvs
 

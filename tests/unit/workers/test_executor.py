@@ -7,7 +7,7 @@ import pytest
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from hts_torchrl.config import ArraySpec, PoolConfig
+from hts_torchrl.config import PoolConfig
 from hts_torchrl.envs.group import EnvFactory
 from hts_torchrl.envs.gym import SerialGroup
 from hts_torchrl.envs.make_group import make_group
@@ -17,7 +17,9 @@ from hts_torchrl.schedule import Schedule
 from hts_torchrl.shared.action_log import ActionLog, Segment
 from hts_torchrl.shared.buffers import SharedBuffers
 from hts_torchrl.shared.pipes import PoolStopped
-from hts_torchrl.workers.executor import Executor, ExecutorTask
+from hts_torchrl.specs import ArraySpec
+from hts_torchrl.workers.executor import Executor
+from hts_torchrl.workers.executor_task import ExecutorTask
 from tests import philox
 from tests.fakes import SEED_RANGE, CoordinateEnv, CoordinateEnvs, UndeclaredEnv
 

@@ -5,11 +5,11 @@ import gymnasium
 import numpy as np
 import pytest
 
-from hts_torchrl.config import ActionSpec, ArraySpec, EnvSpec
 from hts_torchrl.envs.group import Transition
 from hts_torchrl.envs.gym import SerialGroup
 from hts_torchrl.errors import ReplayError
 from hts_torchrl.shared.action_log import Segment, checksum
+from hts_torchrl.specs import ActionSpec, ArraySpec, EnvSpec
 from hts_torchrl.workers.replay import Replay
 
 SPEC = EnvSpec(

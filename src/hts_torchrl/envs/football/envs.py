@@ -9,7 +9,6 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from hts_torchrl.config import ActionSpec, ArraySpec, EnvSpec
 from hts_torchrl.envs.football.game import (
     ENGINE_ACTIONS,
     HEIGHT,
@@ -20,8 +19,9 @@ from hts_torchrl.envs.football.game import (
     Game,
     draw_minimap,
 )
-from hts_torchrl.envs.group import Array, EnvFactory, EnvGroup, Observation, Transition
+from hts_torchrl.envs.group import EnvFactory, EnvGroup, Observation, Transition
 from hts_torchrl.errors import ConfigurationError, require
+from hts_torchrl.specs import ActionSpec, Array, ArraySpec, EnvSpec
 
 Rewards = Literal["scoring", "scoring,checkpoints"]
 EngineName = Literal["envpool", "gfootball"]

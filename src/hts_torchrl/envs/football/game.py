@@ -12,7 +12,7 @@ from typing import Protocol, TypeAlias
 
 import numpy as np
 
-from hts_torchrl.envs.group import Array
+from hts_torchrl.specs import Array
 
 Point: TypeAlias = tuple[float, float]
 

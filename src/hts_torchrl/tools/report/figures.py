@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from hts_torchrl.config import Array
+from hts_torchrl.specs import Array
 from hts_torchrl.tools.report.groups import Group
 from hts_torchrl.tools.report.intervals import interquartile_curve
 from hts_torchrl.tools.report.run_folder import ROLES, Run

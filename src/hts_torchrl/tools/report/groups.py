@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from hts_torchrl.config import Array
 from hts_torchrl.errors import ConfigurationError
+from hts_torchrl.specs import Array
 from hts_torchrl.tools.report.run_folder import Run
 
 _OF_A_RUN = (

@@ -16,7 +16,7 @@ import numpy as np
 from rliable import library, metrics
 from scipy import stats
 
-from hts_torchrl.config import Array
+from hts_torchrl.specs import Array
 
 _RESAMPLES = 2000
 _CURVE_POINTS = 100

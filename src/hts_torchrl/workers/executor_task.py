@@ -1,0 +1,63 @@
+"""What an executor process is started with. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+
+import numpy as np
+
+from hts_torchrl.shared.action_log import Segment
+from hts_torchrl.shared.buffers import SharedBuffers
+from hts_torchrl.shared.worker_status import BusyTimer
+from hts_torchrl.workers.executor import Executor
+
+
+@dataclass
+class ExecutorTask:
+    """What an executor process is started with."""
+
+    shared: SharedBuffers
+    index: int
+    create_env_fn: bytes
+    seed: int
+    segments: Sequence[Segment]
+    first_round: int
+    _executor: Executor | None = field(default=None, init=False)
+
+    @property
+    def worker(self) -> int:
+        """Row in the worker status."""
+        return self.index
+
+    def run(self, lifeline: Connection) -> None:
+        """Run rounds: put state -> observation ready -> action ready -> step -> finished."""
+        shared, status = self.shared, self.shared.status
+        bell, watch = shared.doorbells[self.index], BusyTimer(status, self.worker)
+        self._executor = executor = Executor(shared, self.index, self.create_env_fn, self.seed)
+        executor.restore(self.segments)
+        round_index = self.first_round
+        watch.waits()
+        while True:
+            bell.wait(1, lifeline)
+            watch.works()
+            status.rounds[self.worker] = round_index
+            executor.begin_round(round_index)
+            for step in range(shared.schedule.steps_per_round):
+                status.steps[self.worker] = step
+                executor.put_state(step)
+                shared.ready.put(executor.envs)
+                watch.waits()
+                bell.wait(len(executor.envs), lifeline)
+                watch.works()
+                executor.step(step)
+            status.steps[self.worker] = shared.schedule.steps_per_round
+            status.finished_s[self.worker] = watch.waits()  # booked before anyone reads it
+            shared.finished.put(np.array([self.index], np.int32))
+            round_index += 1
+
+    def close(self) -> None:
+        """Close the environments, if there are any."""
+        if self._executor is not None:
+            self._executor.close()
