@@ -6,6 +6,7 @@ compiled code itself is asked, the backend is torch's default.
 
 import logging
 import os
+import re
 import subprocess
 import sys
 
@@ -168,7 +169,7 @@ def test_new_weights_act_in_the_graph_that_is_there():
 def test_a_compile_is_logged_with_its_time(caplog):
     with caplog.at_level(logging.INFO, "hts_torchrl"):
         answers(compiled(mlp()))
-    assert "a pass of 6 rows was compiled in 0." in caplog.text
+    assert re.search(r"a pass of 6 rows was compiled in \d+\.\d s\b", caplog.text)
 
 
 class TestRows:
