@@ -178,3 +178,27 @@ def test_a_game_of_pettingzoo_is_played():
             game.reset()
     assert ends == 3
     group.close()
+
+
+def test_games_that_are_refused_are_closed():
+    """Whatever is raised, as here where the second game is made."""
+    games = []
+
+    def make():
+        if games:
+            raise OSError
+        games.append(Duel())
+        return games[0]
+
+    with pytest.raises(OSError):  # noqa: PT011 - it says nothing
+        PettingZooEnvs(make).group(range(4))
+    assert games[0].closed
+
+
+def test_a_bare_assertion_is_shown_with_its_traceback():
+    def broken():
+        raise AssertionError
+
+    with pytest.raises(AssertionError) as raised:
+        PettingZooEnvs(broken).group(range(2))
+    assert raised.traceback[-1].name == "broken"
