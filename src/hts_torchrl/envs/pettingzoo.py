@@ -82,7 +82,13 @@ class PettingZooEnvs(EnvFactory):
 
 def _function(name: str) -> Callable[..., Any]:
     module, _, function = name.partition(":")
-    make: Callable[..., Any] = getattr(importlib.import_module(module), function or "parallel_env")
+    games = importlib.import_module(module)
+    if not function and hasattr(games, "env") and not hasattr(games, "parallel_env"):
+        raise ConfigurationError(
+            "its agents take turns (PettingZoo's AEC interface); only games of the parallel "
+            "interface, in which all agents act at once, are supported"
+        )
+    make: Callable[..., Any] = getattr(games, function or "parallel_env")
     return make
 
 

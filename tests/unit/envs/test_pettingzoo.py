@@ -141,6 +141,12 @@ class TestRefusals:
         with pytest.raises(ConfigurationError, match=f"game '{name}'"):
             PettingZooEnvs(name).group([0])
 
+    def test_a_game_in_which_agents_take_turns_is_refused(self, tmp_path, monkeypatch):
+        tmp_path.joinpath("turns.py").write_text("def env(): ...\n")
+        monkeypatch.syspath_prepend(tmp_path)
+        with pytest.raises(ConfigurationError, match="game 'turns': its agents take turns"):
+            PettingZooEnvs("turns").group([0])
+
 
 def test_the_first_game_is_filmed_and_all_are_closed():
     group = DUELS.group([0], render=True)
