@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
@@ -192,6 +192,18 @@ class called:
         if error is not None:
             with contextlib.suppress(Exception):  # of a class that takes no notes
                 error.add_note(f"raised by {self.place}")
+
+
+@contextlib.contextmanager
+def closed_if_refused(envs: Sequence[Any]) -> Iterator[None]:
+    """Close environments, and what is added to them, if something is raised inside."""
+    try:
+        yield
+    except BaseException:
+        for env in envs:
+            with contextlib.suppress(Exception):  # what was raised first is reported
+                env.close()
+        raise
 
 
 def close_each(envs: dict[int, Any]) -> None:

@@ -20,6 +20,7 @@ from hts_torchrl.envs.group import (
     Transition,
     called,
     close_each,
+    closed_if_refused,
     require_alike,
     require_apart,
 )
@@ -69,11 +70,20 @@ class GymEnvs(EnvFactory):
             ConfigurationError: if Gymnasium knows no such environment or lacks what it needs.
         """
         kwargs = {**self.kwargs, **({"render_mode": "rgb_array"} if render else {})}
+        envs: list[gymnasium.Env[Any, Any]] = []
+        with closed_if_refused(envs):
+            self._make_each(indices, kwargs, envs)
+            return SerialGroup(envs, indices)
+
+    def _make_each(
+        self, indices: Sequence[int], kwargs: dict[str, Any], envs: list[gymnasium.Env[Any, Any]]
+    ) -> None:
         try:
             for module in self.imports:
                 importlib.import_module(module)
             _let_plugin_register(self.id)
-            envs = [self._make(index, kwargs) for index in indices]
+            for index in indices:
+                envs.append(self._make(index, kwargs))  # noqa: PERF401 - what was made is closed
         except gymnasium.error.UnregisteredEnv as error:
             near = difflib.get_close_matches(self.id, gymnasium.registry, n=3)
             hint = f"; near to it: {', '.join(near)}" if near else ""
@@ -83,8 +93,9 @@ class GymEnvs(EnvFactory):
                 f"that module: id={named!r} or imports=['module']"
             ) from error
         except (gymnasium.error.Error, ImportError, TypeError, ValueError, AssertionError) as error:
+            if not str(error):  # the traceback alone tells what it is
+                raise
             raise ConfigurationError(f"environment {self.id!r}: {error}") from error
-        return SerialGroup(envs, indices)
 
     def _make(self, index: int, kwargs: dict[str, Any]) -> gymnasium.Env[Any, Any]:
         with called("make", index), making(index):

@@ -48,8 +48,9 @@ def warn_of_statistics(env: Any) -> None:  # noqa: ANN401
     """Warn the caller's caller of statistics that no environment shares with another."""
     if names := running_statistics(env):
         warnings.warn(
-            f"{' and '.join(names)} keep running statistics of their own in every environment, and "
-            "begin anew in those of an evaluation: HTSDataModule(normalize_observation=True, "
+            f"running statistics in {' and '.join(names)}: every environment has its own, an "
+            "evaluation begins them anew, and a resumed run with them cannot play its games again "
+            "(resume_envs=False begins new ones). HTSDataModule(normalize_observation=True, "
             "normalize_reward=True) has common ones; or use fixed ones (torchrl's ObservationNorm "
             "with loc and scale, gymnasium.wrappers.TransformObservation and TransformReward)",
             stacklevel=5,  # a method, __init__ of a class that takes settings, and its caller

@@ -14,7 +14,7 @@ import cloudpickle
 from gymnasium.wrappers import TimeLimit
 
 from hts_torchrl.config import PoolConfig
-from hts_torchrl.envs.group import CreateEnv, EnvFactory, EnvGroup, called
+from hts_torchrl.envs.group import CreateEnv, EnvFactory, EnvGroup, called, closed_if_refused
 from hts_torchrl.envs.gym import SerialGroup
 from hts_torchrl.envs.layers import is_a
 from hts_torchrl.envs.own_generators import making
@@ -53,7 +53,7 @@ def make_group(
     if any_size and _is_list(create_env_fn):
         indices = indices[: len(create_env_fn)]  # type: ignore[arg-type]
     envs: list[Any] = []
-    try:
+    with closed_if_refused(envs):
         for index, maker in zip(indices, _makers(create_env_fn, indices), strict=True):
             envs.append(_make(maker, index))
             if size := _batch_size(envs[0]):
@@ -67,11 +67,6 @@ def make_group(
                 "environments"
             )
         return _group(envs, indices)
-    except BaseException:
-        for env in envs:
-            with contextlib.suppress(Exception):  # what was raised first is reported
-                env.close()
-        raise
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from hts_torchrl.envs.group import (
     Transition,
     called,
     close_each,
+    closed_if_refused,
     require_apart,
 )
 from hts_torchrl.envs.gym import store
@@ -65,21 +66,29 @@ class PettingZooEnvs(EnvFactory):
         kwargs = {**self.kwargs, **({"render_mode": "rgb_array"} if render else {})}
         games: list[Any] = []
         try:
-            make = self.id if callable(self.id) else _function(self.id)
-            rows = 0
-            while rows < len(indices):
-                with called("parallel_env", list(indices)), making(indices[0] + rows):
-                    games.append(make(**kwargs))
-                rows += len(games[0].possible_agents)
-            return AgentsGroup(games, indices[0])
+            with closed_if_refused(games):
+                make = self.id if callable(self.id) else _function(self.id)
+                rows = 0
+                while rows < len(indices):
+                    with called("parallel_env", list(indices)), making(indices[0] + rows):
+                        games.append(make(**kwargs))
+                    rows += len(games[0].possible_agents)
+                return AgentsGroup(games, indices[0])
         except (ImportError, AttributeError, TypeError, ValueError, AssertionError) as error:
-            close_each(dict(enumerate(games)))
+            if not str(error):  # the traceback alone tells what it is
+                raise
             raise ConfigurationError(f"game {self.id!r}: {error}") from error
 
 
 def _function(name: str) -> Callable[..., Any]:
     module, _, function = name.partition(":")
-    make: Callable[..., Any] = getattr(importlib.import_module(module), function or "parallel_env")
+    games = importlib.import_module(module)
+    if not function and hasattr(games, "env") and not hasattr(games, "parallel_env"):
+        raise ConfigurationError(
+            "its agents take turns (PettingZoo's AEC interface); only games of the parallel "
+            "interface, in which all agents act at once, are supported"
+        )
+    make: Callable[..., Any] = getattr(games, function or "parallel_env")
     return make
 
 

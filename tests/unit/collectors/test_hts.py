@@ -222,7 +222,7 @@ def _normalised(index):
 
 
 def test_statistics_kept_by_each_environment_are_told_once():
-    with pytest.warns(UserWarning, match="NormalizeObservation and NormalizeReward keep") as told:
+    with pytest.warns(UserWarning, match="in NormalizeObservation and NormalizeReward") as told:
         play(collect(create=_normalised))
     assert len(told) == 1
     assert told[0].filename == __file__

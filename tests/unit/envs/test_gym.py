@@ -458,6 +458,37 @@ class TestGymEnvs:
         with pytest.raises(ConfigurationError, match="no_such_module"):
             GymEnvs("no_such_module:Game-v0").group([0])
 
+    def test_a_bare_assertion_is_shown_with_its_traceback(self, monkeypatch):
+        """Its message is empty, and would be one line that names no reason."""
+
+        def broken():
+            raise AssertionError
+
+        spec = gymnasium.envs.registration.EnvSpec("Broken-v0", entry_point=broken)
+        monkeypatch.setitem(gymnasium.registry, "Broken-v0", spec)
+        with pytest.raises(AssertionError) as raised:
+            GymEnvs("Broken-v0").group([5])
+        assert raised.traceback[-1].name == "broken"
+        assert raised.value.__notes__ == ["raised by make() of environment 5"]
+
+    def test_environments_that_are_refused_are_closed(self, monkeypatch):
+        closed = []
+
+        class Spoken(CoordinateEnv):
+            observation_space = spaces.Text(5)
+
+            def close(self):
+                closed.append(self.index)
+
+        places = iter([3, 4])
+        spec = gymnasium.envs.registration.EnvSpec(
+            "Spoken-v0", entry_point=lambda: Spoken(next(places)), disable_env_checker=True
+        )
+        monkeypatch.setitem(gymnasium.registry, "Spoken-v0", spec)
+        with pytest.raises(ConfigurationError, match=r"environment 3 \(Spoken-v0\).*Text"):
+            GymEnvs("Spoken-v0").group([3, 4])
+        assert closed == [3, 4]
+
     def test_the_same_seed_gives_the_same_stream_grouped_or_not(self):
         seeds = [7, 8, 9]
         together = GymEnvs("CartPole-v1").group([0, 1, 2])

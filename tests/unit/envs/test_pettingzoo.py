@@ -141,6 +141,12 @@ class TestRefusals:
         with pytest.raises(ConfigurationError, match=f"game '{name}'"):
             PettingZooEnvs(name).group([0])
 
+    def test_a_game_in_which_agents_take_turns_is_refused(self, tmp_path, monkeypatch):
+        tmp_path.joinpath("turns.py").write_text("def env(): ...\n")
+        monkeypatch.syspath_prepend(tmp_path)
+        with pytest.raises(ConfigurationError, match="game 'turns': its agents take turns"):
+            PettingZooEnvs("turns").group([0])
+
 
 def test_the_first_game_is_filmed_and_all_are_closed():
     group = DUELS.group([0], render=True)
@@ -178,3 +184,27 @@ def test_a_game_of_pettingzoo_is_played():
             game.reset()
     assert ends == 3
     group.close()
+
+
+def test_games_that_are_refused_are_closed():
+    """Whatever is raised, as here where the second game is made."""
+    games = []
+
+    def make():
+        if games:
+            raise OSError
+        games.append(Duel())
+        return games[0]
+
+    with pytest.raises(OSError):  # noqa: PT011 - it says nothing
+        PettingZooEnvs(make).group(range(4))
+    assert games[0].closed
+
+
+def test_a_bare_assertion_is_shown_with_its_traceback():
+    def broken():
+        raise AssertionError
+
+    with pytest.raises(AssertionError) as raised:
+        PettingZooEnvs(broken).group(range(2))
+    assert raised.traceback[-1].name == "broken"
