@@ -66,7 +66,8 @@ class RoundModule(PolicyModule):
     corrects_any_lag = False
     """Whether it can learn from data that is any number of updates old."""
     reads_all_outputs = False
-    """Whether its rounds hold all ``out_keys`` of the policy, or the three that are needed."""
+    """Whether its rounds hold all ``out_keys`` of the policy, or action, log-probability and value.
+    A class sets it, as ``reads_all_outputs = True``."""
     part: RoundSlice
     """What is being learned from."""
     lag: int
