@@ -15,8 +15,10 @@ import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint
+from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModule
 from torch import nn
 from torchrl.envs import GymEnv, NoopResetEnv, TransformedEnv
+from torchrl.modules import ProbabilisticActor, ValueOperator
 
 from hts_torchrl import (
     A2C,
@@ -283,7 +285,7 @@ class PredictingPPO(PPO):
     def __init__(self, policy=None, **settings):
         super().__init__(policy, **settings)
         self.predictor = nn.Linear(4, 2)
-        self.scale = nn.Parameter(torch.ones(()))
+        self.scale = self.same_scale = nn.Parameter(torch.ones(()))
         self.register_buffer("parts", torch.zeros((), dtype=torch.int64))
 
     def training_step(self, part, index):
@@ -312,6 +314,56 @@ def test_what_a_learner_has_beside_its_policy_goes_on_from_the_rounds_start_too(
     resumed = fit(tmp_path / "last.ckpt")
     assert resumed.keys() == whole.keys()
     assert resumed["parts"] == 3 * 4
+    assert [name for name in whole if not torch.equal(resumed[name], whole[name])] == []
+
+
+class SharedTrunk(nn.Module):
+    """Reads its observations by their mean so far, a new tensor after each pass of the learner."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 8)
+        self.register_buffer("mean", torch.zeros(4))
+
+    def forward(self, observation):
+        if self.training and torch.is_grad_enabled():
+            self.mean = 0.9 * self.mean + 0.1 * observation.detach().mean(0)
+        return self.layer(observation - self.mean).tanh()
+
+
+def sharing_policy() -> nn.Module:
+    """Actor and critic of one trunk, which the policy's weights have twice, and tied layers."""
+    trunk, tied = SharedTrunk(), nn.Linear(8, 8)
+    again = nn.Linear(8, 8)
+    again.weight = tied.weight
+    actor = ProbabilisticActor(
+        TensorDictModule(
+            nn.Sequential(trunk, tied, nn.Tanh(), again, nn.Linear(8, 2)),
+            ["observation"],
+            ["logits"],
+        ),
+        in_keys=["logits"],
+        distribution_class=torch.distributions.Categorical,
+        return_log_prob=True,
+    )
+    critic = ValueOperator(nn.Sequential(trunk, nn.Linear(8, 1)))
+    return ProbabilisticTensorDictSequential(critic, *actor.module)
+
+
+@pytest.mark.filterwarnings(TWO_MODES)
+@pytest.mark.parametrize("stop", [4, 5, pytest.param(7, marks=THOROUGH)])
+def test_layers_that_modules_share_go_on_from_the_rounds_start(stop, tmp_path):
+    def fit(ckpt_path=None, **settings):
+        torch.manual_seed(0 if ckpt_path is None else 1)
+        learner = PPO(sharing_policy(), epochs=2, minibatches=2, learning_rate=0.01)
+        trainer = quiet_trainer(**settings)
+        trainer.fit(learner, cartpole(3), ckpt_path=ckpt_path)
+        trainer.save_checkpoint(tmp_path / "last.ckpt")
+        return learner.state_dict()
+
+    whole = fit()
+    fit(max_steps=stop)
+    resumed = fit(tmp_path / "last.ckpt")
     assert [name for name in whole if not torch.equal(resumed[name], whole[name])] == []
 
 

@@ -6,7 +6,11 @@ import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.callbacks import ModelCheckpoint
+from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModule
 from torch import nn
+from torchrl.modules import ProbabilisticActor, ValueOperator
+from torchrl.objectives import ClipPPOLoss
+from torchrl.objectives.value import GAE
 
 from hts_torchrl import A2C, PPO, ConfigurationError, Impala, Learner, RoundModule
 from tests.determinism.tasks import CARTPOLE
@@ -353,3 +357,72 @@ def test_a_policy_of_another_precision_learns(learner, dtype):
     quiet_trainer().fit(learner(policy, learning_rate=0.1), cartpole())
     assert flat(policy).dtype == dtype
     assert not flat(policy).equal(before)
+
+
+class Objective(RoundModule):
+    """Learns by a loss module of TorchRL, which holds the weights of the policy once more."""
+
+    parts_per_round = 3
+
+    def __init__(self):
+        critic = ValueOperator(nn.Linear(4, 1))
+        actor = ProbabilisticActor(
+            TensorDictModule(nn.Linear(4, 2), ["observation"], ["logits"]),
+            in_keys=["logits"],
+            distribution_class=torch.distributions.Categorical,
+            return_log_prob=True,
+        )
+        super().__init__(ProbabilisticTensorDictSequential(critic, *actor.module))
+        self.objective = ClipPPOLoss(actor, critic)
+        self.gae = GAE(gamma=0.99, lmbda=0.95, value_network=critic)
+
+    def training_step(self, part, _):
+        with self.learning_from(part):
+            if part.is_first:
+                with torch.no_grad():
+                    self.samples = self.gae(part.round.exclude("state_value"))
+            losses = self.objective(self.samples)
+            return sum(value for name, value in losses.items() if name.startswith("loss_"))
+
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.objective.parameters(), 0.01)
+
+
+class Taught(PPO):
+    """Learns from a policy that is an argument of its constructor."""
+
+    def __init__(self, teacher, policy=None, **settings):
+        super().__init__(policy, epochs=2, minibatches=2, **settings)
+        self.teacher = teacher.requires_grad_(requires_grad=False)
+
+    def loss(self, samples):
+        policy, _ = self.evaluate(samples)
+        wanted = torch.distributions.Categorical(logits=self.teacher(samples["observation"]))
+        return torch.distributions.kl_divergence(wanted, policy).mean()
+
+
+def teacher():
+    layer = nn.Linear(4, 2)
+    nn.init.constant_(layer.weight, 0.5)
+    nn.init.constant_(layer.bias, 0.1)
+    return layer
+
+
+@pytest.mark.filterwarnings("ignore:Attribute 'teacher' is an instance of `nn.Module`")
+@pytest.mark.parametrize("make", [Objective, lambda: Taught(teacher())])
+@pytest.mark.parametrize("stop", [6, 8])  # of rounds of 3 and 4 parts
+def test_a_module_that_holds_other_modules_resumes_with_the_same_bits(make, stop, tmp_path):
+    def fit(ckpt_path=None, **settings):
+        torch.manual_seed(0 if ckpt_path is None else 1)
+        module = make()
+        trainer = quiet_trainer(**settings)
+        trainer.fit(module, cartpole(3), ckpt_path=ckpt_path, weights_only=True)
+        trainer.save_checkpoint(tmp_path / "last.ckpt")
+        return module.state_dict()
+
+    whole = fit()
+    fit(max_steps=stop)
+    resumed = fit(tmp_path / "last.ckpt")
+    assert resumed.keys() == whole.keys()
+    tensors = [name for name, value in whole.items() if isinstance(value, torch.Tensor)]
+    assert [name for name in tensors if not torch.equal(resumed[name], whole[name])] == []

@@ -128,6 +128,12 @@ class DelayedWeights:
         self.parameters = DelayedGradient(trained.values())
         self.statistics = DelayedGradient(buffers.values())
         self._parameter_names, self._buffer_names = list(trained), list(buffers)
+        self._policy = policy
+        names: dict[int, list[str]] = {}
+        for name, tensor in policy.state_dict(keep_vars=True).items():
+            names.setdefault(id(tensor), []).append(name)
+        self._names = {name: of_one for of_one in names.values() for name in of_one}
+        """All names of each weight, by each: modules may share it, and a checkpoint has all."""
 
     def set_behaviour(self, weights: Mapping[str, Tensor]) -> None:
         """Take the weights with which a resumed run acts, by the policy's own names."""
@@ -138,6 +144,7 @@ class DelayedWeights:
     def begin_round(self) -> None:
         """Remember the newest weights, and those of parameters that are trained from now on."""
         self.add_unfrozen()
+        self._find_buffers()
         self.parameters.begin_round()
         self.statistics.begin_round()
 
@@ -147,28 +154,39 @@ class DelayedWeights:
             self.parameters.add(self._frozen.pop(name))
             self._parameter_names.append(name)
 
+    def _find_buffers(self) -> None:
+        """Take the buffers that are there now: a module may have put others in their place."""
+        self.statistics.parameters = [self._policy.get_buffer(name) for name in self._buffer_names]
+
     @contextlib.contextmanager
     def behaviour(self) -> Iterator[None]:
         """Put all behaviour weights into the policy for a while; parameters may be there before."""
         held = self.parameters.holds_behaviour
         if not held:
             self.parameters.load_behaviour()
+        self._find_buffers()
         self.statistics.load_behaviour()
         try:
             yield
         finally:
             if not held:
                 self.parameters.restore_newest()
+            self._find_buffers()
             self.statistics.restore_newest()
 
     def newest(self) -> dict[str, Tensor]:
-        """Return copies of the weights at the start of the round, by the policy's names."""
-        names = [*self._parameter_names, *self._buffer_names]
+        """Return copies of the weights at the start of the round, by all of the policy's names."""
+        firsts = [*self._parameter_names, *self._buffer_names]
         tensors = [*self.parameters.newest, *self.statistics.newest]
-        return {name: tensor.clone() for name, tensor in zip(names, tensors, strict=True)}
+        return {
+            name: tensor.clone()
+            for first, tensor in zip(firsts, tensors, strict=True)
+            for name in self._names.get(first, [first])
+        }
 
     def moved_buffers(self) -> list[str]:
         """Return the names of the buffers that are not as at the start of the round."""
+        self._find_buffers()
         pairs = zip(self.statistics.parameters, self.statistics.newest, strict=True)
         moved = [not torch.equal(now, before) for now, before in pairs]
         return list(itertools.compress(self._buffer_names, moved))
@@ -183,6 +201,7 @@ class DelayedWeights:
         self.parameters.end_round()
         self.statistics.end_round()
         if broadcast:
+            self._find_buffers()
             for buffer in self.statistics.parameters:
                 torch.distributed.broadcast(buffer, 0)
 

@@ -66,7 +66,8 @@ class RoundModule(PolicyModule):
     corrects_any_lag = False
     """Whether it can learn from data that is any number of updates old."""
     reads_all_outputs = False
-    """Whether its rounds hold all ``out_keys`` of the policy, or the three that are needed."""
+    """Whether its rounds hold all ``out_keys`` of the policy, or action, log-probability and value.
+    A class sets it, as ``reads_all_outputs = True``."""
     part: RoundSlice
     """What is being learned from."""
     lag: int
@@ -212,12 +213,12 @@ class RoundModule(PolicyModule):
 
     def _copies_beside_policy(self) -> dict[str, Any]:
         kept: dict[str, Any] = {
-            **dict(self.named_parameters(recurse=False)),
-            **dict(self.named_buffers(recurse=False)),
+            **dict(self.named_parameters(recurse=False, remove_duplicate=False)),
+            **dict(self.named_buffers(recurse=False, remove_duplicate=False)),
         }
         for name, module in self._modules.items():
             if name != "policy" and module is not None:
-                module.state_dict(destination=kept, prefix=f"{name}.")
+                kept |= module.state_dict(prefix=f"{name}.")
         return {
             name: value.detach().clone() if isinstance(value, Tensor) else copy.deepcopy(value)
             for name, value in kept.items()
@@ -318,8 +319,11 @@ class RoundModule(PolicyModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Keep settings and updates; and before a round that was cut off, all as it was then."""
-        # A subclass that saves its hyperparameters has it there once more, as an object.
-        checkpoint.get("hyper_parameters", {}).pop("policy", None)
+        # Modules are there once more, as objects: the policy where a subclass saves its
+        # hyperparameters, and others that are arguments of its constructor.
+        given = checkpoint.get("hyper_parameters", {})
+        for name in [name for name, value in given.items() if isinstance(value, nn.Module)]:
+            del given[name]
         checkpoint["updates"] = self.updates
         checkpoint["learner"] = self._description()
         if self._round_open:

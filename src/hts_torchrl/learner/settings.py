@@ -24,12 +24,17 @@ def show_inherited(cls: type, *, besides: tuple[str, ...] = ()) -> None:
         texts = _argument_texts(each) | texts
         shown = {p.name: p for p in parameters if p.kind != Parameter.VAR_KEYWORD} | shown
     shown = {name: parameter for name, parameter in shown.items() if name not in besides}
-    ordered = sorted(shown.values(), key=lambda parameter: parameter.kind)
-    cls.__signature__ = inspect.Signature(ordered)  # type: ignore[attr-defined]
+    cls.__signature__ = inspect.Signature(sorted(shown.values(), key=_place))  # type: ignore[attr-defined]
     if cls.__doc__:
         head = inspect.cleandoc(cls.__doc__).partition("\n\nArgs:\n")[0]
         entries = [f"    {name}: {texts[name]}" for name in shown if name in texts]
         cls.__doc__ = "\n".join([head, "", "Args:", *entries])
+
+
+def _place(parameter: Parameter) -> tuple[int, bool]:
+    """Return by what parameters are ordered: those without a default come first."""
+    kind = parameter.kind
+    return kind, kind != Parameter.KEYWORD_ONLY and parameter.default is not Parameter.empty
 
 
 def _argument_texts(cls: type) -> dict[str, str]:

@@ -81,8 +81,9 @@ def examine(
         inference.compiled = CompiledPass(inference, compile_policy)
         inference.run_batch(greedy)
         is_exact &= batch_size == 1 or depends_on_row_alone(inference, greedy=greedy)
-    if not is_exact:
+    if batch_size == 1 or not is_exact:
         _refuse_own_memory(inference)
+    if not is_exact:
         warnings.warn(
             "the policy's answer to an observation depends on the other rows of the batch (or on "
             "its place among them): actors answer one row at a time, exact but slower",
@@ -206,12 +207,22 @@ def _refuse_own_memory(inference: PolicyInference) -> None:
     generator = np.random.default_rng(0)
     fill_at_random(inference, generator)
     asked = [value.clone() for value in inputs]
+    state = {name: value.clone() for name, value in inference.policy.state_dict().items()}
     before = computed(inference)
     fill_at_random(inference, generator)
     inference.run_batch()
     for value, again in zip(inputs, asked, strict=True):
         value.copy_(again)
-    if differ(before, computed(inference)):
+    after = computed(inference)
+    now = inference.policy.state_dict()
+    moved = [name for name, value in state.items() if not value.equal(now[name])]
+    if moved and not _same_bits(before, after):
+        raise ConfigurationError(
+            f"a pass of the policy in eval mode changes its {moved[0]}, on which its answers "
+            "depend, and other actors do not have that: change it where self.training is True, or "
+            "write it under 'next'"
+        )
+    if differ(before, after):
 
         def run(_: object) -> None:
             inference.run_batch()

@@ -159,3 +159,47 @@ def test_a_parameter_that_is_unfrozen_between_rounds_is_kept_from_then_on():
     with weights.behaviour():
         assert policy.bias.equal(before)
     assert policy.bias.equal(before + 1)
+
+
+class Sharing(nn.Module):
+    """Two layers with one weight, and a buffer in whose place each pass puts another tensor."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.other = nn.Linear(2, 2), nn.Linear(2, 2)
+        self.other.weight = self.one.weight
+        self.register_buffer("passes", torch.zeros(()))
+        self.again = nn.Sequential(self.one)
+
+    def forward(self, rows):
+        self.passes = self.passes + 1
+        return self.other(self.one(rows))
+
+
+def test_what_modules_share_is_kept_by_all_of_its_names():
+    policy = Sharing()
+    weights = DelayedWeights(policy)
+    weights.begin_round()
+    before = {name: tensor.clone() for name, tensor in policy.state_dict().items()}
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter += 1
+    newest = weights.newest()
+    assert newest.keys() == before.keys()
+    assert all(newest[name].equal(tensor) for name, tensor in before.items())
+
+
+def test_a_tensor_that_was_put_in_a_buffers_place_is_exchanged():
+    policy = Sharing()
+    weights = DelayedWeights(policy)
+    for passes in (1.0, 2.0):
+        weights.begin_round()
+        policy(torch.ones(1, 2))
+        assert weights.newest()["passes"] == passes - 1
+        assert weights.moved_buffers() == ["passes"]
+        weights.end_round(broadcast=False)
+    weights.begin_round()  # with what two passes left; one pass collected the round
+    with weights.behaviour():
+        assert policy.passes == 1.0
+        policy(torch.ones(1, 2))
+    assert policy.passes == 2.0

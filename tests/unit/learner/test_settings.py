@@ -50,11 +50,25 @@ class Tempered(PPO):
         self.temperature = temperature
 
 
+class Distilled(PPO):
+    """PPO with an argument that must be given."""
+
+    def __init__(self, teacher: Any, policy: Any = None, **settings: Any) -> None:
+        super().__init__(policy, **settings)
+        self.teacher = teacher
+
+
 class Closed(A2C):
     """A2C of a user who lets nothing be set."""
 
     def __init__(self, speed: float = 1.0) -> None:
         super().__init__(learning_rate=speed)
+
+
+def test_an_argument_that_must_be_given_comes_before_those_with_defaults():
+    names = list(inspect.signature(Distilled).parameters)
+    assert names[:2] == ["teacher", "policy"]
+    assert set(names) == ALL[PPO] | {"teacher"}
 
 
 def test_ppo_decouples_unless_it_is_told_otherwise():

@@ -215,7 +215,8 @@ class TestChance:
         with pytest.raises(ConfigurationError, match=wanted):
             find_outputs(PolicyInference(policy, spec, batch_size=2))
 
-    def test_of_what_was_asked_before_is_refused_by_the_modules_name(self):
+    @pytest.mark.parametrize("batch_size", [1, 2])
+    def test_of_what_was_asked_before_is_refused_by_the_modules_name(self, batch_size):
         spec = discrete(4)
 
         class Average(nn.Linear):
@@ -228,7 +229,23 @@ class TestChance:
         policy = as_policy(nn.Sequential(Average(WIDTH, 4)), spec)
         wanted = r"answers the same observation differently .* module.0.module.0 \(Average\)\)"
         with pytest.raises(ConfigurationError, match=wanted):
-            examine(PolicyInference(policy, spec, batch_size=2), all_outputs=True)
+            examine(PolicyInference(policy, spec, batch_size=batch_size), all_outputs=True)
+
+    @pytest.mark.parametrize("batch_size", [1, 2])
+    def test_of_a_buffer_that_each_pass_moves_a_little_is_refused_by_its_name(self, batch_size):
+        policy = as_policy(nn.Sequential(SlowMean(WIDTH, 4)), discrete(4))
+        with pytest.raises(ConfigurationError) as refused:
+            examine(PolicyInference(policy, discrete(4), batch_size=batch_size), all_outputs=True)
+        assert str(refused.value) == (
+            "a pass of the policy in eval mode changes its module.0.module.0.mean, on which its "
+            "answers depend, and other actors do not have that: change it where self.training is "
+            "True, or write it under 'next'"
+        )
+
+    def test_of_a_buffer_that_is_moved_in_train_mode_only_is_allowed(self):
+        policy = as_policy(nn.Sequential(SlowMean(WIDTH, 4, when_acting=False)), discrete(4))
+        for batch_size in (1, 2):
+            examine(PolicyInference(policy, discrete(4), batch_size=batch_size), all_outputs=True)
 
     def test_of_a_distribution_that_samples_by_torchs_generator_is_ours(self):
         spec = continuous(2)
@@ -249,6 +266,20 @@ class TestChance:
             ),
         )
         find_outputs(PolicyInference(policy, spec, batch_size=2))
+
+
+class SlowMean(nn.Linear):
+    """Subtracts a mean that each pass moves by less than a hundredth."""
+
+    def __init__(self, width, actions, *, when_acting=True):
+        super().__init__(width, actions)
+        self.when_acting = when_acting
+        self.register_buffer("mean", torch.zeros(width))
+
+    def forward(self, rows):
+        if self.training or self.when_acting:
+            self.mean += 1e-4 * (rows.mean(0) - self.mean)
+        return super().forward(rows - self.mean)
 
 
 class IndependentBeta(Independent):
