@@ -15,11 +15,11 @@ from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.models.trunks import is_built_in
 from hts_torchrl.policy.normalization import RunningStatistics
 from hts_torchrl.policy.spec_json import spec_from_json
-from hts_torchrl.training.run_settings import class_name, known_arguments
+from hts_torchrl.training.run_settings import class_name, is_type_name, known_arguments
 
 _HAS_OBJECTS = (
-    "this has objects beside tensors and plain values, and none is loaded; perhaps it is a module "
-    "that save_hyperparameters() kept: give its name in ignore=[...]"
+    "this has objects beside tensors and plain values, and none is loaded; perhaps it is an "
+    "argument that save_hyperparameters() kept: give its name in ignore=[...]"
 )
 LearnerT = TypeVar("LearnerT", bound=nn.Module)
 
@@ -50,6 +50,7 @@ def restored(
     arguments = saved.get("init_args", {})
     if isinstance(arguments, dict):
         arguments = {name: value for name, value in arguments.items() if name not in given}
+        _refuse_objects(arguments, path)
     known, unknown = known_arguments(make, arguments, "model", besides=("policy",))
     if unknown:
         warnings.warn(
@@ -98,6 +99,15 @@ def _content(path: Path, map_location: Any) -> tuple[dict[str, Any], dict[str, A
     except Exception as error:  # whatever a file that is something else may lead to
         raise ConfigurationError(f"{path}: this is no checkpoint, or half of one") from error
     return content, saved
+
+
+def _refuse_objects(arguments: dict[str, Any], path: Path) -> None:
+    for name, value in arguments.items():
+        if is_type_name(value):
+            raise ConfigurationError(
+                f"{path}: its {name} was an object, {value}, of which a checkpoint keeps only the "
+                f"type: give load_from_checkpoint(path, {name}=...)"
+            )
 
 
 def _made(make: type[nn.Module], settings: dict[str, Any], path: Path) -> Any:  # noqa: ANN401

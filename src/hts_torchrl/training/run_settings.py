@@ -49,6 +49,11 @@ def _plain(value: object) -> Any:  # noqa: ANN401
     return value if is_plain else f"<{type(value).__name__}>"
 
 
+def is_type_name(value: object) -> bool:
+    """Return whether a checkpoint holds this in the place of what is not plain."""
+    return isinstance(value, str) and value.startswith("<") and value.endswith(">")
+
+
 def changes(saved: Mapping[str, Any], own: Mapping[str, Any]) -> Changes:
     """Return the settings that both have with different values.
 

@@ -2,6 +2,7 @@
 
 import copy
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -83,7 +84,7 @@ def test_an_argument_without_a_type_takes_nothing_that_names_something_else(valu
 
 def test_what_is_no_plain_data_is_to_be_given(tmp_path):
     path = saved(tmp_path, Untyped(helper=torch.float64))
-    with pytest.raises(ConfigurationError, match=r"model\.helper='<dtype>'"):
+    with pytest.raises(ConfigurationError, match=r"its helper was an object, <dtype>"):
         Untyped.load_from_checkpoint(path)
     assert Untyped.load_from_checkpoint(path, helper=3).helper == 3
 
@@ -238,8 +239,17 @@ def test_a_policy_that_a_subclass_saves_as_a_hyperparameter_is_in_no_checkpoint(
 
 
 @pytest.mark.filterwarnings("ignore:Attribute '.*' is an instance of `nn.Module`")
-def test_another_module_there_is_told(tmp_path):
-    path = saved(tmp_path, Saving(helper=nn.Linear(1, 1)))
+def test_a_module_that_is_an_argument_is_to_be_given_again(tmp_path):
+    trained = Saving(helper=nn.Linear(1, 1))
+    path = saved(tmp_path, trained)
+    with pytest.raises(ConfigurationError, match=r"its helper was .* <Linear>.* helper=\.\.\.\)"):
+        Saving.load_from_checkpoint(path)
+    learner = Saving.load_from_checkpoint(path, helper=nn.Linear(1, 1))
+    assert torch.equal(learner.helper.weight, trained.helper.weight)
+
+
+def test_another_object_there_is_told(tmp_path):
+    path = saved(tmp_path, Saving(helper=Path("there")))
     with pytest.raises(ConfigurationError, match=r"objects beside tensors .* ignore=\[\.\.\.\]"):
         Saving.load_from_checkpoint(path)
 
