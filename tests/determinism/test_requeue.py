@@ -109,7 +109,7 @@ def job_of(ranks: int, rank: int) -> dict[str, str]:
     """SLURM's variables for one of so many ranks of a node."""
     variables = {
         "NTASKS": ranks, "NTASKS_PER_NODE": ranks, "JOB_NAME": "train", "JOB_ID": 77,
-        "PROCID": rank, "LOCALID": rank, "NODEID": 0, "NODELIST": "localhost",
+        "PROCID": rank, "LOCALID": rank, "NODEID": 0, "NODELIST": "localhost", "STEP_ID": 0,
     }  # fmt: skip
     return {f"SLURM_{name}": str(value) for name, value in variables.items()}
 

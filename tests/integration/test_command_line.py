@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from safetensors import safe_open
 
 from hts_torchrl import ConfigurationError, load_policy
@@ -237,6 +238,22 @@ class TestLoggers:
         )
         assert files(tmp_path) == {"config.yaml"}
         assert (tmp_path / "config.yaml").read_text() == "name: mine # and why\n"
+
+    def test_a_run_leaves_the_folder_of_one_that_began_meanwhile(self, tmp_path, monkeypatch):
+        """As in an array of jobs; on a network's file system a folder is seen late."""
+        monkeypatch.chdir(tmp_path)
+        others = Path("runs", "run", "version_0", "metrics.csv")
+        others.parent.mkdir(parents=True)
+        others.write_text("another run's")
+        for logger in (TensorBoardLogger, CSVLogger):
+            monkeypatch.setattr(logger, "_get_next_version", lambda _: 0)  # finds none
+        run("fit", *CARTPOLE, *A2C)
+        run("fit", *CARTPOLE, *A2C)
+        assert files(others.parent) == {"metrics.csv"}
+        assert others.read_text() == "another run's"
+        names = {"checkpoints/last.ckpt", "config.yaml", "metrics.csv", "learning_curve.png"}
+        for version in (1, 2):
+            assert names < files(Path("runs", "run", f"version_{version}"))
 
     def test_a_run_that_writes_over_another_says_so(self, tmp_path, monkeypatch, recwarn):
         monkeypatch.chdir(tmp_path)

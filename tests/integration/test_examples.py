@@ -1,7 +1,9 @@
 """Each example runs: a few rounds, in the test's own process."""
 
 import functools
+import os
 import runpy
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -76,3 +78,39 @@ def test_there_is_a_test_for_each_example_and_each_is_short():
         "torchrl_loop", "torchrl_trainer", "lightning_loop", "dqn", "sac",
     }  # fmt: skip
     assert max(lengths.values()) < MOST_LINES
+
+
+@pytest.mark.parametrize("script", ["requeued", "several_ranks"])
+def test_a_requeued_job_goes_on_from_its_newest_checkpoint(script, tmp_path, monkeypatch):
+    """SLURM starts the script again, also where no signal told Lightning to save."""
+    told = tmp_path / "told"
+    srun = tmp_path / "bin" / "srun"
+    srun.parent.mkdir()
+    srun.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" > {told}\n')
+    srun.chmod(0o755)
+    monkeypatch.setenv("PATH", str(srun.parent), prepend=":")
+    monkeypatch.setenv("SLURM_JOB_ID", "77")
+
+    def resumed():
+        subprocess.run(["bash", EXAMPLES / f"{script}.sbatch", "--data.debug"], check=True)
+        arguments = told.read_text().splitlines()
+        assert arguments[-1] == "--data.debug"
+        name = arguments[arguments.index("--name") + 1]
+        paths = [arguments[i + 1] for i, flag in enumerate(arguments) if flag == "--ckpt_path"]
+        return Path("runs", name), paths
+
+    run, paths = resumed()
+    assert paths == []
+    other = Path("runs", run.name.replace("77", "78"), "version_0", "checkpoints", "last.ckpt")
+    for age, path in enumerate(
+        [
+            run / "version_0" / "checkpoints" / "last.ckpt",
+            run / "slurm_77" / "hpc_ckpt_1.ckpt",
+            run / "version_1" / "checkpoints" / "last.ckpt",
+        ]
+    ):
+        for file in (path, path.with_name(f"{path.name}.digests"), other):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.touch()
+        os.utime(path, (age, age))
+        assert resumed() == (run, [str(path)])

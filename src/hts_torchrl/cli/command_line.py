@@ -27,7 +27,7 @@ from omegaconf.errors import OmegaConfBaseException
 from hts_torchrl.cli.argument_parser import NO_FLAGS, HTSArgumentParser, reason_in
 from hts_torchrl.cli.checkpoint_settings import CheckpointSettings
 from hts_torchrl.cli.config_files import checkpoint_of
-from hts_torchrl.compat.lightning import CommandLine
+from hts_torchrl.compat.lightning import CommandLine, take_next_version
 from hts_torchrl.envs.atari import AtariEnvs  # noqa: F401 - makes --data.env=AtariEnvs known
 from hts_torchrl.envs.envpool import EnvPoolEnvs  # noqa: F401
 from hts_torchrl.envs.football.envs import FootballEnvs  # noqa: F401
@@ -238,9 +238,12 @@ class HTSCommandLine(CommandLine):
         """Refuse a folder that cannot be made before anything else is."""
         if self.trainer.world_size > 1:  # the next rank would take it for another run's
             return
+        own = vars(self.setting("trainer"))["logger"] in (None, True) and self.trainer.loggers != []
         directory = Path(self.trainer.log_dir or ".")
         try:
-            directory.mkdir(parents=True, exist_ok=True)
+            while not _made(directory, anew=own):
+                take_next_version(self.trainer.loggers)
+                directory = Path(self.trainer.log_dir or ".")
         except OSError as error:
             raise ConfigurationError(
                 f"the run's folder {directory}: {reason_of(error, directory)}"
@@ -262,6 +265,17 @@ class HTSCommandLine(CommandLine):
             for game, score in enumerate(games["score"]):
                 length = games["length"][game]
                 print(f"game {game}: score {float(score):g}, {int(length)} steps")  # noqa: T201
+
+
+def _made(directory: Path, *, anew: bool) -> bool:
+    """Make a run's folder; return False if another run has made the one that must be new."""
+    try:
+        directory.mkdir(parents=True, exist_ok=not anew)
+    except FileExistsError:
+        if not anew:
+            raise
+        return False
+    return True
 
 
 def _require_no_loss(config: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import FrameType
 from typing import Any
 
@@ -11,6 +11,7 @@ from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningCLI
+from lightning.pytorch.loggers import Logger
 from lightning.pytorch.strategies import Strategy
 from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
 from torch import Tensor
@@ -89,6 +90,13 @@ def requeue(trainer: Trainer, number: int) -> None:
     """Save a checkpoint and have SLURM requeue the job, as Lightning answers that signal."""
     connector: Any = trainer._signal_connector
     connector._slurm_sigusr_handler_fn(number, None)
+
+
+def take_next_version(loggers: Iterable[Logger]) -> None:
+    """Let loggers that count their versions take the next one; they have made no folder yet."""
+    for logger in loggers:
+        numbered: Any = logger
+        numbered._version = numbered.version + 1
 
 
 def leave_gradients(strategy: Strategy) -> None:

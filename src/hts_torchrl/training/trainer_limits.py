@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 from typing import TYPE_CHECKING
 
 import torch
+from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
+from lightning.fabric.plugins.environments.lightning import LightningEnvironment
+from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import (
     BaseFinetuning,
@@ -100,6 +104,29 @@ def require_supported(trainer: Trainer) -> None:
             "one rank: set its devices and num_nodes to the tasks, with strategy=ddp; for a run of "
             "its own start it without RANK, LOCAL_RANK, SLURM_PROCID and SLURM_NTASKS (env -u)"
         )
+    if isinstance(strategy, DDPStrategy):
+        _require_tasks_of_slurm(strategy.cluster_environment, trainer)
+
+
+def _require_tasks_of_slurm(environment: ClusterEnvironment | None, trainer: Trainer) -> None:
+    """Refuse ranks that would wait for others which nobody starts, and a run in each task."""
+    if isinstance(environment, SLURMEnvironment):
+        try:
+            environment.validate_settings(trainer.num_devices, trainer.num_nodes)
+        except ValueError as error:
+            raise ConfigurationError(str(error)) from error
+        if trainer.world_size > 1 and "SLURM_STEP_ID" not in os.environ:
+            raise ConfigurationError(
+                f"{trainer.world_size} ranks in a job of SLURM, and srun has not started this one: "
+                "it would wait for the others; put srun before the command"
+            )
+    elif isinstance(environment, LightningEnvironment):
+        task = int(os.environ.get("SLURM_PROCID", "0"))
+        if task and not environment.node_rank() and not environment.creates_processes_externally:
+            raise ConfigurationError(
+                f"task {task} of srun in a job named {os.environ.get('SLURM_JOB_NAME')}: Lightning "
+                "starts all ranks in each task of such a job; give srun --job-name=train"
+            )
 
 
 def require_portable(trainer: Trainer, policy_device: str | None, *, compiles: bool) -> None:

@@ -87,3 +87,56 @@ def test_a_second_task_of_a_trainer_with_one_rank_is_refused(monkeypatch):
         require_supported(quiet_trainer())
     monkeypatch.setattr(rank_zero_only, "rank", 0)
     require_supported(quiet_trainer())
+
+
+@pytest.fixture
+def task(monkeypatch):
+    """Set the variables with which SLURM 22.05 starts one of two tasks of a node."""
+
+    def start(number, **others):
+        variables = {
+            "NTASKS": 2, "NTASKS_PER_NODE": 2, "NNODES": 1, "JOB_NAME": "train", "JOB_ID": 7,
+            "PROCID": number, "LOCALID": number, "NODEID": 0, "NODELIST": "n1", "STEP_ID": 0,
+        }  # fmt: skip
+        for name, value in {**variables, **others}.items():
+            if value is None:
+                monkeypatch.delenv(f"SLURM_{name}", raising=False)
+            else:
+                monkeypatch.setenv(f"SLURM_{name}", str(value))
+
+    rank = rank_zero_only.rank
+    yield start
+    rank_zero_only.rank = rank
+
+
+def two_ranks():
+    return Trainer(accelerator="cpu", devices=2, strategy="ddp", logger=False)
+
+
+def test_tasks_of_slurm_are_ranks(task):
+    for number in (0, 1):
+        task(number)
+        require_supported(two_ranks())
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({"NNODES": 2}, "You set `num_nodes=1` in Lightning, but the number of nodes"),
+        ({"NTASKS_PER_NODE": 4}, "You set `devices=2` in Lightning, but the number of tasks"),
+        ({"STEP_ID": None}, "2 ranks in a job of SLURM, and srun has not started this one: "),
+        ({"JOB_NAME": "interactive", "PROCID": 1}, "task 1 of srun in a job named interactive: "),
+    ],
+)
+def test_ranks_that_are_not_the_tasks_of_slurm_are_refused(variables, message, task):
+    task(0, **variables)
+    with pytest.raises(ConfigurationError, match=f"^{message}"):
+        require_supported(two_ranks())
+
+
+def test_lightnings_own_ranks_in_an_interactive_job_are_not_refused(task, monkeypatch):
+    task(0, JOB_NAME="interactive")
+    require_supported(two_ranks())  # from a shell, which is the first task
+    task(1, JOB_NAME="interactive")
+    monkeypatch.setenv("LOCAL_RANK", "1")  # as a user sets it
+    require_supported(two_ranks())
