@@ -67,7 +67,7 @@ def require_copyable(policy: nn.Module) -> None:
                     f"the policy's {named(module, name)} computes its {key!r} in a hook, and torch "
                     "cannot copy it for the actors: use torch.nn.utils.parametrizations in place "
                     "of torch.nn.utils.weight_norm or spectral_norm, and a parametrization in "
-                    "place of prune"
+                    "place of prune, with num_actors=0"
                 )
 
 
