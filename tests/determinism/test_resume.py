@@ -299,19 +299,25 @@ class PredictingPPO(PPO):
         return torch.optim.Adam(self.parameters(), self.learning_rate)
 
 
-@pytest.mark.parametrize("stop", [4, 5, pytest.param(7, marks=THOROUGH)])
-def test_what_a_learner_has_beside_its_policy_goes_on_from_the_rounds_start_too(stop, tmp_path):
+def whole_and_resumed(make, stop, folder):
+    """Return the weights of a run of three rounds, and of one that was stopped and resumed."""
+
     def fit(ckpt_path=None, **settings):
         torch.manual_seed(0 if ckpt_path is None else 1)
-        learner = PredictingPPO(epochs=2, minibatches=2, learning_rate=0.01)
+        learner = make(epochs=2, minibatches=2, learning_rate=0.01)
         trainer = quiet_trainer(**settings)
         trainer.fit(learner, cartpole(3), ckpt_path=ckpt_path)
-        trainer.save_checkpoint(tmp_path / "last.ckpt")
+        trainer.save_checkpoint(folder / "last.ckpt")
         return learner.state_dict()
 
     whole = fit()
     fit(max_steps=stop)
-    resumed = fit(tmp_path / "last.ckpt")
+    return whole, fit(folder / "last.ckpt")
+
+
+@pytest.mark.parametrize("stop", [4, 5, pytest.param(7, marks=THOROUGH)])
+def test_what_a_learner_has_beside_its_policy_goes_on_from_the_rounds_start_too(stop, tmp_path):
+    whole, resumed = whole_and_resumed(PredictingPPO, stop, tmp_path)
     assert resumed.keys() == whole.keys()
     assert resumed["parts"] == 3 * 4
     assert [name for name in whole if not torch.equal(resumed[name], whole[name])] == []
@@ -353,17 +359,7 @@ def sharing_policy() -> nn.Module:
 @pytest.mark.filterwarnings(TWO_MODES)
 @pytest.mark.parametrize("stop", [4, 5, pytest.param(7, marks=THOROUGH)])
 def test_layers_that_modules_share_go_on_from_the_rounds_start(stop, tmp_path):
-    def fit(ckpt_path=None, **settings):
-        torch.manual_seed(0 if ckpt_path is None else 1)
-        learner = PPO(sharing_policy(), epochs=2, minibatches=2, learning_rate=0.01)
-        trainer = quiet_trainer(**settings)
-        trainer.fit(learner, cartpole(3), ckpt_path=ckpt_path)
-        trainer.save_checkpoint(tmp_path / "last.ckpt")
-        return learner.state_dict()
-
-    whole = fit()
-    fit(max_steps=stop)
-    resumed = fit(tmp_path / "last.ckpt")
+    whole, resumed = whole_and_resumed(lambda **own: PPO(sharing_policy(), **own), stop, tmp_path)
     assert [name for name in whole if not torch.equal(resumed[name], whole[name])] == []
 
 
