@@ -28,6 +28,7 @@ from hts_torchrl.policy.forward import with_parts
 from hts_torchrl.policy.memory import with_memory
 from hts_torchrl.policy.shared_weights import weights_by_name
 from hts_torchrl.settings import takes_settings
+from hts_torchrl.specs import EnvSpec
 from hts_torchrl.workers.actor import ActorSettings, find_settings
 from hts_torchrl.workers.make_pool import make_pool
 
@@ -129,7 +130,7 @@ class HTSCollector(ContractCollector):
         self.total_frames, self.seed = self.config.total_frames, self.config.seed
         self.frames_per_batch = self.requested_frames_per_batch = self.config.frames_per_batch
         self._policy_factory = policy_factory
-        self._try_environments()
+        self.env_spec, steps_per_seed = self._try_environments()
         self._source = policy if policy is not None else policy_factory()  # type: ignore[misc]
         self.policy = as_policy(self._source, self.env_spec)
         self.env_spec = with_parts(self.policy, with_memory(self.policy, self.env_spec))
@@ -149,7 +150,7 @@ class HTSCollector(ContractCollector):
             self.policy, self.env_spec, asked, all_outputs=all_outputs
         )
         self._set_form(self.schedule, clone=clone)
-        self._progress = Progress.blank(self.config, self.env_spec, self._steps_per_seed)
+        self._progress = Progress(self.config, self.env_spec, steps_per_seed)
         self._times = RunTimes(self.config)
 
     def _require_nodes_can(self) -> None:
@@ -166,13 +167,12 @@ class HTSCollector(ContractCollector):
                 "compile_policy with backend='ray': rollout nodes compile no policy; leave it out"
             )
 
-    def _try_environments(self) -> None:
-        """Make those of the first executor, to ask what they observe and accept."""
+    def _try_environments(self) -> tuple[EnvSpec, int | None]:
+        """Return the spec of the first executor's environments, and how long a seed lasts."""
         group = make_group(self._create_env_fn, self.config.global_envs_of(0))
-        self.env_spec = group.spec
-        self._steps_per_seed = group.steps_per_seed if isinstance(group, SeededGroup) else None
         warn_of_statistics(group)
         group.close()
+        return group.spec, group.steps_per_seed if isinstance(group, SeededGroup) else None
 
     def start(self) -> None:
         """Start the worker pool, if it is not yet running; the first ``next`` does so by itself.
@@ -312,7 +312,7 @@ class HTSCollector(ContractCollector):
         if index is not None:
             raise ConfigurationError("reset(index): all environments begin new games, or none does")
         self._refuse_if_closed()
-        self._progress.begin_games(self.config, self.env_spec, self._steps_per_seed)
+        self._progress.begin_games()
         self._flush_trajectory_assembly()
         if self._runner is not None:
             self._runner.renew_pool()
