@@ -68,11 +68,12 @@ class Progress:
             raise ConfigurationError(f"the state lacks {min(missing)!r}: it is no collector's")
         round_index = int(state.get("round", 0))
         games = self._restored(state["games"], round_index) if "games" in state else None
+        frames, version = int(state["frames"]), int(state["policy_version"])
         acting = state.get("acting_weights")
-        self.round_index, self.started = round_index, round_index - 1
-        self.frames, self.first_version = int(state["frames"]), int(state["policy_version"])
-        self.versions = {} if acting is None else {round_index: int(state["acting_version"])}
-        self.acting_weights = acting
+        versions = {} if acting is None else {round_index: int(state["acting_version"])}
+        # Whatever could be refused has been: a refused state changes nothing.
+        self.round_index, self.started, self.frames = round_index, round_index - 1, frames
+        self.first_version, self.versions, self.acting_weights = version, versions, acting
         self.action_logs = {} if games is None else {round_index: games}
         if games is None:
             self.begin_games()
