@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import errno
 import os
@@ -175,8 +176,14 @@ def _unreadable() -> str:
 
 def _examine(arguments: Sequence[str]) -> NoReturn:
     """Print what the doctor finds; the exit status is 1 if something is wrong."""
-    if arguments:
-        raise ConfigurationError(f"doctor takes no arguments: {' '.join(arguments)}")
+    parser = argparse.ArgumentParser(
+        prog="hts-torchrl doctor",
+        description="Look at the machine and say what is missing; exit status 1 if something is.",
+        allow_abbrev=False,
+    )
+    _, given = parser.parse_known_args(arguments)
+    if given:
+        raise ConfigurationError(f"doctor takes no arguments: {' '.join(given)}")
     findings = []
     for finding in examine():
         print(finding, flush=True)  # noqa: T201

@@ -19,7 +19,7 @@ from hts_torchrl.training.datamodule import HTSDataModule
 
 _OTHERS = (
     "Besides: `hts-torchrl report RUN ...` writes several runs into one page, `hts-torchrl tune` "
-    "searches settings (each has --help), and `hts-torchrl doctor` checks the machine."
+    "searches settings, and `hts-torchrl doctor` checks the machine (each has --help)."
 )
 _TRAINER_DEFAULTS = {"max_epochs": 1, "num_sanity_val_steps": 0, "enable_model_summary": False}
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from hts_torchrl.collectors.handing_out import extend
 from hts_torchrl.collectors.progress import Progress
-from hts_torchrl.collectors.round_runner import MakePool, RoundRunner
+from hts_torchrl.collectors.round_runner import RoundRunner
 from hts_torchrl.collectors.run_times import RunTimes
 from hts_torchrl.collectors.torchrl_arguments import FIXED
 from hts_torchrl.collectors.torchrl_contract import ContractCollector
@@ -28,6 +28,7 @@ from hts_torchrl.policy.forward import with_parts
 from hts_torchrl.policy.memory import with_memory
 from hts_torchrl.policy.shared_weights import weights_by_name
 from hts_torchrl.settings import takes_settings
+from hts_torchrl.specs import EnvSpec
 from hts_torchrl.workers.actor import ActorSettings, find_settings
 from hts_torchrl.workers.make_pool import make_pool
 
@@ -129,7 +130,7 @@ class HTSCollector(ContractCollector):
         self.total_frames, self.seed = self.config.total_frames, self.config.seed
         self.frames_per_batch = self.requested_frames_per_batch = self.config.frames_per_batch
         self._policy_factory = policy_factory
-        self._try_environments()
+        self.env_spec, steps_per_seed = self._try_environments()
         self._source = policy if policy is not None else policy_factory()  # type: ignore[misc]
         self.policy = as_policy(self._source, self.env_spec)
         self.env_spec = with_parts(self.policy, with_memory(self.policy, self.env_spec))
@@ -149,7 +150,7 @@ class HTSCollector(ContractCollector):
             self.policy, self.env_spec, asked, all_outputs=all_outputs
         )
         self._set_form(self.schedule, clone=clone)
-        self._progress = Progress.blank(self.config, self.env_spec, self._steps_per_seed)
+        self._progress = Progress(self.config, self.env_spec, steps_per_seed)
         self._times = RunTimes(self.config)
 
     def _require_nodes_can(self) -> None:
@@ -166,13 +167,12 @@ class HTSCollector(ContractCollector):
                 "compile_policy with backend='ray': rollout nodes compile no policy; leave it out"
             )
 
-    def _try_environments(self) -> None:
-        """Make those of the first executor, to ask what they observe and accept."""
+    def _try_environments(self) -> tuple[EnvSpec, int | None]:
+        """Return the spec of the first executor's environments, and how long a seed lasts."""
         group = make_group(self._create_env_fn, self.config.global_envs_of(0))
-        self.env_spec = group.spec
-        self._steps_per_seed = group.steps_per_seed if isinstance(group, SeededGroup) else None
         warn_of_statistics(group)
         group.close()
+        return group.spec, group.steps_per_seed if isinstance(group, SeededGroup) else None
 
     def start(self) -> None:
         """Start the worker pool, if it is not yet running; the first ``next`` does so by itself.
@@ -198,22 +198,19 @@ class HTSCollector(ContractCollector):
                 self.policy,
                 progress=self._progress,
                 times=self._times,
-                make_pool=self._pool_maker(),
+                make_pool=partial(
+                    make_pool,
+                    create_env_fn=self._create_env_fn,
+                    make_policy=self._policy_maker(),
+                    settings=self._actor,
+                    seed=self.seed,
+                ),
             )
         return self._runner
 
     def _refuse_if_closed(self) -> None:
         if self._closed:
             raise ProtocolError("the collector was shut down: make a new one")
-
-    def _pool_maker(self) -> MakePool:
-        return partial(
-            make_pool,
-            create_env_fn=self._create_env_fn,
-            make_policy=self._policy_maker(),
-            settings=self._actor,
-            seed=self.seed,
-        )
 
     def _policy_maker(self) -> Callable[[], nn.Module]:
         if self._policy_factory is not None:
@@ -312,7 +309,7 @@ class HTSCollector(ContractCollector):
         if index is not None:
             raise ConfigurationError("reset(index): all environments begin new games, or none does")
         self._refuse_if_closed()
-        self._progress.begin_games(self.config, self.env_spec, self._steps_per_seed)
+        self._progress.begin_games()
         self._flush_trajectory_assembly()
         if self._runner is not None:
             self._runner.renew_pool()

@@ -159,8 +159,8 @@ class ContractCollector(BaseCollector):
             ProtocolError: for another round.
         """
         self._refuse_state_of_trajectories()
-        progress, frames = self._progress, self.schedule.frames_per_round
-        state = progress.state_at(round_index, frames, envs=envs)
+        progress = self._progress
+        state = progress.state_at(round_index, envs=envs)
         state["policy_version"] = self.policy_version
         if self.schedule.starts_before_update() and round_index in progress.versions:
             state["acting_version"] = version = progress.versions[round_index]
@@ -182,9 +182,7 @@ class ContractCollector(BaseCollector):
         """
         if self._runner is not None:
             raise ProtocolError("load_state_dict after the worker pool was started")
-        self._progress = Progress.from_state(
-            state_dict, self.config, self.env_spec, self._steps_per_seed
-        )
+        self._progress.load(state_dict)
 
     def get_policy_version(self) -> int:
         """Return the updates in the weights that were published last."""

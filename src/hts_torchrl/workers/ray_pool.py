@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import logging
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from hts_torchrl.config import PoolConfig
@@ -41,7 +41,7 @@ class _Placed:
     """Reply to the newest question with what it computes, which is a sign of life."""
     started: Any
     """Reply that its pool has started; None when that was read."""
-    playing: Any = field(default=None)
+    playing: Any = None
     """Reply with the running round; None when that was taken over."""
     known: bool = False
     """Whether its first reply was read: it runs, with the learner's versions."""

@@ -574,6 +574,16 @@ def test_the_version_is_that_of_the_package(capsys):
         assert capsys.readouterr().out.split()[-1] == tomllib.load(project)["project"]["version"]
 
 
+@pytest.mark.parametrize("command", [*sorted(ALL_SUBCOMMANDS), "report", "tune", "doctor"])
+def test_every_command_has_help(command, capsys):
+    with pytest.raises(SystemExit) as left:
+        run(command, "--help")
+    assert left.value.code == 0
+    usage = capsys.readouterr().out.splitlines()[0]
+    assert usage.startswith("usage: ")
+    assert f" {command} " in usage
+
+
 def test_a_wrong_command_is_told_with_all_that_there_are(capsys):
     message = refused(capsys, "repor", "runs")
     assert all(f"'{name}'" in message for name in [*ALL_SUBCOMMANDS, "report", "tune", "doctor"])
