@@ -28,6 +28,7 @@ from hts_torchrl.policy.exploration import RandomActions
 from hts_torchrl.policy.forward import modules_of, path_of
 from hts_torchrl.policy.inference import first_rows
 from hts_torchrl.policy.limits import named, require_called
+from hts_torchrl.policy.memory import with_memory
 from hts_torchrl.policy.probe import differ
 from hts_torchrl.specs import IS_INIT, ActionSpec, EnvSpec, Key
 
@@ -221,7 +222,7 @@ def initialise(policy: TensorDictModuleBase, spec: EnvSpec) -> None:
     """Give lazy layers their shapes and first weights, by one pass."""
     if any(map(is_lazy, policy.parameters())):
         with torch.no_grad():
-            policy(_trial(spec))
+            policy(_trial(with_memory(policy, spec)))
 
 
 def _require_readable(policy: TensorDictModuleBase, spec: EnvSpec) -> None:

@@ -26,7 +26,7 @@ from hts_torchrl.policy.probe import (
     noting_draws,
     varying_modules,
 )
-from hts_torchrl.specs import ActionSpec, Array, ArraySpec, Key
+from hts_torchrl.specs import ActionSpec, Array, ArraySpec, Key, next_key
 
 _CHANCE = "chance must come from the policy's distribution"
 _TAKEN = {"next", "collector", "done", "terminated", "truncated"}
@@ -101,7 +101,8 @@ def find_outputs(inference: PolicyInference) -> dict[Key, ArraySpec]:
 
     Raises:
         ConfigurationError: if the policy cannot read the observation, its action is not what the
-            environment accepts, or more than observation and draw decide its answer.
+            environment accepts, its memory is not what it reads, or more than observation and draw
+            decide its answer.
     """
     action = inference.action
     try:
@@ -122,6 +123,7 @@ def find_outputs(inference: PolicyInference) -> dict[Key, ArraySpec]:
             "and a batch has one entry of that name: give the observation another, with "
             "gymnasium.wrappers.TransformObservation or torchrl's RenameTransform"
         )
+    _refuse_other_memory(inference, tensors)
     if inference.log_prob_keys:
         dists = inference.distributions(result.distribution)
         for key, part in inference.parts.specs.items():
@@ -132,6 +134,21 @@ def find_outputs(inference: PolicyInference) -> dict[Key, ArraySpec]:
         _refuse_other_type(action, tensors[action.key])
     answers = {key: value.cpu().numpy() for key, value in tensors.items()}
     return {key: ArraySpec(value.shape[1:], value.dtype) for key, value in answers.items()}
+
+
+def _refuse_other_memory(inference: PolicyInference, answers: Mapping[Key, Tensor]) -> None:
+    """Refuse a policy that writes another memory than the one with which a trajectory begins."""
+    for key, read in inference.inputs.items():
+        written = answers.get(next_key(key))
+        if next_key(key) not in inference.carried or written is None:
+            continue
+        # torch's rule is that of an assignment: 64 bits into 32, but no float into an integer.
+        if written.shape != read.shape or not torch.can_cast(written.dtype, read.dtype):
+            raise ConfigurationError(
+                f"the policy writes {next_key(key)!r} of shape {tuple(written.shape[1:])} and "
+                f"{written.dtype}, but its primer begins {key!r} with {tuple(read.shape[1:])} and "
+                f"{read.dtype}: make the two alike"
+            )
 
 
 def _extras(inference: PolicyInference, written: TensorDictBase | dict[Key, Tensor]) -> list[Key]:
@@ -204,13 +221,13 @@ def _refuse_own_memory(inference: PolicyInference) -> None:
         inference: of the policy; its inputs are overwritten.
     """
     inputs = [*inference.inputs.values(), inference.draws]
-    generator = np.random.default_rng(0)
+    generator = np.random.default_rng(1)  # other rows than those that it was asked before
     fill_at_random(inference, generator)
     asked = [value.clone() for value in inputs]
     state = {name: value.clone() for name, value in inference.policy.state_dict().items()}
     before = computed(inference)
     fill_at_random(inference, generator)
-    inference.run_batch()
+    computed(inference)
     for value, again in zip(inputs, asked, strict=True):
         value.copy_(again)
     after = computed(inference)
@@ -222,10 +239,11 @@ def _refuse_own_memory(inference: PolicyInference) -> None:
             "depend, and other actors do not have that: change it where self.training is True, or "
             "write it under 'next'"
         )
-    if differ(before, after):
+    if differ(before, after, tolerance=0.0):
+        fill_at_random(inference, generator)
 
         def run(_: object) -> None:
-            inference.run_batch()
+            computed(inference)
 
         raise _answers_vary(inference.policy, run)
 
@@ -332,8 +350,13 @@ def fill_at_random(inference: PolicyInference, generator: np.random.Generator) -
 
 def computed(inference: PolicyInference, greedy: bool = False) -> list[Tensor]:
     """Run a pass, and return copies of all that it computes, each ``[R, ...]``."""
-    answers, result = inference.run_batch(greedy)
-    # The inputs may be among them, and are overwritten later.
+    inputs = inference.inputs
+    # A policy that kept a view of these would read what is written there later, and never the past.
+    inference.inputs = {key: value.clone() for key, value in inputs.items()}
+    try:
+        answers, result = inference.run_batch(greedy)
+    finally:
+        inference.inputs = inputs
     return [value.clone() for value in (*answers.values(), *_written(result))]
 
 

@@ -16,11 +16,12 @@ from tensordict.nn import (
 )
 from torch import Tensor, nn
 from torch import distributions as d
-from torchrl.modules import ValueOperator
+from torchrl.modules import GRUModule, LSTMModule, ValueOperator
 
 from hts_torchrl.compat.torch import hooks_of
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.models.actor_critic import ActorCritic
+from hts_torchrl.models.recurrent import TrunkModule
 from hts_torchrl.policy.composite import VECTOR, ActionParts, distribution_of
 from hts_torchrl.policy.normalization import NormalizedPolicy
 from hts_torchrl.specs import EnvSpec, Key
@@ -82,10 +83,23 @@ def evaluate(
         if isinstance(module, ProbabilisticTensorDictModule):
             distribution = distribution_of(module, tensordict)
         else:
-            tensordict = module(tensordict)
+            tensordict = _called(module, tensordict)
     if distribution is None:
         raise ConfigurationError(NO_DISTRIBUTION)
     return PolicyOutput(distribution, tensordict.get("state_value", None), tensordict)
+
+
+def _called(module: nn.Module, tensordict: TensorDictBase) -> TensorDictBase:
+    """Call a module as actors do, with rows ``[B, ...]``; of sequences, what reads none gets rows.
+
+    A layer such as ``nn.Flatten`` or ``nn.Conv2d`` would take the steps for features.
+    """
+    if tensordict.ndim == 1 or isinstance(module, LSTMModule | GRUModule | TrunkModule):
+        result: TensorDictBase = module(tensordict)
+        return result
+    read: Any = module.in_keys
+    rows = module(tensordict.select(*read, strict=False).reshape(-1))
+    return tensordict.update(rows.reshape(tensordict.shape))
 
 
 def is_fused(policy: ActorCritic) -> bool:

@@ -6,11 +6,13 @@ from dataclasses import replace
 from typing import Any
 
 from torch import nn
+from torchrl.modules import GRUModule, LSTMModule
 
 from hts_torchrl.envs.torchrl import primer_values
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.policy.exploration import noise_memory
 from hts_torchrl.policy.forward import modules_of, path_of
+from hts_torchrl.policy.limits import named
 from hts_torchrl.specs import IS_INIT, Array, EnvSpec, Key, MemorySpec, next_key
 
 
@@ -33,9 +35,10 @@ def with_memory(policy: nn.Module, spec: EnvSpec) -> EnvSpec:
         spec: of one environment.
 
     Raises:
-        ConfigurationError: if a first value is not known, or a primer fills what the policy does
-            not write.
+        ConfigurationError: if a first value is not known, a primer fills what the policy does not
+            write, or a memory is bidirectional.
     """
+    _refuse_bidirectional(policy)
     keys = memory_keys(policy)
     filled = {path_of(key): value for key, value in spec.memory.initial.items()}
     if unread := [key for key in filled if key not in map(path_of, keys)]:
@@ -59,6 +62,19 @@ def with_memory(policy: nn.Module, spec: EnvSpec) -> EnvSpec:
     initial |= noise
     reads_is_init = (IS_INIT in read or bool(noise)) and IS_INIT not in spec.observations
     return replace(spec, memory=MemorySpec(initial, reads_is_init))
+
+
+def _refuse_bidirectional(policy: nn.Module) -> None:
+    """Refuse memories that read a sequence from its end as well: actors act before that."""
+    for name, module in policy.named_modules():
+        if not isinstance(module, LSTMModule | GRUModule):
+            continue
+        layers = module.lstm if isinstance(module, LSTMModule) else module.gru
+        if layers.bidirectional:
+            raise ConfigurationError(
+                f"the policy's {named(module, name)} is bidirectional: it would learn from later "
+                "steps, which no actor has seen when it acts; leave bidirectional=True out"
+            )
 
 
 def _own_values(policy: nn.Module) -> dict[tuple[str, ...], Array]:

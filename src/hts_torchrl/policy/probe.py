@@ -62,7 +62,7 @@ def varying_modules(policy: nn.Module, run: Pass) -> list[str]:
 
     def varies(call: _Call, module: nn.Module, output: object) -> bool:
         args, kwargs = call
-        return differ(output, module(*args, **kwargs))
+        return differ(output, module(*args, **kwargs), tolerance=0.0)
 
     return _innermost(policy, run, _copied, varies)
 
@@ -94,19 +94,25 @@ def described(policy: nn.Module, names: Sequence[str]) -> str:
     )
 
 
-def differ(one: object, other: object) -> bool:
-    """Return whether two structures of tensors differ by more than rounding."""
+def differ(one: object, other: object, *, tolerance: float = 0.01) -> bool:
+    """Return whether two structures of tensors differ, unless told otherwise by more than rounding.
+
+    Args:
+        one: structure.
+        other: structure of the same form.
+        tolerance: as a share of a tensor's largest number.
+    """
     pairs = zip(tree_leaves(one), tree_leaves(other), strict=True)
-    return any(isinstance(a, Tensor) and not _close(a, b) for a, b in pairs)
+    return any(isinstance(a, Tensor) and not _close(a, b, tolerance) for a, b in pairs)
 
 
-def _close(one: Tensor, other: Tensor) -> bool:
+def _close(one: Tensor, other: Tensor, tolerance: float) -> bool:
     if one.shape != other.shape:
         return False
     one, other = one.double(), other.double()
     finite = one[one.isfinite()].abs()
-    tolerance = 0.01 * float(finite.max()) if finite.numel() else 0.0
-    return bool(torch.isclose(one, other, rtol=0.0, atol=tolerance, equal_nan=True).all())
+    most = tolerance * float(finite.max()) if finite.numel() else 0.0
+    return bool(torch.isclose(one, other, rtol=0.0, atol=most, equal_nan=True).all())
 
 
 def _copied(args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call:

@@ -68,7 +68,8 @@ def _unroll(policy: nn.Module, inputs: dict[Key, Tensor], is_init: Tensor) -> Po
         result = evaluate(policy, now | memory, num_envs)
         assert isinstance(result.written, TensorDict)
         written.append(result.written)
-        memory = {key: result.written[next_key(key)] for key in keys}
+        # Of the type that actors hand on.
+        memory = {key: result.written[next_key(key)].to(inputs[key].dtype) for key in keys}
     stacked: TensorDictBase = torch.stack(written, 1)
     head = probabilistic_module(policy)
     return PolicyOutput(distribution_of(head, stacked), stacked.get("state_value", None), stacked)

@@ -232,6 +232,54 @@ class TestChance:
             examine(PolicyInference(policy, spec, batch_size=batch_size), all_outputs=True)
 
     @pytest.mark.parametrize("batch_size", [1, 2])
+    def test_of_a_view_of_the_rows_before_is_refused_by_the_modules_name(self, batch_size):
+        """Actors overwrite what such a view shows, but not what the first of their passes finds."""
+        spec = discrete(4)
+
+        class Change(nn.Linear):
+            last = None
+
+            def forward(self, rows):
+                change = rows - (rows if self.last is None else self.last)
+                self.last = rows.detach()[-1]
+                return super().forward(change)
+
+        policy = as_policy(nn.Sequential(Change(WIDTH, 4)), spec)
+        wanted = r"answers the same observation differently .* module.0.module.0 \(Change\)\)"
+        with pytest.raises(ConfigurationError, match=wanted):
+            examine(PolicyInference(policy, spec, batch_size=batch_size), all_outputs=True)
+
+    @pytest.mark.parametrize("batch_size", [1, 2])
+    def test_of_an_attribute_that_each_pass_moves_a_little_is_refused(self, batch_size):
+        spec = discrete(4)
+
+        class Drift(nn.Linear):
+            seen = 0.0
+
+            def forward(self, rows):
+                self.seen = self.seen + 1e-5 * rows.mean(0)
+                return super().forward(rows + self.seen)
+
+        policy = as_policy(nn.Sequential(Drift(WIDTH, 4)), spec)
+        wanted = r"answers the same observation differently .* module.0.module.0 \(Drift\)\)"
+        with pytest.raises(ConfigurationError, match=wanted):
+            examine(PolicyInference(policy, spec, batch_size=batch_size), all_outputs=True)
+
+    def test_of_a_logarithm_of_numbers_below_zero_is_none(self):
+        """Random observations may be such as the environment never has."""
+        spec = discrete(4)
+
+        class Log(nn.Linear):
+            def forward(self, rows):
+                return super().forward(rows), rows.log()
+
+        policy = ProbabilisticTensorDictSequential(
+            TensorDictModule(Log(WIDTH, 4), ["observation"], ["logits", "log"]),
+            ProbabilisticTensorDictModule(["logits"], ["action"], distribution_class=Categorical),
+        )
+        examine(PolicyInference(policy, spec, batch_size=1), all_outputs=True)
+
+    @pytest.mark.parametrize("batch_size", [1, 2])
     def test_of_a_buffer_that_each_pass_moves_a_little_is_refused_by_its_name(self, batch_size):
         policy = as_policy(nn.Sequential(SlowMean(WIDTH, 4)), discrete(4))
         with pytest.raises(ConfigurationError) as refused:

@@ -16,6 +16,9 @@ from torchrl.modules import GRUModule, LSTMModule
 from hts_torchrl import ConfigurationError
 from hts_torchrl.envs.make_group import env_spec_of
 from hts_torchrl.models import make_actor_critic
+from hts_torchrl.policy.as_policy import as_policy
+from hts_torchrl.policy.examination import find_outputs
+from hts_torchrl.policy.inference import PolicyInference
 from hts_torchrl.policy.memory import memory_keys, with_memory
 from hts_torchrl.specs import ActionSpec, ArraySpec, EnvSpec
 from tests.policies import CountNet, counting_policy
@@ -24,9 +27,9 @@ ACTION = ActionSpec("discrete", ArraySpec((), np.dtype(np.int64)), (2,))
 SPEC = EnvSpec({"observation": ArraySpec((4,), np.dtype(np.float32))}, ACTION)
 
 
-def recurrent(module: type) -> ProbabilisticTensorDictSequential:
+def recurrent(module: type, **settings) -> ProbabilisticTensorDictSequential:
     """TorchRL's own parts, as its tutorial on recurrent policies puts them together."""
-    memory = module(input_size=4, hidden_size=5, in_key="observation", out_key="hidden")
+    memory = module(4, 5, in_key="observation", out_key="hidden", **settings)
     logits = TensorDictModule(nn.Linear(5, 2), ["hidden"], ["logits"])
     head = ProbabilisticTensorDictModule(["logits"], ["action"], distribution_class=Categorical)
     return ProbabilisticTensorDictSequential(TensorDictSequential(memory, logits), head)
@@ -71,6 +74,18 @@ class TestFirstValues:
         assert not with_memory(recurrent(GRUModule), env_spec_of(lambda: env)).memory.reads_is_init
 
 
+def test_lazy_layers_before_a_memory_get_their_shapes():
+    policy = ProbabilisticTensorDictSequential(
+        TensorDictModule(nn.LazyLinear(4), ["observation"], ["features"]),
+        GRUModule(4, 5, in_key="features", out_key="hidden"),
+        TensorDictModule(nn.LazyLinear(2), ["hidden"], ["logits"]),
+        ProbabilisticTensorDictModule(["logits"], ["action"], distribution_class=Categorical),
+    )
+    as_policy(policy, SPEC)
+    assert policy.module[0].module.weight.shape == (4, 4)
+    assert policy.module[2].module.weight.shape == (2, 5)
+
+
 def primed(**settings) -> TransformedEnv:
     """CartPole with a primer for ``count``."""
     return TransformedEnv(
@@ -79,6 +94,36 @@ def primed(**settings) -> TransformedEnv:
 
 
 class TestRefusals:
+    @pytest.mark.parametrize("module", [LSTMModule, GRUModule])
+    def test_a_memory_that_reads_sequences_from_both_ends(self, module):
+        policy = recurrent(module, bidirectional=True)
+        with pytest.raises(ConfigurationError, match=f"{module.__name__}.* is bidirectional"):
+            with_memory(policy, SPEC)
+
+    @pytest.mark.parametrize(
+        ("written", "dtype"),
+        [
+            (lambda count: count, torch.int64),
+            (lambda count: count.expand(-1, 4), torch.float32),
+            (lambda count: count[:, 0], torch.float32),
+        ],
+        ids=["a float for an integer", "four numbers for one", "no number for one"],
+    )
+    def test_another_memory_than_the_one_that_is_read(self, written, dtype):
+        class Count(nn.Module):
+            def forward(self, observation, count):
+                return observation[:, :2], written(count.float() + 0.5)
+
+        module = TensorDictModule(Count(), ["observation", "count"], ["logits", ("next", "count")])
+        module.make_tensordict_primer = lambda: TensorDictPrimer(
+            {"count": Unbounded((1,), dtype=dtype)}, default_value=0
+        )
+        head = ProbabilisticTensorDictModule(["logits"], ["action"], distribution_class=Categorical)
+        policy = ProbabilisticTensorDictSequential(module, head)
+        spec = with_memory(policy, SPEC)
+        with pytest.raises(ConfigurationError, match=r"writes \('next', 'count'\) of shape"):
+            find_outputs(PolicyInference(policy, spec, batch_size=2))
+
     def test_a_memory_whose_first_value_nobody_knows(self):
         keys = ["logits", "state_value", ("next", "count")]
         module = TensorDictModule(CountNet(), ["observation", "count"], keys)

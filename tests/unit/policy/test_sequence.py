@@ -1,7 +1,16 @@
 import numpy as np
 import pytest
 import torch
-from torchrl.modules import LSTMModule
+from tensordict.nn import (
+    ProbabilisticTensorDictModule,
+    ProbabilisticTensorDictSequential,
+    TensorDictModule,
+)
+from torch import nn
+from torch.distributions import Categorical
+from torchrl.data import Unbounded
+from torchrl.envs import TensorDictPrimer
+from torchrl.modules import GRUModule, LSTMModule, ValueOperator
 
 from hts_torchrl.models import make_actor_critic
 from hts_torchrl.policy.forward import evaluate
@@ -87,6 +96,51 @@ def test_another_memory_is_unrolled_to_the_bits_of_its_steps():
     assert torch.equal(result.distribution.logits, logits)
     assert torch.equal(result.value, values)
     assert values[1, :, 0].tolist()[3:] == [3, 3, 4, 5, 6, 7]
+
+
+def test_modules_beside_the_memory_are_given_rows_as_actors_give_them():
+    """A ``Flatten`` would take the steps for features, and ``normalize`` divide by their length."""
+
+    class Normalized(nn.Module):
+        def forward(self, observation):
+            return torch.nn.functional.normalize(observation, dim=1)
+
+    torch.manual_seed(2)
+    policy = ProbabilisticTensorDictSequential(
+        TensorDictModule(nn.Flatten(), ["observation"], ["flat"]),
+        TensorDictModule(Normalized(), ["flat"], ["features"]),
+        GRUModule(input_size=4, hidden_size=5, in_key="features", out_key="hidden"),
+        TensorDictModule(nn.Linear(5, 2), ["hidden"], ["logits"]),
+        ValueOperator(nn.Linear(5, 1), ["hidden"]),
+        ProbabilisticTensorDictModule(["logits"], ["action"], distribution_class=Categorical),
+    )
+    inputs, logits, values = played(policy, some_ends())
+    result = evaluate_sequences(policy, inputs, some_ends())
+    torch.testing.assert_close(result.distribution.logits, logits, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(result.value, values, rtol=1e-5, atol=1e-6)
+
+
+def test_a_memory_of_another_precision_is_carried_in_that_of_its_primer():
+    """Actors store float32; the sum of 1e-9 and 1 is 1 there."""
+
+    class Sum(nn.Module):
+        def forward(self, observation, total):
+            total = total.double() + 1e-9
+            return observation[..., :2] + total.float(), total - 1, total
+
+    class SumModule(TensorDictModule):
+        def __init__(self) -> None:
+            keys = ["logits", "state_value", ("next", "total")]
+            super().__init__(Sum(), ["observation", "total"], keys)
+
+        def make_tensordict_primer(self):
+            return TensorDictPrimer({"total": Unbounded((1,))}, default_value=1.0)
+
+    head = ProbabilisticTensorDictModule(["logits"], ["action"], distribution_class=Categorical)
+    policy = ProbabilisticTensorDictSequential(SumModule(), head)
+    inputs = {"observation": torch.zeros(1, STEPS, 4), "total": torch.ones(1, STEPS, 1)}
+    values = evaluate_sequences(policy, inputs, no_ends()[:1]).value
+    assert values.flatten().tolist() == pytest.approx([1e-9] * STEPS)
 
 
 def test_only_the_memory_of_the_first_step_and_of_new_trajectories_is_read():
