@@ -8,7 +8,18 @@ import torch
 from torch import nn
 from torch.nn.functional import conv2d
 
-from hts_torchrl import A2C, PPO, AtariEnvs, ConfigurationError, GymEnvs, Impala, load_policy
+from hts_torchrl import (
+    A2C,
+    PPO,
+    AtariEnvs,
+    ConfigurationError,
+    GymEnvs,
+    Impala,
+    NormalizedPolicy,
+    env_spec_of,
+    load_policy,
+    make_actor_critic,
+)
 from hts_torchrl.models.nature import NipsCNN
 from hts_torchrl.policy.export import save_policy
 from hts_torchrl.training.evaluation import Evaluation
@@ -81,6 +92,67 @@ def test_the_first_round_gives_the_scale_of_rewards_and_values_only(make, model,
     weights = [*watch.round_weights, watch.final_weights]
     moved = [not torch.equal(before, after) for before, after in pairwise(weights)]
     assert moved == [False, True, True]
+
+
+@pytest.fixture(scope="module")
+def normalised():
+    """Weights of a policy with statistics."""
+    learner = A2C()
+    watched_fit(learner, cartpole(3, env=PENDULUM, normalize_observation=True))
+    return learner.policy.state_dict()
+
+
+def with_statistics(weights):
+    spec = env_spec_of(PENDULUM)
+    policy = NormalizedPolicy(make_actor_critic("mlp", spec), spec)
+    policy.load_state_dict(weights)
+    return A2C(policy)
+
+
+@pytest.mark.parametrize("delay", [0, 1])
+def test_a_policy_that_brings_its_statistics_learns_from_the_first_round_on(normalised, delay):
+    data = cartpole(3, env=PENDULUM, delay=delay, normalize_observation=True)
+    watch = watched_fit(with_statistics(normalised), data)
+    weights = [*watch.round_weights, watch.final_weights]
+    assert not any(torch.equal(before, after) for before, after in pairwise(weights))
+
+
+def test_a_run_that_began_with_statistics_resumes_after_its_first_round(normalised, tmp_path):
+    def play(rounds, ckpt_path=None):
+        trainer = quiet_trainer()
+        data = cartpole(rounds, env=PENDULUM, normalize_observation=True)
+        learner = with_statistics(normalised)
+        trainer.fit(learner, datamodule=data, ckpt_path=ckpt_path, weights_only=True)
+        return trainer, learner
+
+    stopped, _ = play(1)
+    stopped.save_checkpoint(tmp_path / "stopped.ckpt")
+    (_, resumed), (_, at_once) = play(3, tmp_path / "stopped.ckpt"), play(3)
+    for one, other in zip(resumed.parameters(), at_once.parameters(), strict=True):
+        assert one.equal(other)
+
+
+@pytest.mark.parametrize(
+    ("settings", "still"), [({"normalize_observation": True}, 2), ({"normalize_reward": True}, 1)]
+)
+def test_what_a_loaded_learner_did_not_normalise_begins_with_statistics(settings, still, tmp_path):
+    trainer = quiet_trainer()
+    trainer.fit(A2C(), datamodule=cartpole(2, env=PENDULUM))
+    trainer.save_checkpoint(tmp_path / "bare.ckpt", weights_only=False)
+    learner = A2C.load_from_checkpoint(tmp_path / "bare.ckpt")
+    watch = watched_fit(learner, cartpole(4, env=PENDULUM, **settings))
+    weights = [*watch.round_weights, watch.final_weights]
+    moved = [not torch.equal(one, other) for one, other in pairwise(weights)]
+    assert moved == [False] * still + [True] * (4 - still)
+
+
+def test_a_learner_of_scaled_rewards_is_refused_where_they_are_not():
+    before = A2C()
+    watched_fit(before, cartpole(2, env=PENDULUM, normalize_reward=True))
+    with pytest.raises(ConfigurationError, match=r"normalize_reward=false, but the learner"):
+        watched_fit(before, cartpole(2, env=PENDULUM))
+    before.reward_scale = None
+    watched_fit(before, cartpole(2, env=PENDULUM))
 
 
 def test_rewards_are_divided_by_the_deviation_of_discounted_returns():

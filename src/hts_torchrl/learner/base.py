@@ -310,11 +310,11 @@ class Learner(ChunkedRounds):
         reward: Tensor = batch["next", "reward"]
         return reward if self.reward_scale is None else self.reward_scale.scaled(reward)
 
-    @property
-    def _lacks_statistics(self) -> bool:
-        """Whether nothing is known yet to normalise observations, rewards or values by."""
-        scaled = self.reward_scale is not None or self.value_scale is not None
-        return super()._lacks_statistics or (scaled and self.updates == 0)
+    def _has_no_statistics(self, version: int) -> bool:
+        """Return whether nothing is known to normalise observations, rewards or values by."""
+        scales = (self.reward_scale, self.value_scale)
+        unknown = any(each is not None and not each.count for each in scales)
+        return super()._has_no_statistics(version) or unknown
 
     def _unscaled(self, value: Tensor) -> Tensor:
         return value if self.value_scale is None else self.value_scale.restored(value)

@@ -128,12 +128,19 @@ class DelayedWeights:
         self.parameters = DelayedGradient(trained.values())
         self.statistics = DelayedGradient(buffers.values())
         self._parameter_names, self._buffer_names = list(trained), list(buffers)
+        self._counts = {name for name in of_inputs if name.endswith(".count")}
         self._policy = policy
         names: dict[int, list[str]] = {}
         for name, tensor in policy.state_dict(keep_vars=True).items():
             names.setdefault(id(tensor), []).append(name)
         self._names = {name: of_one for of_one in names.values() for name in of_one}
         """All names of each weight, by each: modules may share it, and a checkpoint has all."""
+
+    @property
+    def have_statistics(self) -> bool:
+        """Whether the behaviour weights have seen what they normalise."""
+        behaviour = zip(self._parameter_names, self.parameters.behaviour, strict=True)
+        return all(value > 0 for name, value in behaviour if name in self._counts)
 
     def set_behaviour(self, weights: Mapping[str, Tensor]) -> None:
         """Take the weights with which a resumed run acts, by the policy's own names."""

@@ -88,6 +88,12 @@ class RoundModule(PolicyModule):
         self._draws = SeededDraws(inspects=False, watches=False)
         self._interrupt = DeferredInterrupt()
         self._round_open = False
+        self._unscaled_version: int | None = None
+        """Version of the weights, of this ``fit``, that had no statistics of observations."""
+        self._lacks_statistics = False
+        """Whether nothing was known to normalise by when the round was collected."""
+        self._is_first_round = True
+        """Of this ``fit``."""
         self._learns = False
         """Whether ``learning_from`` was given a part since the last step of the optimiser."""
         self._stepped_on: RoundSlice | None = None
@@ -129,7 +135,8 @@ class RoundModule(PolicyModule):
             self.resumption.place_loops()
         self._weights = DelayedWeights(self.actor_critic)
         self._round_open = self._learns = False
-        self._stepped_on = None
+        self._stepped_on = self._unscaled_version = None
+        self._is_first_round = True
         self._head = probabilistic_module(self.actor_critic)
         self._writes_parts = is_composite(self._head)
 
@@ -207,6 +214,10 @@ class RoundModule(PolicyModule):
                 f"the round was collected {self.lag} updates ago (policy_version {version}, "
                 f"updates {self.updates}); {DELAYS[0]} or {DELAYS[1]} is possible"
             )
+        if self._is_first_round and self.normalizes and not self._weights.have_statistics:
+            self._unscaled_version = version
+        self._is_first_round = False
+        self._lacks_statistics = self._has_no_statistics(version)
         self._weights.begin_round()
         self._beside_policy = self._copies_beside_policy()
         self._round_open = True
@@ -251,10 +262,9 @@ class RoundModule(PolicyModule):
         if self.part.is_last:
             self._interrupt.hold()
 
-    @property
-    def _lacks_statistics(self) -> bool:
-        """Whether the first weights collected the round, before anything could be normalised."""
-        return self.normalizes and self.updates == self.lag
+    def _has_no_statistics(self, version: int) -> bool:
+        """Return whether weights of that version collected by nothing that could normalise."""
+        return version == self._unscaled_version
 
     def _likely_causes(self) -> Iterator[Key]:
         """Yield what in a round may have made a gradient infinite or NaN."""

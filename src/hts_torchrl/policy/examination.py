@@ -26,7 +26,7 @@ from hts_torchrl.policy.probe import (
     noting_draws,
     varying_modules,
 )
-from hts_torchrl.specs import ActionSpec, Array, ArraySpec, Key, next_key
+from hts_torchrl.specs import ActionSpec, ArraySpec, Key, next_key
 
 _CHANCE = "chance must come from the policy's distribution"
 _TAKEN = {"next", "collector", "done", "terminated", "truncated"}
@@ -104,16 +104,8 @@ def find_outputs(inference: PolicyInference) -> dict[Key, ArraySpec]:
             environment accepts, its memory is not what it reads, or more than observation and draw
             decide its answer.
     """
-    action = inference.action
-    try:
-        with noting_draws((*TORCH, *OTHERS)) as drawn:
-            _, result = inference.run_batch()
-    except RuntimeError as error:  # torch's word for shapes and types that do not fit
-        observations = {str(key): tuple(rows.shape[1:]) for key, rows in inference.inputs.items()}
-        raise ConfigurationError(
-            f"the policy does not fit the environment (observations of shape {observations}, "
-            f"actions of shape {action.array.shape}): {error}"
-        ) from error
+    with noting_draws((*TORCH, *OTHERS)) as drawn:
+        _, result = _first_pass(inference)
     inference.extras = _extras(inference, result.written)
     _refuse_chance(inference, drawn, result)
     tensors, _ = inference.run_batch()
@@ -124,16 +116,49 @@ def find_outputs(inference: PolicyInference) -> dict[Key, ArraySpec]:
             "gymnasium.wrappers.TransformObservation or torchrl's RenameTransform"
         )
     _refuse_other_memory(inference, tensors)
+    _refuse_other_actions(inference, tensors, result)
+    answers = {key: value.cpu().numpy() for key, value in tensors.items()}
+    return {key: ArraySpec(value.shape[1:], value.dtype) for key, value in answers.items()}
+
+
+def require_fitting(inference: PolicyInference, *, greedy: bool) -> None:
+    """Refuse a policy for observations or actions of another environment.
+
+    Args:
+        inference: of the policy.
+        greedy: whether it is asked for the likeliest actions.
+
+    Raises:
+        ConfigurationError: with what the environment has, and what the policy.
+    """
+    _refuse_other_actions(inference, *_first_pass(inference, greedy=greedy))
+
+
+def _first_pass(
+    inference: PolicyInference, *, greedy: bool = False
+) -> tuple[dict[Key, Tensor], PolicyOutput]:
+    try:
+        return inference.run_batch(greedy)
+    except RuntimeError as error:  # torch's word for shapes and types that do not fit
+        observations = {str(key): tuple(rows.shape[1:]) for key, rows in inference.inputs.items()}
+        raise ConfigurationError(
+            f"the policy does not fit the environment (observations of shape {observations}, "
+            f"actions of shape {inference.action.array.shape}): {error}"
+        ) from error
+
+
+def _refuse_other_actions(
+    inference: PolicyInference, tensors: dict[Key, Tensor], result: PolicyOutput
+) -> None:
+    action = inference.action
     if inference.log_prob_keys:
         dists = inference.distributions(result.distribution)
         for key, part in inference.parts.specs.items():
-            refuse_other_shape(key, part, tensors[key])
+            _refuse_other_shape(key, part, tensors[key])
             _refuse_other_distribution(part, tensors[key], dists[key])
     else:
-        refuse_other_shape(action.key, action, tensors[action.key])
+        _refuse_other_shape(action.key, action, tensors[action.key])
         _refuse_other_type(action, tensors[action.key])
-    answers = {key: value.cpu().numpy() for key, value in tensors.items()}
-    return {key: ArraySpec(value.shape[1:], value.dtype) for key, value in answers.items()}
 
 
 def _refuse_other_memory(inference: PolicyInference, answers: Mapping[Key, Tensor]) -> None:
@@ -248,12 +273,8 @@ def _refuse_own_memory(inference: PolicyInference) -> None:
         raise _answers_vary(inference.policy, run)
 
 
-def refuse_other_shape(key: Key, wanted: ActionSpec, action: Tensor | Array) -> None:
-    """Refuse a policy whose actions ``[R, ...]`` are not of the shape that is accepted.
-
-    Raises:
-        ConfigurationError: with both shapes.
-    """
+def _refuse_other_shape(key: Key, wanted: ActionSpec, action: Tensor) -> None:
+    """Refuse a policy whose actions ``[R, ...]`` are not of the shape that is accepted."""
     shape = tuple(action.shape[1:])
     if shape != wanted.array.shape:
         raise ConfigurationError(

@@ -15,7 +15,7 @@ from hts_torchrl.config import Precision, default_batch_size
 from hts_torchrl.envs.group import CreateEnv, EnvFactory, EnvGroup
 from hts_torchrl.envs.make_group import make_group
 from hts_torchrl.envs.picture import picture_of
-from hts_torchrl.policy.examination import refuse_other_shape
+from hts_torchrl.policy.examination import require_fitting
 from hts_torchrl.policy.forward import with_parts
 from hts_torchrl.policy.inference import PolicyInference
 from hts_torchrl.policy.memory import with_memory
@@ -122,6 +122,7 @@ class Evaluation:
             device=self.device,
             precision=self.precision,
         )
+        require_fitting(inference, greedy=self.greedy)
         action = spec.action
         draw = draws_of(action.kind, len(action.sizes))
         seeds = {game: env_seed(self.seed, game, "evaluation") for game in games}
@@ -134,7 +135,6 @@ class Evaluation:
             for step in range(_CHUNK):
                 inputs = observation | memory.arrays
                 answers = inference.answer(inputs, draws[:, step], greedy=self.greedy)
-                refuse_other_shape(action.key, action, answers[action.key])
                 transition = group.step(answers[action.key])
                 memory.carry(answers, transition.terminated | transition.truncated)
                 observation = transition.next_observation

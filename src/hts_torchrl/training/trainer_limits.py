@@ -240,6 +240,11 @@ def _require_kept_statistics(data: HTSDataModule, trainer: Trainer) -> None:
                 f"{setting}=true: a {type(module).__name__} keeps no statistics; a "
                 f"hts_torchrl.{keeper} does"
             )
+    if not data.normalize_reward and getattr(module, "reward_scale", None) is not None:
+        raise ConfigurationError(
+            "normalize_reward=false, but the learner was trained with scaled rewards and has their "
+            "statistics: set true, or learner.reward_scale = None"
+        )
 
 
 def _require_collection(data: HTSDataModule, trainer: Trainer) -> None:

@@ -19,6 +19,7 @@ from hts_torchrl import (
     A2C,
     AtariEnvs,
     EnvFactory,
+    EnvSpec,
     GymEnvs,
     PettingZooEnvs,
     env_spec_of,
@@ -120,6 +121,19 @@ def test_a_batch_of_torchrl_plays_other_games_each_time():
 def test_a_policy_for_other_actions_is_refused():
     with pytest.raises(ConfigurationError, match=r"shape \(\), but the environment accepts \(2,\)"):
         Evaluation(two_poles, 1, seed=3).run(cartpole_policy())
+
+
+def test_a_policy_for_other_observations_is_refused():
+    with pytest.raises(ConfigurationError, match=r"does not fit the environment .*'obs.*\(6,\)"):
+        Evaluation(GymEnvs("Acrobot-v1"), 1, seed=3).run(cartpole_policy())
+
+
+@pytest.mark.parametrize("greedy", [False, True])
+def test_a_policy_for_more_or_fewer_choices_is_refused(greedy):
+    other = env_spec_of(GymEnvs("Acrobot-v1"))
+    policy = make_actor_critic("mlp", EnvSpec(env_spec_of(CARTPOLE).observations, other.action))
+    with pytest.raises(ConfigurationError, match="among 3 actions, but the environment has 2"):
+        Evaluation(CARTPOLE, 1, seed=3, greedy=greedy).run(policy)
 
 
 def test_a_learner_on_batches_is_evaluated_on_batches():
