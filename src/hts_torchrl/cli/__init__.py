@@ -4,9 +4,11 @@ It ends here if its working folder was removed, before torch is loaded: without 
 library of torch ends the process with a message of its own.
 """
 
+import os
 import signal
 import sys
 from pathlib import Path
+from types import FrameType
 
 try:
     Path.cwd()
@@ -16,9 +18,15 @@ except FileNotFoundError:
 
 
 def program() -> None:
-    """Run the command line as a process of its own; Ctrl-C while torch is loaded ends it, too."""
+    """Run the command line as a process of its own; signals while torch is loaded end it, too."""
+    signal.signal(signal.SIGTERM, _end)
     try:
         from hts_torchrl.cli.main import program  # noqa: PLC0415 - takes seconds
     except KeyboardInterrupt:
         raise SystemExit(128 + signal.SIGINT) from None
     program()
+
+
+def _end(number: int, _: FrameType | None) -> None:
+    """End at once; without a handler SIGTERM does not reach the first process of a container."""
+    os._exit(128 + number)

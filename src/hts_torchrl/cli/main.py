@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     ) as error:
         _leave(error, status=2)
     except WorkerKilled as error:
-        hint = "--data.recover=replay goes on after that, --ckpt_path from a checkpoint"
+        hint = "--data.recover=replay repeats a round up to 3 times, --ckpt_path resumes"
         _leave(WorkerKilled(error.place, f"{error.cause}; {hint}"), status=1)
     except (CheckpointError, WorkerError, NotFiniteError, ReplayError, DifferenceError) as error:
         _leave(error, status=1)

@@ -691,8 +691,8 @@ def test_a_killed_worker_ends_with_what_to_do(monkeypatch, capsys):
         run("fit")
     assert left.value.code == 1
     assert capsys.readouterr().err == (
-        "hts-torchrl: error: actor 0, round 7: was killed by SIGKILL; --data.recover=replay goes "
-        "on after that, --ckpt_path from a checkpoint\n"
+        "hts-torchrl: error: actor 0, round 7: was killed by SIGKILL; --data.recover=replay "
+        "repeats a round up to 3 times, --ckpt_path resumes\n"
     )
 
 

@@ -27,3 +27,16 @@ def test_ctrl_c_while_modules_are_loaded_ends_the_command_without_a_traceback(tm
         text=True,
     )
     assert (ended.returncode, ended.stderr) == (130, "")
+
+
+def test_sigterm_while_modules_are_loaded_ends_the_first_process_of_a_container(tmp_path):
+    """That process has no default action, so the command must end itself: a status, no signal."""
+    sends = "import os, signal\nos.kill(os.getpid(), signal.SIGTERM)\n"
+    (tmp_path / "gymnasium.py").write_text(sends)
+    ended = subprocess.run(
+        [sys.executable, "-m", "hts_torchrl.cli", "doctor"],
+        env={"PYTHONPATH": ":".join([str(tmp_path), *sys.path])},
+        capture_output=True,
+        text=True,
+    )
+    assert (ended.returncode, ended.stderr) == (143, "")
