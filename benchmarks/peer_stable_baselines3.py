@@ -1,4 +1,4 @@
-"""Stable-Baselines3 on Atari, CartPole, MuJoCo and football, for two programs beside this one.
+"""Stable-Baselines3 on Atari, CartPole, MuJoCo, Box2D and football, for two other programs.
 
 ``throughput.py`` and ``time_to_score.py`` make its environment and call it. For a time to a score
 it has the settings of RL Zoo, its authors' own collection (``hyperparams/ppo.yml`` of
@@ -54,6 +54,10 @@ PUBLISHED: dict[str, tuple[int, int, dict[str, Any]]] = {
         "n_steps": 32, "n_epochs": 20, "batch_size": 256, "learning_rate": falling(1e-3),
         "clip_range": falling(0.2), "gae_lambda": 0.8, "gamma": 0.98, "ent_coef": 0.0,
     }),
+    "box2d/LunarLander-v3": (1_000_000, 16, {
+        "n_steps": 1024, "n_epochs": 4, "batch_size": 64,
+        "gae_lambda": 0.98, "gamma": 0.999, "ent_coef": 0.01,
+    }),
     "mujoco/HalfCheetah-v5": (1_000_000, 1, {
         "n_steps": 512, "n_epochs": 20, "batch_size": 64, "learning_rate": 2.0633e-5,
         "clip_range": 0.1, "gae_lambda": 0.92, "gamma": 0.98, "ent_coef": 0.000401762,
@@ -67,7 +71,7 @@ PUBLISHED: dict[str, tuple[int, int, dict[str, Any]]] = {
 }  # fmt: skip
 """Steps of the run, environments, and what differs from the library's defaults.
 
-Those of MuJoCo are published for version 4 of its environments.
+Those of MuJoCo and LunarLander are published for earlier versions of these environments.
 """
 
 
@@ -138,6 +142,8 @@ def environments(
         scenario = run["game"].removeprefix("football/")
         watched = {"info_keywords": ("score",)}  # beside the sum of rewards
         return make_vec_env(lambda: Football(scenario), count, monitor_kwargs=watched, **how)
+    if run["game"].startswith("box2d/"):
+        return make_vec_env(run["game"].removeprefix("box2d/"), count, **how)
     if is_mujoco(run):
         envs = make_vec_env(run["game"].removeprefix("mujoco/"), count, **how)
         return VecNormalize(envs, gamma=gamma)
@@ -154,7 +160,7 @@ def is_football(run: dict[str, Any]) -> bool:
 
 
 def sees_pixels(run: dict[str, Any]) -> bool:
-    return run["game"] != "cartpole" and not is_mujoco(run)
+    return not run["game"].startswith(("cartpole", "mujoco/", "box2d/"))
 
 
 def policy_of(run: dict[str, Any]) -> str:

@@ -70,7 +70,7 @@ ROWS = {
     "stable_baselines3": Row(
         "Stable-Baselines3",
         "peer_stable_baselines3.py",
-        "atari cartpole mujoco football",
+        "atari cartpole mujoco box2d football",
         peer="stable_baselines3",
     ),
     "envpool": Row("CleanRL-style on EnvPool", "peer_envpool.py", peer="envpool"),
@@ -86,7 +86,7 @@ PEERS = {
         "stable-baselines3>=2.7",
         "ale-py",
         "opencv-python-headless",
-        "gymnasium[mujoco]",
+        "gymnasium[box2d,mujoco]",
         "envpool>=1.2.5",
     ],
     "envpool": ["envpool>=1.2.5"],
@@ -150,9 +150,9 @@ class Run:
 
 
 def kind_of(game: str) -> str:
-    """Return ``cartpole``, ``football``, ``mujoco`` or ``atari``."""
+    """Return ``cartpole``, ``football``, ``mujoco``, ``box2d`` or ``atari``."""
     kind = game.partition("/")[0]
-    return kind if kind in ("cartpole", "football", "mujoco") else "atari"
+    return kind if kind in ("cartpole", "football", "mujoco", "box2d") else "atari"
 
 
 def candidates(system: str, task: Run) -> list[Run]:

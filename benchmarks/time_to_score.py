@@ -56,7 +56,7 @@ PEERS = {
 }
 """Their rows of ``throughput.py``."""
 PEER_ENVS, PEER_STEPS = 8, 128
-PEERS_MUJOCO = ("HalfCheetah-v5", "Hopper-v5")
+PEERS_GAMES = ("mujoco/HalfCheetah-v5", "mujoco/Hopper-v5", "box2d/LunarLander-v3")
 """For which Stable-Baselines3 has settings."""
 TAKES_RECIPES = ("stable_baselines3", "cleanrl_envpool")
 SAME_RECIPE = " recipe=config"
@@ -71,8 +71,9 @@ def game_of(task: str) -> str:
         return str(settings["game"])
     if env["class_path"] == "FootballEnvs":
         return f"football/{settings['scenario']}"
-    if task.startswith("mujoco/"):
-        return f"mujoco/{settings['id']}" if settings["id"] in PEERS_MUJOCO else ""
+    if task.partition("/")[0] in ("mujoco", "box2d"):
+        game = f"{task.partition('/')[0]}/{settings['id']}"
+        return game if game in PEERS_GAMES else ""
     return "cartpole" if settings.get("id") == "CartPole-v1" else ""
 
 
@@ -95,7 +96,11 @@ def peer_run(method: str, task: str, settings: Sequence[str] = ()) -> throughput
             return throughput.given(f"{PEERS[method]} {values}", system)
     first = throughput.candidates(PEERS[method], system)[0]
     first = replace(first, emulator_threads=min(CORES, PEER_ENVS))
-    if throughput.kind_of(game) in ("cartpole", "mujoco"):  # small: more threads are slower
+    if throughput.kind_of(game) in (
+        "cartpole",
+        "mujoco",
+        "box2d",
+    ):  # small: more threads are slower
         return replace(first, main_threads=1, envs="dummy")
     return replace(first, main_threads=CORES)
 

@@ -38,8 +38,8 @@ FOOTBALL = [each for each in LOADED if each.values[0].startswith("football/")]
 def line(monkeypatch, tmp_path, request):
     """What the command line makes of a config, before it runs."""
     folder = request.param.partition("/")[0]
-    if folder in ("minatar", "mujoco"):
-        pytest.importorskip(folder)
+    if folder in ("box2d", "minatar", "mujoco"):
+        pytest.importorskip({"box2d": "Box2D"}.get(folder, folder))
     lines = []
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(HTSCommandLine, "_run_subcommand", lambda line, _: lines.append(line))

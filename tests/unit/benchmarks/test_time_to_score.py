@@ -101,6 +101,7 @@ class TestOtherSystems:
             ("football/run_to_score", "football/run_to_score"), ("pendulum_ppo", ""),
             ("minatar/breakout_ppo", ""),
             ("mujoco/hopper_ppo", "mujoco/Hopper-v5"), ("mujoco/ant_ppo", ""),
+            ("box2d/lunar_lander_ppo", "box2d/LunarLander-v3"),
         ],
     )  # fmt: skip
     def test_play_the_game_of_a_config(self, program, task, game):
@@ -112,6 +113,7 @@ class TestOtherSystems:
             ("cleanrl_envpool", "football/empty_goal_close"),
             ("cleanrl_envpool", "pendulum_ppo"),
             ("cleanrl_envpool", "mujoco/hopper_ppo"),
+            ("cleanrl_envpool", "box2d/lunar_lander_ppo"),
             ("sample_factory", "cartpole_ppo"),
         ],
     )
