@@ -143,7 +143,9 @@ def environments(
         watched = {"info_keywords": ("score",)}  # beside the sum of rewards
         return make_vec_env(lambda: Football(scenario), count, monitor_kwargs=watched, **how)
     if run["game"].startswith("box2d/"):
-        return make_vec_env(run["game"].removeprefix("box2d/"), count, **how)
+        envs = make_vec_env(run["game"].removeprefix("box2d/"), count, **how)
+        normalized = run.get("recipe", {}).get("normalize", False)
+        return VecNormalize(envs, gamma=gamma) if normalized else envs
     if is_mujoco(run):
         envs = make_vec_env(run["game"].removeprefix("mujoco/"), count, **how)
         return VecNormalize(envs, gamma=gamma)

@@ -25,16 +25,17 @@ def merged(task: str) -> dict[str, Any]:
 
 
 def recipe_of(task: str, method: str) -> dict[str, Any]:
-    """Return how a config plays Atari or football with PPO, in plain numbers.
+    """Return how a config plays Atari, football or Box2D with PPO, in plain numbers.
 
     Raises:
         ValueError: if the config has a setting that the other system's program does not.
     """
     config = merged(task)
     data, model = config["data"], config["model"]
-    games = data["env"]["class_path"]
-    if games not in ("AtariEnvs", "FootballEnvs") or model["class_path"] != "PPO":
-        raise ValueError(f"{task} is not PPO on Atari or football")
+    numbers = task.startswith("box2d/") and method == "stable_baselines3"
+    pictures = data["env"]["class_path"] in ("AtariEnvs", "FootballEnvs")
+    if not (numbers or pictures) or model["class_path"] != "PPO":
+        raise ValueError(f"{task} is not PPO on Atari, football or Box2D")
     settings = model["init_args"]
     learner = PPO(**settings)
     others = {name: getattr(learner, name) for name in ("gamma", "entropy_coef")}
@@ -42,6 +43,8 @@ def recipe_of(task: str, method: str) -> dict[str, Any]:
     network, normalized = settings.get("network"), bool(data.get("normalize_observation"))
     if method == "cleanrl_envpool":
         known, others = network in ("nature", "nips") and others == FIXED, {}
+    elif numbers:  # its wrapper normalises rewards as well
+        known = network == "mlp" and normalized == bool(data.get("normalize_reward"))
     else:
         known = network == "nature" and not normalized
     if not known or learner.epsilon != EPSILON:

@@ -180,6 +180,12 @@ class TestOtherSystems:
             "clip_value": True, "value_coef": 0.5, "network": "nature", "normalize": False,
             "gamma": 0.993, "entropy_coef": 0.003, "max_grad_norm": 0.64,
         }  # fmt: skip
+        assert program.recipe_of("box2d/lunar_lander_ppo", "stable_baselines3") == {
+            "total_steps": 512_000, "num_envs": 16, "steps": 128, "epochs": 4, "minibatches": 32,
+            "gae_lambda": 0.98, "learning_rate": 3e-4, "falls": False, "clip": 0.2,
+            "clip_value": False, "value_coef": 0.5, "network": "mlp", "normalize": True,
+            "gamma": 0.999, "entropy_coef": 0.01, "max_grad_norm": 0.5,
+        }  # fmt: skip
         recipe = program.recipe_of("pong", "cleanrl_envpool")
         assert (recipe["network"], recipe["normalize"]) == ("nips", True)
 
@@ -192,11 +198,15 @@ class TestOtherSystems:
                 "pong",
                 "pong has settings that the program of stable_baselines3 does not",
             ),
-            ("cleanrl_envpool", "cartpole_ppo", "cartpole_ppo is not PPO on Atari or football"),
+            (
+                "cleanrl_envpool",
+                "cartpole_ppo",
+                "cartpole_ppo is not PPO on Atari, football or Box2D",
+            ),
             (
                 "stable_baselines3",
                 "atari/pong_a2c",
-                "atari/pong_a2c is not PPO on Atari or football",
+                "atari/pong_a2c is not PPO on Atari, football or Box2D",
             ),
         ],
     )
