@@ -152,7 +152,8 @@ class Learner(ChunkedRounds):
             checkpoint_path: of the file.
             map_location: where its tensors go.
             hparams_file: Lightning's; the checkpoint has its settings itself.
-            strict: Lightning's; all weights are loaded.
+            strict: whether the weights must be those of the learner, all and no others; None for
+                what ``strict_loading`` says. If not, a warning names those that differ.
             weights_only: Lightning's; only tensors and plain values are read.
             settings: arguments of the class that count more than the checkpoint's; ``policy``, the
                 module to load into, is needed for one that is none of this package.
@@ -168,12 +169,11 @@ class Learner(ChunkedRounds):
         """
         for name, value, wanted in (
             ("hparams_file", hparams_file, "None"),
-            ("strict", strict, "True"),
             ("weights_only", weights_only, "True"),
         ):
             taken = value is None or str(value) == wanted
             require(taken, f"{cls.__name__}.load_from_checkpoint({name}={value!r})", wanted)
-        return restored(cls, Path(checkpoint_path), map_location, settings)
+        return restored(cls, Path(checkpoint_path), map_location, settings, strict=strict)
 
     @property
     def parts_per_pass(self) -> int:

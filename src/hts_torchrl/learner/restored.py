@@ -29,6 +29,8 @@ def restored(
     path: Path,
     map_location: Any,  # noqa: ANN401
     given: dict[str, Any],
+    *,
+    strict: bool | None = None,
 ) -> LearnerT:
     """Return a learner with the settings and weights of a checkpoint.
 
@@ -37,6 +39,7 @@ def restored(
         path: of the checkpoint.
         map_location: of ``torch.load``.
         given: arguments of the class that count more than the checkpoint's.
+        strict: as in :meth:`Learner.load_from_checkpoint`.
 
     Raises:
         ConfigurationError: if the file is no checkpoint of such a learner, or a policy or network
@@ -80,8 +83,17 @@ def restored(
         learner.configure_model()  # what a subclass builds beside the policy
     if "reward_scale.mean" in content["state_dict"]:
         learner.reward_scale = RunningStatistics()
+    usual = learner.strict_loading
+    learner.strict_loading = usual if strict is None else strict
     learner.on_load_checkpoint(content)
-    learner.load_state_dict(content["state_dict"], strict=learner.strict_loading)
+    found = learner.load_state_dict(content["state_dict"], strict=learner.strict_loading)
+    learner.strict_loading = usual
+    if strict is False and any(found):
+        warnings.warn(
+            f"{path} lacks {found.missing_keys}, and has {found.unexpected_keys} that "
+            f"{make.__name__} has not",
+            stacklevel=3,
+        )
     restored_learner: LearnerT = learner
     return restored_learner
 

@@ -110,7 +110,6 @@ def test_takes_lightnings_arguments_that_ask_for_what_it_does(tmp_path):
     ("name", "value", "wanted"),
     [
         ("hparams_file", "x.yaml", "None"),
-        ("strict", False, "True"),
         ("weights_only", False, "True"),
     ],
 )
@@ -300,3 +299,19 @@ def test_a_checkpoint_without_a_later_module_is_loaded_only_if_that_is_not_stric
             kind.load_from_checkpoint(path)
     else:
         assert torch.equal(flat(kind.load_from_checkpoint(path).policy), flat(trained.policy))
+
+
+def test_strict_says_for_one_call_whether_weights_may_be_missing(tmp_path):
+    trained = Extended()
+    path = saved(tmp_path, trained)
+    content = torch.load(path)
+    del content["state_dict"]["added.bias"]
+    content["state_dict"]["removed"] = torch.zeros(1)
+    torch.save(content, path)
+    with pytest.warns(UserWarning, match=r"lacks \['added\.bias'\], and has \['removed'\]"):
+        loaded = Extended.load_from_checkpoint(path, strict=False)
+    assert torch.equal(flat(loaded.policy), flat(trained.policy))
+    assert loaded.strict_loading
+    for kind in (Extended, Loosely):
+        with pytest.raises(ConfigurationError, match="another network"):
+            kind.load_from_checkpoint(path, strict=True)
