@@ -13,7 +13,7 @@ from torch import nn
 
 from hts_torchrl.collectors.handing_out import extend
 from hts_torchrl.collectors.progress import Progress
-from hts_torchrl.collectors.round_runner import RoundRunner
+from hts_torchrl.collectors.round_runner import MakePool, RoundRunner
 from hts_torchrl.collectors.run_times import RunTimes
 from hts_torchrl.collectors.torchrl_arguments import FIXED
 from hts_torchrl.collectors.torchrl_contract import ContractCollector
@@ -198,19 +198,23 @@ class HTSCollector(ContractCollector):
                 self.policy,
                 progress=self._progress,
                 times=self._times,
-                make_pool=partial(
-                    make_pool,
-                    create_env_fn=self._create_env_fn,
-                    make_policy=self._policy_maker(),
-                    settings=self._actor,
-                    seed=self.seed,
-                ),
+                make_pool=self._pool_maker(),
             )
         return self._runner
 
     def _refuse_if_closed(self) -> None:
         if self._closed:
             raise ProtocolError("the collector was shut down: make a new one")
+
+    def _pool_maker(self) -> MakePool:
+        """Return what makes the worker pool; a subclass may return another."""
+        return partial(
+            make_pool,
+            create_env_fn=self._create_env_fn,
+            make_policy=self._policy_maker(),
+            settings=self._actor,
+            seed=self.seed,
+        )
 
     def _policy_maker(self) -> Callable[[], nn.Module]:
         if self._policy_factory is not None:
