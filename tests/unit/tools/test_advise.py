@@ -2,6 +2,7 @@
 
 import multiprocessing
 import re
+import time
 from contextlib import closing
 from dataclasses import replace
 from types import SimpleNamespace
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 from benchmarks.timed_envs import TimedEnv, step_times
 
-from hts_torchrl import A2C, GymEnvs
+from hts_torchrl import A2C, GymEnvs, HTSCollector
 from hts_torchrl.tools.advise import Advisor, _staleness, _suggestion
 from tests.command_line import A2C as A2C_FLAGS
 from tests.command_line import CARTPOLE, refused, run
@@ -87,8 +88,18 @@ def test_the_pass_is_measured_as_the_run_would_have_it(monkeypatch):
     assert seen.value.args == ({"backend": "eager"},)
 
 
+class SlowToHandOut(HTSCollector):
+    """Takes much longer between two rounds than for one, however busy the machine is."""
+
+    def __iter__(self):
+        for batch in super().__iter__():
+            time.sleep(0.1)
+            yield batch
+
+
 @pytest.mark.processes
 def test_the_report_measures_predicts_and_checks(monkeypatch):
+    monkeypatch.setattr("hts_torchrl.tools.advise.HTSCollector", SlowToHandOut)
     other = {"envs_per_executor": 4}
     monkeypatch.setattr(
         "hts_torchrl.tools.speed.advice", lambda _, settings: replace(settings, **other)
@@ -105,7 +116,6 @@ def test_the_report_measures_predicts_and_checks(monkeypatch):
     ]  # fmt: skip
     assert lines[0].endswith("2000 steps)")
     assert lines[1].endswith("20 sums)")
-    # Waking a process and publishing weights takes some time on any machine.
     assert all(float(line.split("between two rounds ")[1]) > 0 for line in lines[2:4])
     assert "--data.envs_per_executor=4" in lines[7]
     # Where the learner is the limit, its threads are tried then.
