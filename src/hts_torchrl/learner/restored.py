@@ -83,6 +83,12 @@ def restored(
         learner.configure_model()  # what a subclass builds beside the policy
     if "reward_scale.mean" in content["state_dict"]:
         learner.reward_scale = RunningStatistics()
+    _load(learner, content, path, strict=strict)
+    restored_learner: LearnerT = learner
+    return restored_learner
+
+
+def _load(learner: Any, content: dict[str, Any], path: Path, *, strict: bool | None) -> None:  # noqa: ANN401
     usual = learner.strict_loading
     learner.strict_loading = usual if strict is None else strict
     learner.on_load_checkpoint(content)
@@ -91,11 +97,9 @@ def restored(
     if strict is False and any(found):
         warnings.warn(
             f"{path} lacks {found.missing_keys}, and has {found.unexpected_keys} that "
-            f"{make.__name__} has not",
-            stacklevel=3,
+            f"{type(learner).__name__} has not",
+            stacklevel=4,
         )
-    restored_learner: LearnerT = learner
-    return restored_learner
 
 
 def _content(path: Path, map_location: Any) -> tuple[dict[str, Any], dict[str, Any]]:  # noqa: ANN401
