@@ -142,13 +142,10 @@ def environments(
         scenario = run["game"].removeprefix("football/")
         watched = {"info_keywords": ("score",)}  # beside the sum of rewards
         return make_vec_env(lambda: Football(scenario), count, monitor_kwargs=watched, **how)
-    if run["game"].startswith("box2d/"):
-        envs = make_vec_env(run["game"].removeprefix("box2d/"), count, **how)
-        normalized = run.get("recipe", {}).get("normalize", False)
-        return VecNormalize(envs, gamma=gamma) if normalized else envs
-    if is_mujoco(run):
-        envs = make_vec_env(run["game"].removeprefix("mujoco/"), count, **how)
-        return VecNormalize(envs, gamma=gamma)
+    if not sees_pixels(run):
+        envs = make_vec_env(run["game"].partition("/")[2], count, **how)
+        normalizes = is_mujoco(run) or run.get("recipe", {}).get("normalize")
+        return VecNormalize(envs, gamma=gamma) if normalizes else envs
     game = f"{run['game'].title().replace('_', '')}NoFrameskip-v4"
     return VecFrameStack(make_atari_env(game, count, **how), 4)
 

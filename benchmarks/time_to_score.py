@@ -71,8 +71,9 @@ def game_of(task: str) -> str:
         return str(settings["game"])
     if env["class_path"] == "FootballEnvs":
         return f"football/{settings['scenario']}"
-    if task.partition("/")[0] in ("mujoco", "box2d"):
-        game = f"{task.partition('/')[0]}/{settings['id']}"
+    folder = task.partition("/")[0]
+    if folder in ("mujoco", "box2d"):
+        game = f"{folder}/{settings['id']}"
         return game if game in PEERS_GAMES else ""
     return "cartpole" if settings.get("id") == "CartPole-v1" else ""
 
@@ -96,11 +97,8 @@ def peer_run(method: str, task: str, settings: Sequence[str] = ()) -> throughput
             return throughput.given(f"{PEERS[method]} {values}", system)
     first = throughput.candidates(PEERS[method], system)[0]
     first = replace(first, emulator_threads=min(CORES, PEER_ENVS))
-    if throughput.kind_of(game) in (
-        "cartpole",
-        "mujoco",
-        "box2d",
-    ):  # small: more threads are slower
+    small = ("cartpole", "mujoco", "box2d")
+    if throughput.kind_of(game) in small:  # more threads are slower
         return replace(first, main_threads=1, envs="dummy")
     return replace(first, main_threads=CORES)
 

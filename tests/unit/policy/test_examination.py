@@ -172,6 +172,16 @@ def several_outputs(key="embedding"):
     )
 
 
+def refuse_by_name(layer, batch_size):
+    """Examine a policy of one layer, which is named as what answers differently."""
+    spec = discrete(4)
+    policy = as_policy(nn.Sequential(layer), spec)
+    name = re.escape(f"module.0.module.0 ({type(layer).__name__}))")
+    wanted = f"answers the same observation differently .* {name}"
+    with pytest.raises(ConfigurationError, match=wanted):
+        examine(PolicyInference(policy, spec, batch_size=batch_size), all_outputs=True)
+
+
 class TestChance:
     """What decides an answer beside the observation and its draw is refused."""
 
@@ -217,8 +227,6 @@ class TestChance:
 
     @pytest.mark.parametrize("batch_size", [1, 2])
     def test_of_what_was_asked_before_is_refused_by_the_modules_name(self, batch_size):
-        spec = discrete(4)
-
         class Average(nn.Linear):
             seen = None
 
@@ -226,15 +234,11 @@ class TestChance:
                 self.seen = rows if self.seen is None else (self.seen + rows) / 2
                 return super().forward(self.seen)
 
-        policy = as_policy(nn.Sequential(Average(WIDTH, 4)), spec)
-        wanted = r"answers the same observation differently .* module.0.module.0 \(Average\)\)"
-        with pytest.raises(ConfigurationError, match=wanted):
-            examine(PolicyInference(policy, spec, batch_size=batch_size), all_outputs=True)
+        refuse_by_name(Average(WIDTH, 4), batch_size)
 
     @pytest.mark.parametrize("batch_size", [1, 2])
     def test_of_a_view_of_the_rows_before_is_refused_by_the_modules_name(self, batch_size):
         """Actors overwrite what such a view shows, but not what the first of their passes finds."""
-        spec = discrete(4)
 
         class Change(nn.Linear):
             last = None
@@ -244,15 +248,10 @@ class TestChance:
                 self.last = rows.detach()[-1]
                 return super().forward(change)
 
-        policy = as_policy(nn.Sequential(Change(WIDTH, 4)), spec)
-        wanted = r"answers the same observation differently .* module.0.module.0 \(Change\)\)"
-        with pytest.raises(ConfigurationError, match=wanted):
-            examine(PolicyInference(policy, spec, batch_size=batch_size), all_outputs=True)
+        refuse_by_name(Change(WIDTH, 4), batch_size)
 
     @pytest.mark.parametrize("batch_size", [1, 2])
     def test_of_an_attribute_that_each_pass_moves_a_little_is_refused(self, batch_size):
-        spec = discrete(4)
-
         class Drift(nn.Linear):
             seen = 0.0
 
@@ -260,10 +259,7 @@ class TestChance:
                 self.seen = self.seen + 1e-5 * rows.mean(0)
                 return super().forward(rows + self.seen)
 
-        policy = as_policy(nn.Sequential(Drift(WIDTH, 4)), spec)
-        wanted = r"answers the same observation differently .* module.0.module.0 \(Drift\)\)"
-        with pytest.raises(ConfigurationError, match=wanted):
-            examine(PolicyInference(policy, spec, batch_size=batch_size), all_outputs=True)
+        refuse_by_name(Drift(WIDTH, 4), batch_size)
 
     def test_of_a_logarithm_of_numbers_below_zero_is_none(self):
         """Random observations may be such as the environment never has."""
