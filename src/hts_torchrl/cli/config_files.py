@@ -9,11 +9,16 @@ from typing import Any
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.yaml_file import read_yaml
 
+_PACKAGE = Path(__file__).resolve().parents[1]
+_OWN = (_PACKAGE / "configs", _PACKAGE.parents[1] / "configs")
+"""This package's config files: as it is installed, and in a checkout."""
+
 
 def expand_configs(arguments: Sequence[str]) -> list[str]:
     """Return command-line arguments in which every config file stands by itself.
 
-    The files that a config names under ``base`` come before it, and theirs before them.
+    The files that a config names under ``base`` come before it, and theirs before them. Where
+    ``configs/...`` is not there, it is the file of this package.
 
     Raises:
         ConfigurationError: if a file is not there or is no YAML.
@@ -34,7 +39,7 @@ def expand_configs(arguments: Sequence[str]) -> list[str]:
             value = waiting.pop(0)
         if not value:
             raise ConfigurationError(f"{flag}: the name of a file is needed")
-        configs += _with_bases(Path(value))
+        configs += _with_bases(_file_of(value, Path()))
     if not configs:
         return expanded
     # After the files, so that the config that a run saves does not look for theirs.
@@ -61,7 +66,17 @@ def _with_bases(path: Path, above: tuple[Path, ...] = ()) -> list[Path]:
     if not isinstance(named, list) or not all(isinstance(base, str) for base in named):
         raise ConfigurationError(f"--config={path}: base={bases}; one file or a list is needed")
     above = (*above, path.resolve())
-    return [file for base in named for file in _with_bases(path.parent / base, above)] + [path]
+    files = [_file_of(base, path.parent) for base in named]
+    return [each for file in files for each in _with_bases(file, above)] + [path]
+
+
+def _file_of(name: str, beside: Path) -> Path:
+    """Return the file of a name beside others, or else the file of this package."""
+    path, parts = beside / name, Path(name).parts
+    if parts[:1] != ("configs",) or path.exists():
+        return path
+    own = next((each for each in _OWN if each.is_dir()), _OWN[0]).joinpath(*parts[1:])
+    return own if own.is_file() else path
 
 
 def _content(path: Path) -> Any:  # noqa: ANN401 - whatever the file holds

@@ -186,6 +186,29 @@ class TestBase:
         with pytest.raises(ConfigurationError, match=r"none\.yaml: No such file"):
             expand_configs(["fit", "-c", mine])
 
+    def test_a_config_of_this_package_is_found_in_any_folder(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        expanded = expand_configs(["fit", "--config=configs/pong.yaml"])
+        configs = Path(__file__).parents[3] / "configs"
+        files = [word for word in expanded if word.endswith(".yaml")]
+        assert files == [str(configs / "atari/ppo.yaml"), str(configs / "pong.yaml")]
+
+    def test_a_file_builds_on_one_of_this_package(self, tmp_path):
+        mine = write(tmp_path / "mine.yaml", base="configs/cartpole_a2c.yaml")
+        files = expand_configs(["fit", "-c", mine])
+        assert str(Path(__file__).parents[3] / "configs/cartpole_a2c.yaml") in files
+
+    def test_the_users_own_file_comes_before_that_of_this_package(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        write(tmp_path / "configs" / "pong.yaml")
+        expanded = expand_configs(["fit", "--config=configs/pong.yaml"])
+        assert expanded == ["fit", "--config", "configs/pong.yaml", "--base=null"]
+
+    def test_a_config_that_nobody_has_is_named_as_it_was_given(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        with pytest.raises(ConfigurationError, match=r"--config=configs/none\.yaml: No such file"):
+            expand_configs(["fit", "--config=configs/none.yaml"])
+
     def test_arguments_without_a_config_stay(self):
         assert expand_configs(["fit", "--model=A2C"]) == ["fit", "--model=A2C"]
 
