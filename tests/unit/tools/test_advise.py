@@ -155,7 +155,10 @@ class Masked(EnvFactory):
     [
         [],
         [f"--data.env={__name__}.Masked"],
-        ["--data.env=PettingZooEnvs", "--data.env.id=tests.fakes:Duel"],
+        [
+            *("--data.env=PettingZooEnvs", "--data.env.id=tests.fakes:Duel"),
+            "--data.envs_per_executor=2",
+        ],
     ],
     ids=["CartPole", "masked actions", "two agents"],
 )
