@@ -75,7 +75,7 @@ class FitCommands:
         with _opened(log) as output:
             try:
                 self._process = subprocess.Popen(
-                    [*_COMMAND, *arguments], stdout=output, stderr=output, pass_fds=keeps_open,
+                    [*_command(), *arguments], stdout=output, stderr=output, pass_fds=keeps_open,
                     env={**os.environ, _PARENT: str(os.getpid())},
                 )  # fmt: skip
             except BlockingIOError as error:
@@ -99,6 +99,13 @@ class FitCommands:
         self.status = 128 + number
         if number == signal.SIGTERM and self._process is not None:
             self._process.terminate()
+
+
+def _command() -> list[str]:
+    """Return the program, which looks for modules in the working folder only if this one does."""
+    python, *words = _COMMAND
+    looks_here = not {"", str(Path.cwd())}.isdisjoint(sys.path)
+    return [python, *([] if looks_here else ["-P"]), *words]
 
 
 @contextlib.contextmanager
