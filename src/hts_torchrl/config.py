@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
+import numpy as np
+
 from hts_torchrl.errors import ConfigurationError, require
 from hts_torchrl.schedule import Schedule
 
@@ -64,7 +66,10 @@ class PoolConfig:
     every cell of a finished round was written once; no bit changes by it."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot work."""
+        """Refuse what cannot work; numpy's numbers become Python's, as a checkpoint takes them."""
+        for name, value in list(vars(self).items()):
+            if isinstance(value, np.generic):
+                object.__setattr__(self, name, value.item())
         self._refuse_counts()
         starts = self.start_method in ("forkserver", "spawn")
         require(starts, f"start_method={self.start_method!r}", "'forkserver' or 'spawn'")

@@ -2,9 +2,11 @@
 
 import copy
 
+import numpy as np
 import pytest
 import torch
-from lightning.pytorch import Callback
+from lightning.pytorch import Callback, seed_everything
+from omegaconf import OmegaConf
 from torchrl.objectives import A2CLoss, ClipPPOLoss
 from torchrl.objectives.value import GAE
 
@@ -411,3 +413,31 @@ class TestDelayedGradient:
             for delay in (0, 1)
         ]
         assert not torch.equal(finals[0].final_weights, finals[1].final_weights)
+
+
+def test_numbers_of_numpy_and_settings_of_omegaconf_leave_a_checkpoint_that_loads(tmp_path):
+    """As ``np.logspace`` and Hydra give them; the bits are those of Python's own numbers."""
+
+    def trained(rounds, number, several, ckpt_path=None):
+        seed_everything(0, verbose=False)
+        learner = PPO(
+            learning_rate=number(0.001), learning_rate_decay=True, epochs=number(2),
+            optimizer="adamw", optimizer_kwargs=several({"betas": [0.5, 0.75]}),
+        )  # fmt: skip
+        data = cartpole(
+            env=GymEnvs("CartPole-v1", several({"max_episode_steps": 50})),
+            num_envs=number(4), frames_per_batch=number(32), total_frames=number(32 * rounds),
+            seed=number(7), evaluation_frames=number(32), evaluation_episodes=number(1),
+        )  # fmt: skip
+        trainer = quiet_trainer(max_steps=-1)
+        trainer.fit(learner, data, ckpt_path=ckpt_path, weights_only=True)
+        trainer.save_checkpoint(tmp_path / f"{rounds}.ckpt")
+        return learner
+
+    numpys = (lambda number: np.array([number])[0], OmegaConf.create)
+    trained(2, *numpys)
+    resumed = trained(2, *numpys, tmp_path / "2.ckpt")
+    loaded = PPO.load_from_checkpoint(tmp_path / "2.ckpt")
+    assert (loaded.learning_rate, loaded.optimizer_kwargs) == (0.001, {"betas": [0.5, 0.75]})
+    own = trained(2, lambda number: number, dict)
+    assert flat(resumed.policy).equal(flat(own.policy))

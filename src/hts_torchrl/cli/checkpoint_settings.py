@@ -132,7 +132,7 @@ class CheckpointSettings:
         if may_import or name == "PettingZooEnvs":
             flags = [name, f"--data.env.id={known.get('id')}"]
             if imports := known.get("imports"):
-                flags.append(f"--data.env.imports={imports}")
+                flags.append(f"--data.env.imports={shlex.quote(json.dumps(imports))}")
             if kwargs := known.get("kwargs"):
                 self.withheld["data.env.kwargs"] = shlex.quote(json.dumps(kwargs))
                 flags.append(f"--data.env.kwargs={self.withheld['data.env.kwargs']}")
@@ -145,14 +145,18 @@ class CheckpointSettings:
         value = " ".join(self.withheld[setting].split())
         shown = value if len(value) <= 100 else f"{value[:97]}..."
         taken = "taken" if setting == "data.env.kwargs" else "imported"
+        config = "--config with the config.yaml of its run"
+        remedy = f"--{setting}={value} (or {config})" if len(value) <= _MOST_TYPED else config
         return ConfigurationError(
             f"the checkpoint's {setting} is {shown}, which is {taken} only if your command names "
-            f"it: add --{setting}={shown} (or --config with the config.yaml of its run)"
+            f"it: add {remedy}"
         )
 
 
 _NOT_OF_A_FILE = ("env", "accept_changes", "backend", "num_collectors", "backend_options")
 """Of the data module: what is looked at by itself, agreed to, or joins a cluster."""
+_MOST_TYPED = 1000
+"""Characters of a flag that a message proposes; it is whole, or not proposed."""
 _NO_CHECKPOINT = "this is no checkpoint, or half of one"
 
 

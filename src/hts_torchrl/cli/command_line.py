@@ -118,7 +118,7 @@ class HTSCommandLine(CommandLine):
         last = None if settings["enable_checkpointing"] is False else LastCheckpoint()
         callbacks = _callbacks(settings, last, self.setting("trace"))
         if settings["logger"] in (None, True):  # made here, so that --name decides to the last
-            name, runs = self.setting("name"), str(Path(settings["default_root_dir"] or "", "runs"))
+            name, runs = self.setting("name"), _runs_below(settings["default_root_dir"])
             kwargs["logger"] = [TensorBoardLogger(runs, name), CSVLogger(runs, name)]
         kwargs |= _folder_of_job(settings, self.setting("name"))
         plugins = _listed(settings["plugins"])
@@ -178,6 +178,8 @@ class HTSCommandLine(CommandLine):
         """Name the flag that was meant; of a missing setting, why the checkpoint has none."""
         if str(error).startswith("unrecognized arguments: "):
             flag = str(error).split()[2].partition("=")[0]
+            if flag.partition(".")[0] in ("--optimizer", "--lr_scheduler"):
+                raise ConfigurationError(f"{error} ({_OPTIMIZERS})") from error
             if meant := difflib.get_close_matches(flag, self.flags(), n=1, cutoff=0.8):
                 raise ConfigurationError(f"{error} (did you mean {meant[0]}?)") from error
         if self._checkpoint is None or "required" not in str(error):
@@ -236,6 +238,8 @@ class HTSCommandLine(CommandLine):
 
     def before_fit(self) -> None:
         """Refuse a folder that cannot be made before anything else is."""
+        if self.trainer.fast_dev_run:  # type: ignore[attr-defined] # which leaves no file
+            return
         if self.trainer.world_size > 1:  # the next rank would take it for another run's
             return
         own = vars(self.setting("trainer"))["logger"] in (None, True) and self.trainer.loggers != []
@@ -297,6 +301,10 @@ class _Seeds:
         raise ValueError(f"seeds={value} in a config file; --seeds belongs on the command line")
 
 
+_OPTIMIZERS = (
+    "the learner makes its own: --model.optimizer, --model.learning_rate_decay, or a class with "
+    "another configure_optimizers"
+)
 _NOT_BAREBONES = ("logger", "enable_checkpointing", "enable_progress_bar")
 
 
@@ -313,7 +321,8 @@ def _callbacks(
     own_bar = any(isinstance(each, ProgressBar) for each in given)
     if settings["enable_progress_bar"] is not False and not own_bar:
         ours.append(ProgressLine())
-    return [*given, *(each for each in ours if type(each) not in map(type, given))]
+    alike = [each for each in ours if any(isinstance(mine, type(each)) for mine in given)]
+    return [*given, *(each for each in ours if each not in alike)]
 
 
 def _folder_of_job(settings: Mapping[str, Any], name: str) -> dict[str, str]:
@@ -327,6 +336,12 @@ def _folder_of_job(settings: Mapping[str, Any], name: str) -> dict[str, str]:
     return {"default_root_dir": str(Path("runs", name, f"slurm_{SLURMEnvironment.job_id()}"))}
 
 
+def _runs_below(root: str | os.PathLike[str] | None) -> str:
+    """Return the folder of all runs as TensorBoardLogger expands it: CSVLogger expands nothing."""
+    expanded = os.path.expandvars(root or "")
+    return str(Path(os.path.expanduser(expanded), "runs"))  # noqa: PTH111 - takes any ~name
+
+
 def _listed(given: Any) -> list[Any]:  # noqa: ANN401 - the Trainer takes one, a list or None
     return given if isinstance(given, list) else [given] if given else []
 
@@ -338,8 +353,9 @@ def _require_possible(settings: Namespace) -> None:
             raise ConfigurationError(f"--{name}={str(value).lower()}: give a number, such as 0")
         if isinstance(value, int) and abs(value) > sys.maxsize:
             raise ConfigurationError(f"--{name}={value}; at most {sys.maxsize} is possible")
-    if settings.get("name") is None:
-        raise ConfigurationError("name: null in a config file: the name of a folder is needed")
+    if not (name := settings.get("name")):
+        told = "--name=" if name == "" else "name: null in a config file"
+        raise ConfigurationError(f"{told}: the name of a folder is needed")
     if settings.get("model.class_path") == "hts_torchrl.Learner":  # which settings alone stand for
         raise ConfigurationError("--model: name a class: PPO, A2C, ... or module.Class")
     devices, most = str(settings.get("trainer.devices")), max(8, os.cpu_count() or 1)

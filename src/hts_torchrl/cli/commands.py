@@ -21,6 +21,7 @@ from hts_torchrl.learner import Learner
 from hts_torchrl.policy.export import save_policy
 from hts_torchrl.policy.onnx_file import save_onnx
 from hts_torchrl.tools.advise import Advisor
+from hts_torchrl.tools.short_fit import IN_THIS_PROCESS
 from hts_torchrl.tools.verify import Manifest, first_difference, record
 from hts_torchrl.training.datamodule import HTSDataModule
 
@@ -143,6 +144,10 @@ class HTSTrainer(Trainer):
         """
         require(0 < seconds < math.inf, f"--seconds={seconds:g}", "more than 0")
         _require_rounds(datamodule)
+        if datamodule.pool.num_nodes:
+            raise ConfigurationError(
+                "--data.backend=ray: advise measures and suits this machine; leave it out"
+            )
         for line in Advisor(model, datamodule, self).report(seconds):
             print(line, flush=True)  # noqa: T201
 
@@ -172,13 +177,12 @@ class HTSTrainer(Trainer):
         if model.policy is None:
             model.build_policy(datamodule.env_spec)
 
-        def trained(num_actors: int) -> Manifest:
-            data = datamodule.for_short_fit(updates, num_actors=num_actors, debug=True)
-            return record(model, data, self)
+        def trained(**pool: Any) -> Manifest:  # noqa: ANN401
+            return record(model, datamodule.for_short_fit(updates, **pool, debug=True), self)
 
-        mine = trained(max(1, datamodule.pool.num_actors))
+        mine = trained(num_actors=max(1, datamodule.pool.num_actors))
         if manifest is None:
-            name, other = "the serial twin", trained(0)
+            name, other = "the serial twin", trained(**IN_THIS_PROCESS)
         elif other is not None:
             name = manifest
         else:

@@ -13,6 +13,8 @@ from types import FrameType
 from typing import IO, Any, Self
 
 from hts_torchrl.compat.processes import end_with
+from hts_torchrl.errors import ConfigurationError
+from hts_torchrl.machine import process_limit
 
 _COMMAND = [sys.executable, "-m", "hts_torchrl.cli"]
 _PARENT = "HTS_TORCHRL_PARENT"
@@ -66,12 +68,18 @@ class FitCommands:
             log: file for all that it prints; None lets it print where this process does.
             is_enough: asked twice a second; once it says so, the command is sent SIGTERM.
             keeps_open: file descriptors that the command inherits, such as that of a lock.
+
+        Raises:
+            ConfigurationError: if the system starts no further process.
         """
         with _opened(log) as output:
-            self._process = subprocess.Popen(
-                [*_COMMAND, *arguments], stdout=output, stderr=output, pass_fds=keeps_open,
-                env={**os.environ, _PARENT: str(os.getpid())},
-            )  # fmt: skip
+            try:
+                self._process = subprocess.Popen(
+                    [*_command(), *arguments], stdout=output, stderr=output, pass_fds=keeps_open,
+                    env={**os.environ, _PARENT: str(os.getpid())},
+                )  # fmt: skip
+            except BlockingIOError as error:
+                raise ConfigurationError(process_limit()) from error
         if self.status == 128 + signal.SIGTERM:  # it came before there was whom to pass it on to
             self._process.terminate()
         status = self._awaited(self._process, is_enough)
@@ -91,6 +99,13 @@ class FitCommands:
         self.status = 128 + number
         if number == signal.SIGTERM and self._process is not None:
             self._process.terminate()
+
+
+def _command() -> list[str]:
+    """Return the program, which looks for modules in the working folder only if this one does."""
+    python, *words = _COMMAND
+    looks_here = not {"", str(Path.cwd())}.isdisjoint(sys.path)
+    return [python, *([] if looks_here else ["-P"]), *words]
 
 
 @contextlib.contextmanager

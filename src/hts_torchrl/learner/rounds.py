@@ -36,7 +36,7 @@ from hts_torchrl.specs import Key
 from hts_torchrl.training.evaluation import Evaluation
 from hts_torchrl.training.extended_hooks import is_of_the_user
 from hts_torchrl.training.round_slice import RoundSlice
-from hts_torchrl.training.run_settings import class_name, plain
+from hts_torchrl.training.run_settings import class_name, loadable, plain
 
 _FEW = 64
 """Rows on which a policy is examined."""
@@ -344,6 +344,9 @@ class RoundModule(PolicyModule):
             current.update({k: v for k, v in self._beside_policy.items() if k in current})
             if self._round_start is not None:
                 self._round_start.put_into(checkpoint)
+        for part in ("learner", "hyper_parameters", "optimizer_states", "lr_schedulers"):
+            if part in checkpoint:
+                checkpoint[part] = loadable(checkpoint[part])
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Go on counting updates.

@@ -129,6 +129,7 @@ class Advisor:
             steps_per_round=schedule.steps_per_round,
             delay=schedule.delay,
             cores=self._cores,
+            envs_per_game=self._group.num_envs,
         )
 
     def _update_s(self, precision: Precision, seconds: float) -> float:
@@ -154,9 +155,8 @@ class Advisor:
             Seconds of an executor's step, of a pass, and of what a round adds to both.
         """
         learner = copy.deepcopy(self._learner)
+        learner.prepare_policy(self._data)
         spec = self._group.spec
-        if learner.policy is None:
-            learner.build_policy(spec)
         collector = HTSCollector(
             IdleEnvs(spec),
             learner.actor_critic,

@@ -87,7 +87,8 @@ def _descriptors() -> Finding:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     # Two for each executor here and one in each actor, and what libraries keep open.
     most = (soft - 100) // 3
-    remedy = "" if most >= 64 else f"ulimit -n {min(hard, 4096)}"
+    raised = "ulimit -n 4096" + (f", as root: the hard limit is {hard}" if 0 < hard < 4096 else "")
+    remedy = "" if most >= 64 else raised
     return Finding("file descriptors", f"{soft}: enough for {most} executors", remedy)
 
 

@@ -31,13 +31,13 @@ class IdleEnvs(EnvFactory):
 
 
 class IdleGroup:
-    """Observations of zeros, rewards of zero, and no end (an :class:`EnvGroup`)."""
+    """Zeros for observations, masks that allow all, no rewards, no end (an :class:`EnvGroup`)."""
 
     def __init__(self, spec: EnvSpec, num_envs: int) -> None:
         self.spec = spec
         self.num_envs = num_envs
         observation: Observation = {
-            key: np.zeros((num_envs, *array.shape), array.dtype)
+            key: np.full((num_envs, *array.shape), key == spec.action_mask, array.dtype)
             for key, array in spec.observations.items()
         }
         zero, no = np.zeros(num_envs, np.float32), np.zeros(num_envs, bool)

@@ -6,12 +6,19 @@ import contextlib
 import copy
 import logging
 from collections.abc import Iterator
+from typing import Any
 
 from lightning.pytorch import Callback, Trainer, seed_everything
 
 from hts_torchrl.config import Precision
 from hts_torchrl.learner import Learner
 from hts_torchrl.training.datamodule import HTSDataModule
+
+IN_THIS_PROCESS: dict[str, Any] = {
+    "num_actors": 0,
+    **dict.fromkeys(("backend", "num_collectors", "backend_options")),
+}
+"""Settings of a data module that starts no process, on a Ray cluster neither."""
 
 
 def short_fit(

@@ -42,6 +42,8 @@ class Settings:
     steps_per_round: int
     delay: int
     cores: int
+    envs_per_game: int = 1
+    """The agents of a game are as many environments, and belong to one executor."""
 
 
 def limits(costs: Costs, settings: Settings) -> dict[str, float]:
@@ -159,7 +161,7 @@ def _suited_pool(costs: Costs, settings: Settings) -> Settings:
     """Return the settings with the executors and actors that suit the environments and cores."""
     pools = [
         _with_actors(costs, replace(settings, envs_per_executor=group, inference_batch_size=rows))
-        for group in range(1, settings.num_envs + 1)
+        for group in range(settings.envs_per_game, settings.num_envs + 1, settings.envs_per_game)
         if settings.num_envs % group == 0
         for rows in costs.pass_s
     ]

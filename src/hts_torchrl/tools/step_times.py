@@ -19,38 +19,49 @@ _MOST_START_S = 60.0
 
 
 def measured_step_times(group: EnvGroup, seconds: float) -> Iterator[float]:
-    """Yield the seconds of each step, by random actions, after a tenth of the time.
+    """Yield the seconds of each step of one environment, after a tenth of the time.
+
+    Actions are drawn at random.
 
     Args:
-        group: of one environment.
+        group: of one environment, or of the agents of one game.
         seconds: how long it is stepped.
     """
     random = np.random.default_rng(0)
-    group.reset([0])
+    rows, spec, mask = range(group.num_envs), group.spec.action, group.spec.action_mask
+    observation = group.reset([0 for _ in rows])
     began_s = time.perf_counter()
     while True:
-        action = _random_action(group.spec.action, random)
+        allowed = [None if mask is None else observation[mask][row] for row in rows]
+        action = np.concatenate([_random_action(spec, random, each) for each in allowed])
         before_s = time.perf_counter()
-        group.step(action)
+        observation = group.step(action).next_observation
         now_s = time.perf_counter()
         if now_s - began_s > seconds:
             return
         if now_s - began_s > seconds / 10:
-            yield now_s - before_s
+            yield (now_s - before_s) / len(rows)
 
 
-def _random_action(spec: ActionSpec, random: np.random.Generator) -> Array:
-    """Return one environment's action ``[1, ...]``."""
+def _random_action(
+    spec: ActionSpec, random: np.random.Generator, allowed: Array | None = None
+) -> Array:
+    """Return one environment's action ``[1, ...]``, of the choices that are allowed."""
+    chances = random.random(sum(spec.sizes))
+    if allowed is not None and allowed.shape == chances.shape:
+        chances[allowed == 0] = -1.0
+    parts = np.split(chances, np.cumsum(spec.sizes)[:-1]) if spec.sizes else []
+    choices = np.array([part.argmax() for part in parts])
     action: Array
     if spec.kind == "continuous":
         action = random.standard_normal((1, *spec.array.shape))
     elif spec.kind == "one_hot":
-        action = np.eye(spec.sizes[0])[random.integers(spec.sizes[0], size=1)]
+        action = np.eye(spec.sizes[0])[choices]
     elif spec.kind == "mixed":
         numbers = random.standard_normal(spec.num_draws - len(spec.sizes))
-        action = np.concatenate([random.integers(0, spec.sizes), numbers])[None]
+        action = np.concatenate([choices, numbers])[None]
     else:
-        action = random.integers(0, spec.sizes).reshape(1, *spec.array.shape)
+        action = choices.reshape(1, *spec.array.shape)
     return action.astype(spec.array.dtype)
 
 

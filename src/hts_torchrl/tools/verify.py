@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
+import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from tensordict import TensorDictBase
 
@@ -123,8 +124,10 @@ def first_difference(one: Manifest, other: Manifest) -> str | None:
 
 
 def _difference_of_rounds(one: RoundRecord, other: RoundRecord) -> str | None:
-    names = sorted(one.tensors.keys() | other.tensors.keys())
-    differing = [name for name in names if one.tensors.get(name) != other.tensors.get(name)]
+    if alone := sorted(one.tensors.keys() ^ other.tensors.keys()):
+        return f"of which only one has {', '.join(alone)}"
+    names = sorted(one.tensors)
+    differing = [name for name in names if one.tensors[name] != other.tensors[name]]
     if not differing:
         return None
     cells, others = np.array(one.cells), np.array(other.cells)
@@ -150,7 +153,10 @@ class _Recorder(Callback):
 
 
 def _bytes(tensor: Any) -> np.ndarray[Any, Any]:  # noqa: ANN401
-    return np.ascontiguousarray(tensor.detach().cpu().numpy())
+    held = tensor.detach().cpu()
+    if held.dtype == torch.bfloat16:  # which numpy does not have
+        held = held.view(torch.int16)
+    return np.ascontiguousarray(held.numpy())
 
 
 def _digest(learner: LightningModule) -> str:

@@ -13,7 +13,15 @@ from hts_torchrl.collectors.round_source import RoundSource
 from hts_torchrl.config import CollectorSettings
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.portable import is_portable
-from hts_torchrl.training.run_settings import Changes, changes, described, plain, refuse, told
+from hts_torchrl.training.run_settings import (
+    Changes,
+    changes,
+    described,
+    loadable,
+    plain,
+    refuse,
+    told,
+)
 
 if TYPE_CHECKING:
     from hts_torchrl.training.datamodule import HTSDataModule
@@ -41,13 +49,13 @@ _OWN = (
 def plain_settings(data: HTSDataModule) -> dict[str, Any]:
     """Return all settings of a data module as plain data, in the words of a config file."""
     settings = {name: each for name, each in vars(data.pool).items() if name not in _NOT_KEPT}
-    return {
-        **settings,
+    settings |= {
         "env": described(data.env),
         "inference_batch_size": data.pool.batch_size,
         "compile_policy": _plain_choice(data.pool.compile_arguments),
         **{name: getattr(data, name) for name in _OWN},
     }
+    return {name: loadable(each) for name, each in settings.items()}
 
 
 def _plain_choice(compile_arguments: dict[str, Any] | None) -> bool | dict[str, Any]:

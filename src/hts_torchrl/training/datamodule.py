@@ -169,7 +169,10 @@ class HTSDataModule(LightningDataModule):
             changes: settings of the constructor that are to differ.
         """
         frames = {"total_frames": self.schedule.frames_per_round * rounds}
-        own = ("collection", "policy_device", "cudagraph_policy")
+        own = (
+            *("collection", "policy_device", "cudagraph_policy"),
+            *("normalize_observation", "normalize_reward"),
+        )
         settings = {name: getattr(self, name) for name in own} | vars(self.pool)
         del settings["first_env"], settings["reward_discount"]  # no arguments of the constructor
         return HTSDataModule(self.env, **{**settings, **frames, **changes})

@@ -7,6 +7,9 @@ import types
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
 
+import numpy as np
+from omegaconf import ListConfig
+
 from hts_torchrl.errors import ConfigurationError
 
 Changes: TypeAlias = dict[str, tuple[Any, Any]]
@@ -40,7 +43,23 @@ def plain(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: _plain(value) for name, value in values.items()}
 
 
+def loadable(value: Any) -> Any:  # noqa: ANN401 - a part of a checkpoint
+    """Return a value in which numpy's numbers and OmegaConf's containers are Python's own.
+
+    ``torch.load`` of plain values takes no others.
+    """
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, Mapping):
+        return {name: loadable(each) for name, each in value.items()}
+    if isinstance(value, list | tuple | ListConfig):
+        several = [loadable(each) for each in value]
+        return tuple(several) if isinstance(value, tuple) else several
+    return value
+
+
 def _plain(value: object) -> Any:  # noqa: ANN401
+    value = loadable(value)
     if isinstance(value, Mapping):
         return plain(value)
     if isinstance(value, list | tuple):

@@ -1,6 +1,8 @@
 """What a checkpoint may tell the command line, and what it may not do."""
 
 import contextlib
+import json
+import shlex
 import sys
 from typing import Any, ClassVar
 
@@ -149,6 +151,17 @@ class TestArgumentsOfAnEnvironmentThatIsImported:
     def test_are_in_the_command_that_is_proposed(self, forged, capsys):
         message = refused(capsys, "validate", forged(env=self.ENV), *QUIET)
         assert """--data.env.id=tests.fakes:Any-v0 --data.env.kwargs='{"rew": 5.0}'""" in message
+
+    def test_are_proposed_whole_or_not_at_all(self, forged, capsys):
+        few = {f"argument_{number}": number for number in range(20)}
+        many = {f"argument_{number}": number for number in range(100)}
+        proposed = []
+        for kwargs in (few, many):
+            path = forged(env={"init_args": {**self.ENV["init_args"], "kwargs": kwargs}})
+            proposed.append(refused(capsys, "play", path, *QUIET).partition(" names it: add ")[2])
+        flags = shlex.split(proposed[0].partition(" (or ")[0])
+        assert json.loads(flags[-1].removeprefix("--data.env.kwargs=")) == few
+        assert proposed[1] == "--config with the config.yaml of its run"
 
     @pytest.mark.parametrize("subcommand", ["validate", "play", "export"])
     def test_are_not_dropped_without_a_word(self, subcommand, forged, capsys):
@@ -307,7 +320,7 @@ def test_modules_of_environments_are_named_by_the_checkpoint_and_imported_by_the
 ):
     path = forged(env={"init_args": {"id": "CartPole-v1", "imports": ["tests.fakes"]}})
     message = refused(capsys, "play", path, *QUIET)
-    assert "--data.env.id=CartPole-v1 --data.env.imports=['tests.fakes']" in message
+    assert """--data.env.id=CartPole-v1 --data.env.imports='["tests.fakes"]'""" in message
     named = ["--data.env=GymEnvs", "--data.env.id=CartPole-v1", "--data.env.imports=[tests.fakes]"]
     assert made("validate", path, *named, *QUIET).datamodule.env.imports == ["tests.fakes"]
 

@@ -15,7 +15,7 @@ from lightning.pytorch import Callback
 from lightning.pytorch.loggers import Logger
 
 from hts_torchrl import A2C as A2CLearner
-from hts_torchrl import PPO
+from hts_torchrl import PPO, LearningCurve
 from hts_torchrl.cli.command_line import HTSCommandLine
 from hts_torchrl.cli.config_files import expand_configs
 from hts_torchrl.errors import ConfigurationError, WorkerKilled, WorkerPlace
@@ -43,6 +43,10 @@ class NamesItsRunLate(Logger):
     def log_hyperparams(self, *_, **__): ...
 
     def log_metrics(self, *_, **__): ...
+
+
+class OwnCurve(LearningCurve):
+    """As of a user who draws something else."""
 
 
 class TestSettings:
@@ -101,6 +105,14 @@ class TestSettings:
         line = made("fit", *CARTPOLE, *A2C, "--name=mine", "--trainer.default_root_dir=root")
         assert line.trainer.log_dir == "root/runs/mine/version_0"
 
+    @pytest.mark.parametrize("root", ["~/there", "$PLACE/there"])
+    def test_a_root_is_expanded_alike_for_all_loggers(self, root, made, monkeypatch):
+        monkeypatch.setenv("HOME", "/place")
+        monkeypatch.setenv("PLACE", "/place")
+        line = made("fit", *CARTPOLE, *A2C, f"--trainer.default_root_dir={root}")
+        folders = {str(logger.log_dir) for logger in line.trainer.loggers}
+        assert folders == {"/place/there/runs/run/version_0"}
+
     def test_a_logger_that_names_its_run_late_has_done_so_before_the_folder_is_made(self, made):
         line = made("fit", *CARTPOLE, *A2C, f"--trainer.logger={__name__}.NamesItsRunLate")
         assert Path(line.trainer.log_dir).parts[-2:] == ("project", "a1b2c3")
@@ -129,6 +141,11 @@ class TestSettings:
         names = [type(callback).__name__ for callback in line.trainer.callbacks]
         assert names.count(name.rpartition(".")[2]) == 1
         assert names.count("TrainingStatistics") == names.count("LastCheckpoint") == 1
+
+    def test_a_callback_that_is_derived_from_ours_comes_in_its_place(self, made):
+        line = made("fit", *CARTPOLE, *A2C, f"--trainer.callbacks={__name__}.OwnCurve")
+        curves = [each for each in line.trainer.callbacks if isinstance(each, LearningCurve)]
+        assert [type(each) for each in curves] == [OwnCurve]
 
     def test_the_users_progress_bar_comes_in_place_of_ours(self, made):
         bar = ["--trainer.enable_progress_bar=true", "--trainer.callbacks=RichProgressBar"]
@@ -290,6 +307,7 @@ WRONG = {
         ["--data.env=AtariEnvs", "--data.env.game=pong", "--data.env.life_loss=2"],
         'Parser key "data.env"',
     ),
+    "a name that is empty": (["--name="], "--name=: the name of a folder is needed"),
     "a base outside of a file": (["--base=foo"], "--base: it belongs into a config file"),
     "a run of nothing": (["--trainer.limit_train_batches=0"], "limit_train_batches=0: no part of"),
     "a seed out of bounds": (["--seed_everything=-1"], "--seed_everything: "),
@@ -476,6 +494,13 @@ def test_tasks_of_slurm_that_lightning_refuses_end_with_one_line(capsys, monkeyp
     assert message.startswith("You set `--ntasks=4` in your SLURM bash script")
 
 
+@pytest.mark.parametrize("flag", ["--optimizer=SGD", "--lr_scheduler.gamma=0.9"])
+def test_an_optimiser_of_lightnings_is_refused_with_what_the_learner_has(flag, capsys):
+    message = refused(capsys, "fit", *CARTPOLE, *A2C, flag)
+    assert message.startswith(f"unrecognized arguments: {flag} (the learner makes its own: ")
+    assert "--model.optimizer" in message
+
+
 @pytest.mark.parametrize("what", WRONG)
 def test_wrong_input_ends_with_one_line_and_status_2(what, capsys):
     arguments, message = WRONG[what]
@@ -497,6 +522,7 @@ def test_wrong_input_ends_with_one_line_and_status_2(what, capsys):
         (["advise", *CARTPOLE, *A2C, "--seconds=.nan"], "--seconds=nan; more than 0 is needed"),
         (["advise", *CARTPOLE, *A2C, "--data.collection=actors"], "--data.collection=actors: "),
         (["verify", *CARTPOLE, *A2C, "--data.collection=server"], "--data.collection=server: "),
+        (["advise", *CARTPOLE, *A2C, "--data.backend=ray"], "--data.backend=ray: advise measures"),
         (["doctor", "--fast"], "doctor takes no arguments: --fast"),
     ],
 )

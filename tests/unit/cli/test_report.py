@@ -9,9 +9,7 @@ from tests.command_line import refused, run
 
 
 def test_a_folder_that_is_no_run_ends_with_one_line(capsys):
-    assert refused(capsys, "report", "there") == (
-        "there: no run of fit is there, for want of a config.yaml"
-    )
+    assert refused(capsys, "report", "there") == ("there: no run of fit is there (no config.yaml)")
 
 
 @pytest.mark.parametrize("arguments", [[], ["--output=x"], ["a", "--outputs=x"]])

@@ -1,5 +1,6 @@
 """``fit --seeds``: which commands run one after another, and how a signal ends them."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -85,6 +86,18 @@ def test_a_seed_that_fails_ends_the_loop_with_its_status(trained, capsys, tmp_pa
     assert capsys.readouterr().err == (
         "hts-torchrl: stopped at seed 2 with status 7; done: 1; the others: --seeds 2 3\n"
     )
+
+
+@pytest.mark.parametrize("here", [False, True])
+def test_a_seed_takes_modules_of_the_working_folder_only_if_fit_would(here, monkeypatch, tmp_path):
+    (tmp_path / "copy.py").write_text("raise SystemExit(7)")
+    monkeypatch.setattr(fit_commands, "_COMMAND", [sys.executable, "-c", "import copy"])
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    if here:
+        monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(SystemExit) if here else contextlib.nullcontext() as left:
+        run("fit", "--seeds", "1")
+    assert (left.value.code if here else None) == (7 if here else None)
 
 
 def test_a_seed_that_is_killed_ends_the_loop_as_a_shell_does(monkeypatch, capsys):

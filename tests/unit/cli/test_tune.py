@@ -2,6 +2,7 @@
 
 import contextlib
 import csv
+import errno
 import os
 import signal
 import subprocess
@@ -227,6 +228,17 @@ class TestGoingOn:
         finally:
             left.kill()
             left.wait()
+
+
+@pytest.mark.processes
+def test_a_system_that_starts_no_further_process_is_told(monkeypatch, capsys):
+    def fork(*_, **__):
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr("hts_torchrl.cli.fit_commands.subprocess.Popen", fork)
+    Path("study.yaml").write_text(f"space: {{{SPACE}}}")
+    message = refused(capsys, "tune", "--study=study.yaml", "--trials=1", *FITTED)
+    assert message.startswith("the limit on processes and threads is reached (ulimit -u is ")
 
 
 class TestRefused:

@@ -12,11 +12,13 @@ import numpy as np
 import pytest
 from benchmarks.timed_envs import TimedEnv, step_times
 
-from hts_torchrl import A2C, GymEnvs, HTSCollector
+from hts_torchrl import A2C, EnvFactory, GymEnvs, HTSCollector
+from hts_torchrl.envs.make_group import make_group
 from hts_torchrl.tools.advise import Advisor, _staleness, _suggestion
 from tests.command_line import A2C as A2C_FLAGS
 from tests.command_line import CARTPOLE, refused, run
 from tests.costs import COSTS, SETTINGS
+from tests.fakes import MaskedEnvs
 from tests.fits import cartpole, quiet_trainer
 
 
@@ -140,10 +142,30 @@ def test_a_step_takes_what_it_is_known_to_take():
     assert float(line.split()[2]) >= 10
 
 
+class Masked(EnvFactory):
+    """Environments that raise for an action that their mask forbids."""
+
+    def group(self, indices, *, render=False):  # noqa: ARG002
+        return make_group(MaskedEnvs(), indices)
+
+
 @pytest.mark.processes
-def test_the_command_line_advises(tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize(
+    "env",
+    [
+        [],
+        [f"--data.env={__name__}.Masked"],
+        [
+            *("--data.env=PettingZooEnvs", "--data.env.id=tests.fakes:Duel"),
+            "--data.envs_per_executor=2",
+        ],
+    ],
+    ids=["CartPole", "masked actions", "two agents"],
+)
+def test_the_command_line_advises(env, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    run("advise", *CARTPOLE, *A2C_FLAGS, "--seconds=1")
+    flags = CARTPOLE if not env else [*env, *CARTPOLE[2:]]
+    run("advise", *flags, *A2C_FLAGS, "--seconds=1")
     assert re.search(r"^measured +[0-9]+ steps/s in 0.5 s", capsys.readouterr().out, re.M)
     assert list(tmp_path.iterdir()) == []
 

@@ -58,6 +58,11 @@ def test_few_descriptors_are_told(monkeypatch):
     )
 
 
+def test_a_limit_of_descriptors_that_only_root_can_raise_is_told(monkeypatch):
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 256))
+    assert doctor._descriptors().remedy == "ulimit -n 4096, as root: the hard limit is 256"
+
+
 def test_more_threads_than_cores_are_told(monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 10_000)
     assert doctor._threads().remedy.startswith("set OMP_NUM_THREADS=")

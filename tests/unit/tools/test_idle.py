@@ -2,9 +2,12 @@
 
 import numpy as np
 import pytest
+import torch
 
 from hts_torchrl import AtariEnvs, GymEnvs, HTSCollector, make_actor_critic
+from hts_torchrl.envs.make_group import env_spec_of
 from hts_torchrl.tools.idle import IdleEnvs
+from tests.fakes import MaskedEnvs
 
 
 @pytest.mark.parametrize(
@@ -36,3 +39,14 @@ def test_a_pool_runs_with_them():
     batches = [batch.clone() for batch in collector]
     assert [int(batch["next", "step_count"].max()) for batch in batches] == [4, 8, 12]
     assert not any(batch["next", "done"].any() for batch in batches)
+
+
+def test_their_masks_allow_every_action():
+    spec = env_spec_of(MaskedEnvs())
+    torch.manual_seed(0)
+    collector = HTSCollector(
+        IdleEnvs(spec), make_actor_critic("mlp", spec), num_envs=2, num_actors=0,
+        frames_per_batch=200, total_frames=200,
+    )  # fmt: skip
+    (batch,) = collector
+    assert batch["action"].unique().tolist() == [0, 1, 2, 3]

@@ -79,6 +79,12 @@ class TestAdvice:
         fast_learner = replace(COSTS, update_s=1e-6)
         assert advice(fast_learner, replace(SETTINGS, cores=64)).envs_per_executor == 1
 
+    def test_the_agents_of_a_game_stay_in_one_executor(self):
+        fast_learner = replace(COSTS, update_s=1e-6)
+        for agents in (2, 8):
+            settings = replace(SETTINGS, cores=64, envs_per_executor=8, envs_per_game=agents)
+            assert advice(fast_learner, settings).envs_per_executor == agents
+
     def test_environments_of_no_cost_share_an_executor(self):
         quick = replace(COSTS, step_s=np.full(100, 1e-5), pass_s={8: 1e-4}, update_s=5e-5)
         better = advice(quick, replace(SETTINGS, cores=2))

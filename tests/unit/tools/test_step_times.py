@@ -11,9 +11,11 @@ import pytest
 from gymnasium import spaces
 
 from hts_torchrl.envs.gym_action import action_maker
+from hts_torchrl.envs.make_group import make_group
+from hts_torchrl.envs.pettingzoo import PettingZooEnvs
 from hts_torchrl.envs.spaces import env_spec
-from hts_torchrl.tools.step_times import _random_action, busy_cores
-from tests.fakes import NestedActionEnv
+from hts_torchrl.tools.step_times import _random_action, busy_cores, measured_step_times
+from tests.fakes import MaskedEnvs, NestedActionEnv
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,19 @@ def test_a_random_action_of_choices_and_numbers_is_one():
     env, random = NestedActionEnv(0), np.random.default_rng(0)
     for _ in range(50):
         env.step(to_env(_random_action(spec, random)[0]))  # raises for what is none
+
+
+@pytest.mark.parametrize("sizes", [(4,), (3, 5)])
+def test_no_step_takes_an_action_that_its_mask_forbids(sizes):
+    group = make_group(MaskedEnvs(sizes), [0])
+    assert len(list(measured_step_times(group, 0.05))) > 6  # raises for what is forbidden
+
+
+def test_a_step_of_a_game_is_shared_by_its_agents(monkeypatch):
+    clock = iter(np.arange(0.0, 100.0, 0.5))
+    monkeypatch.setattr("hts_torchrl.tools.step_times.time.perf_counter", lambda: next(clock))
+    group = make_group(PettingZooEnvs("tests.fakes:Duel", {"agents": 5}), [0])
+    assert set(measured_step_times(group, 20.0)) == {0.1}  # 0.5 s for five of them
 
 
 @pytest.mark.processes

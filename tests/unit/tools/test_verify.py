@@ -2,6 +2,7 @@
 
 import copy
 import errno
+import hashlib
 import json
 from pathlib import Path
 
@@ -102,6 +103,25 @@ def test_trainings_of_two_tasks_are_not_compared(plain, change):
         first_difference(plain, manifest(**change))
 
 
+def test_what_only_one_of_them_recorded_is_named(plain):
+    """As where an environment has another name for an observation, and nothing else differs."""
+    other = copy.deepcopy(plain)
+    tensors = other.rounds[1].tensors
+    tensors["place"] = tensors.pop("observation")
+    assert first_difference(plain, other) == "round 1, of which only one has observation, place"
+
+
+def test_weights_that_numpy_has_no_type_for_are_compared():
+    narrow = learner()
+    narrow.register_buffer("remembered", torch.tensor([1.0, 2.0], dtype=torch.bfloat16))
+    wrong = copy.deepcopy(narrow)
+    wrong.remembered[1] = 2.015625  # the next one that bfloat16 has
+    assert first_difference(manifest(narrow), manifest(narrow)) is None
+    assert first_difference(manifest(narrow), manifest(wrong)) == (
+        "the weights differ before the first round, and nothing does before that"
+    )
+
+
 class TestManifest:
     def test_is_read_as_it_was_written(self, plain, tmp_path):
         plain.write(tmp_path / "folder" / "manifest.json")
@@ -131,6 +151,29 @@ class TestCommandLine:
         run("verify", *CARTPOLE, *A2C_FLAGS, "--updates=3")
         assert "the same bits as the serial twin" in capsys.readouterr().out
         assert list(tmp_path.iterdir()) == []
+
+    def test_trains_with_statistics_as_fit_does(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        both = ["--data.normalize_observation=true", "--data.normalize_reward=true"]
+        run("fit", *CARTPOLE, *A2C_FLAGS, *both)  # 3 updates
+        run("verify", *CARTPOLE, *A2C_FLAGS, *both, "--updates=3", "--manifest=bits.json")
+        saved = torch.load("runs/run/version_0/checkpoints/last.ckpt", weights_only=True)
+        total = hashlib.sha256()
+        for name, tensor in sorted(saved["state_dict"].items()):
+            total.update(name.encode() + tensor.numpy().tobytes())
+        assert any("statistics" in name for name in saved["state_dict"])
+        assert json.loads(Path("bits.json").read_text())["weights"] == total.hexdigest()
+
+    def test_the_twin_of_rollout_nodes_is_in_this_process(self, monkeypatch):
+        pools = []
+
+        def recorded(_model, data, _trainer):
+            pools.append(data.pool)
+            return Manifest(0, [], "")
+
+        monkeypatch.setattr("hts_torchrl.cli.commands.record", recorded)
+        run("verify", *CARTPOLE, *A2C_FLAGS, "--data.backend=ray", "--data.num_collectors=2")
+        assert [(pool.num_nodes, pool.num_actors) for pool in pools] == [(2, 1), (0, 0)]
 
     @pytest.mark.processes
     def test_compares_with_a_manifest(self, tmp_path, monkeypatch, capsys):

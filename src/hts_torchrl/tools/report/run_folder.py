@@ -132,7 +132,7 @@ def run_folders(paths: list[Path]) -> list[Path]:
     for path in paths:
         folders = [path] if (path / _CONFIG).is_file() else _below(path)
         if not folders:
-            raise ConfigurationError(f"{path}: no run of fit is there, for want of a {_CONFIG}")
+            raise ConfigurationError(f"{path}: no run of fit is there (no {_CONFIG})")
         found |= {folder.resolve(): folder for folder in folders}
     return list(found.values())
 
@@ -152,7 +152,7 @@ def _config(folder: Path) -> dict[str, Any]:
     if isinstance(config, dict) and _OF_OTHERS & config.keys():
         raise NoRun(f"{path}: this is the config of an evaluation (validate, test or predict)")
     if not isinstance(config, dict) or type(config.get("seed_everything")) is not int:
-        raise NoRun(f"{path}: this is no config of fit, for want of a seed_everything")
+        raise NoRun(f"{path}: this is no config of fit: it has no seed_everything")
     return config
 
 

@@ -46,10 +46,11 @@ def locked(folder: Path) -> Iterator[int]:
     except OSError as error:
         raise ConfigurationError(f"--output={folder}: {reason_of(error, folder)}") from error
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ConfigurationError(f"--output={folder}: another tune is at work there") from error
         yield descriptor
-    except BlockingIOError as error:
-        raise ConfigurationError(f"--output={folder}: another tune is at work there") from error
     finally:
         os.close(descriptor)
 

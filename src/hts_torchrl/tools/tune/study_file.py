@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, get_args
 
@@ -213,6 +214,9 @@ def _range(given: dict[str, Any], name: str) -> Range:
     _require(step is None or step > 0, f"{name}.step", step, "more than 0")
     whole = isinstance(low, int) and isinstance(high, int)
     _require(not whole or isinstance(step, int | None), f"{name}.step", step, "a whole number")
+    span = Decimal(str(high)) - Decimal(str(low))
+    ends = step is None or span % Decimal(str(step)) == 0  # else Optuna moves the upper one
+    _require(ends, f"{name}.step", step, f"a divisor of high - low = {span}")
     _require(not log or low > 0, f"{name}.low", low, "with log, more than 0")
     _require(not (log and step), f"{name}.step", step, "with log, none")
     return Range(low, high, step, log)

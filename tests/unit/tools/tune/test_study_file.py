@@ -78,6 +78,14 @@ def test_the_objective_gives_the_direction(text, objective, direction, read):
         ("space: {a: {low: 1, high: 2, log: 3}}", "space.a.log=3; true or false"),
         ("space: {a: {low: 1, high: 2, step: 0.5}}", "space.a.step=0.5; a whole number"),
         ("space: {a: {low: 1, high: 9, step: 2, log: true}}", "space.a.step=2; with log, none"),
+        (
+            "space: {a: {low: 1, high: 4, step: 2}}",
+            "space.a.step=2; a divisor of high - low = 3",
+        ),
+        (
+            "space: {a: {low: 0.1, high: 0.5, step: 0.3}}",
+            "space.a.step=0.3; a divisor of high - low",
+        ),
         ("space: {a: [1]}\nobjective: best", "objective=best; score, frames_to: SCORE"),
         ("space: {a: [1]}\nobjective: {frames_to: x}", "objective.frames_to=nan; a number"),
         ("space: {a: [1]}\nseeds: [1, 1]", r"seeds=\[1, 1\]; a list of different"),
