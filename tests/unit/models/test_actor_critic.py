@@ -156,6 +156,12 @@ class TestPlayers:
 
 
 class TestMakeActorCritic:
+    @pytest.mark.parametrize("choices", [2**62, 2**64])
+    def test_choices_that_nobody_can_count_are_refused_in_one_line(self, choices):
+        action = ActionSpec("discrete", ArraySpec((), np.dtype(np.int64)), (choices,))
+        with pytest.raises(ConfigurationError, match=r"^the network 'mlp' .* made: [^\n]+$"):
+            make_actor_critic("mlp", EnvSpec({"observation": VECTOR}, action))
+
     @pytest.mark.parametrize("network", ["nature", "nips", "impala"])
     def test_pixel_networks_are_made_by_name(self, network):
         pixels = EnvSpec(
