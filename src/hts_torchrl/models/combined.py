@@ -117,6 +117,5 @@ def _picture_trunk(network: str, key: Key, picture: ArraySpec) -> nn.Module:
         if reader == network:
             raise
         raise ConfigurationError(
-            f"{error}; among several observations 'mlp' leaves pictures to 'nature', and "
-            "network='impala' reads small ones"
+            f"{error}; among several observations 'mlp' leaves pictures to 'nature'"
         ) from error
