@@ -312,10 +312,13 @@ def _refuse_other_type(wanted: ActionSpec, action: Tensor) -> None:
 
 def _refuse_other_distribution(wanted: ActionSpec, action: Tensor, dist: Distribution) -> None:
     """Refuse distributions of other actions than the environment accepts."""
-    if _is_discrete(dist, action) == (wanted.kind in ("continuous", "mixed")):
+    name = type(dist).__name__
+    while isinstance(dist, Independent):
+        dist = dist.base_dist
+    is_discrete = isinstance(dist, Bernoulli) or not action.is_floating_point()
+    if is_discrete == (wanted.kind in ("continuous", "mixed")):
         raise ConfigurationError(
-            f"the policy draws actions from a {type(dist).__name__}, but the environment's are "
-            f"{wanted.kind}"
+            f"the policy draws actions from a {name}, but the environment's are {wanted.kind}"
         )
     most = max(wanted.sizes, default=0)
     if isinstance(dist, Categorical) and dist.probs.shape[-1] != most:
@@ -323,12 +326,6 @@ def _refuse_other_distribution(wanted: ActionSpec, action: Tensor, dist: Distrib
             f"the policy chooses among {dist.probs.shape[-1]} actions, but the environment has "
             f"{most} ({wanted.kind})"
         )
-
-
-def _is_discrete(dist: Distribution, action: Tensor) -> bool:
-    while isinstance(dist, Independent):
-        dist = dist.base_dist
-    return isinstance(dist, Bernoulli) or not action.is_floating_point()
 
 
 def depends_on_row_alone(

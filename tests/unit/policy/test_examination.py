@@ -100,6 +100,22 @@ class TestOutputs:
         with pytest.raises(ConfigurationError, match=f"among {logits} .* environment has 4"):
             find_outputs(inference)
 
+    def test_so_are_independent_choices(self):
+        choices = ActionSpec("multi_discrete", ArraySpec((2,), np.dtype(np.int64)), (4, 3))
+        spec = EnvSpec(discrete(4).observations, choices)
+        policy = ProbabilisticTensorDictSequential(
+            TensorDictModule(
+                nn.Sequential(nn.Linear(WIDTH, 10), nn.Unflatten(-1, (2, 5))),
+                ["observation"],
+                ["logits"],
+            ),
+            ProbabilisticTensorDictModule(
+                ["logits"], ["action"], distribution_class=IndependentCategorical
+            ),
+        )
+        with pytest.raises(ConfigurationError, match=r"among 5 .* environment has 4"):
+            find_outputs(PolicyInference(policy, spec, batch_size=2))
+
     def test_a_policy_that_cannot_read_the_observation_is_refused(self):
         spec = discrete(4, width=7)
         inference = PolicyInference(as_policy(nn.Linear(WIDTH, 4), spec), spec, batch_size=2)
@@ -372,6 +388,11 @@ class TestKindOfAction:
 class IndependentBernoulli(Independent):
     def __init__(self, logits) -> None:
         super().__init__(Bernoulli(logits=logits), 1)
+
+
+class IndependentCategorical(Independent):
+    def __init__(self, logits) -> None:
+        super().__init__(Categorical(logits=logits), 1)
 
 
 class TestProbe:
