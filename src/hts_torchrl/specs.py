@@ -140,6 +140,12 @@ class EnvSpec:
                 "batch: give them other names, with gymnasium.wrappers.TransformObservation or "
                 "torchrl's RenameTransform"
             )
+        joined = [key if isinstance(key, str) else ".".join(key) for key in self.observations]
+        if doubled := [name for name in joined if joined.count(name) > 1]:
+            raise ConfigurationError(
+                f"the environment has two observations named {doubled[0]!r} when their names are "
+                "joined by dots: give one another name"
+            )
         for name, counted in COUNTED.items():
             seen = self.observations.get(name, counted)
             if (seen.shape, seen.dtype) != (counted.shape, counted.dtype):

@@ -32,6 +32,11 @@ def test_an_environment_without_observations_is_refused():
         EnvSpec({}, continuous(-1.0))
 
 
+def test_two_observations_that_would_have_one_place_in_memory_are_refused():
+    with pytest.raises(ConfigurationError, match=r"two observations named 'a\.b'"):
+        EnvSpec({"a.b": VECTOR, ("a", "b"): VECTOR}, continuous(-1.0))
+
+
 @pytest.mark.parametrize("name", ["action", "reward", "done", "next", "episode_end"])
 def test_an_observation_named_as_another_entry_of_a_batch_is_refused(name):
     with pytest.raises(ConfigurationError, match=rf"observations named \['{name}'\]"):

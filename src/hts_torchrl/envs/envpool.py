@@ -74,7 +74,8 @@ class EnvPoolEnvs(EnvFactory):
                 with called("make_spec", index):
                     envs.append(PoolOfOne(envpool, self.id, kwargs))
         except (ImportError, TypeError, ValueError, AssertionError, RuntimeError) as error:
-            raise ConfigurationError(f"EnvPool's environment {self.id!r}: {error}") from error
+            told = _of_another_type(envpool, self.id, kwargs) or " ".join(str(error).split())
+            raise ConfigurationError(f"EnvPool's environment {self.id!r}: {told}") from error
         return EnvPoolGroup(envs, indices)
 
 
@@ -89,6 +90,21 @@ def _envpool() -> ModuleType:
         ) from error
     let_go_of_import_error()
     return envpool
+
+
+def _of_another_type(envpool: ModuleType, env_id: str, kwargs: dict[str, Any]) -> str | None:
+    """Name an argument whose type EnvPool refuses; its own words are the types of all, by place."""
+    for name, value in kwargs.items():
+        try:
+            envpool.make_spec(env_id, **{name: value})
+        except TypeError:
+            config = envpool.make_spec(env_id).config
+            if hasattr(config, name):
+                own = getattr(config, name)
+                return f"{name}={value!r}; {type(own).__name__} is needed, such as {own!r}"
+        except Exception:  # told by the caller, in EnvPool's words
+            continue
+    return None
 
 
 class PoolOfOne(gymnasium.Env[Any, Any]):

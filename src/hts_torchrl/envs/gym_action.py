@@ -43,16 +43,22 @@ def _in_form_of(space: gymnasium.Space[Any], leaves: Iterator[Any]) -> Any:  # n
 def env_action(spec: ActionSpec, action: Array, space: gymnasium.Space[Any]) -> Any:  # noqa: ANN401
     """Turn an answer of the policy into what the environment accepts, in memory of its own.
 
-    Choices begin where the space begins. Continuous actions are clipped to the bounds, as in
-    Stable-Baselines3, and have the dtype of the space; the storage keeps the action that was drawn.
+    Choices have the shape of the space, and begin where it begins. Continuous actions are clipped
+    to the bounds, as in Stable-Baselines3, and have the dtype of the space; the storage keeps the
+    action that was drawn.
 
     Args:
         spec: of the action.
-        action: the answer for one environment.
-        space: the environment's own.
+        action: the answer for one environment, or those for a batch.
+        space: of one environment.
     """
     if spec.kind == "continuous":
         low, high = space.low, space.high  # type: ignore[attr-defined] # of a Box
         return np.asarray(np.clip(action, low, high), dtype=space.dtype)
+    if space.shape != spec.array.shape:
+        batch = action.shape[: action.ndim - len(spec.array.shape)]
+        action = action.reshape((*batch, *space.shape))  # type: ignore[misc] # it has a shape
+    if isinstance(space, gymnasium.spaces.Box):
+        return np.asarray(action + space.low.astype(np.int64), dtype=space.dtype)
     chosen = action + getattr(space, "start", 0)
     return chosen if chosen.dtype == space.dtype else chosen.astype(space.dtype)

@@ -238,13 +238,17 @@ def _copy(env: Any, kind: str) -> Any:  # noqa: ANN401
 
 
 def _takes_index(maker: Any) -> bool:  # noqa: ANN401
-    """Return whether a function wants an argument: one with a default keeps it, as in TorchRL."""
+    """Return whether a function wants an argument: one with a default keeps it, as in TorchRL.
+
+    ``*args, **kwargs`` want none: they are handed on, as by classes derived from another's
+    environment, whose first setting the index would be.
+    """
     call = maker if isinstance(maker, partial) else partial(maker)
     if isinstance(call.func, type) and type(call.func).__call__ is not type.__call__:
         # The signature would be that of the metaclass, as TorchRL's environments have one.
         call = partial(call.func.__init__, None, *call.args, **call.keywords)  # type: ignore[misc]
     try:
-        parameters = inspect.signature(call).parameters.values()
+        parameters = [*inspect.signature(call).parameters.values()]
     except ValueError:  # written in C
         return True
     positional = (
@@ -253,7 +257,10 @@ def _takes_index(maker: Any) -> bool:  # noqa: ANN401
         Parameter.VAR_POSITIONAL,
     )
     first = next((each for each in parameters if each.kind in positional), None)
-    return first is not None and first.default is Parameter.empty
+    if first is None or first.default is not Parameter.empty:
+        return False
+    hands_on = Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD
+    return (first.kind, parameters[-1].kind) != hands_on
 
 
 def _group(envs: list[Any], indices: Sequence[int]) -> EnvGroup:

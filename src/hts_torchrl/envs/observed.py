@@ -181,7 +181,8 @@ class DeclaredSpace:
     """
 
     def __init__(self, space: spaces.Space[Any], specs: dict[Key, ArraySpec]) -> None:
-        forms = {spaces.Dict: dict, spaces.Tuple: tuple}
+        # Gymnasium takes a list for a tuple, too.
+        forms = {spaces.Dict: (dict,), spaces.Tuple: (tuple, list)}
         self._form = next((forms[kind] for kind in forms if isinstance(space, kind)), None)
         self._specs = specs
         self._paths = {key_of(path): path for path in leaves_of(space)}
@@ -196,7 +197,7 @@ class DeclaredSpace:
             return {"observation": observation}
         if not isinstance(observation, self._form):
             raise ConfigurationError(
-                f"a {type(observation).__name__} came, but a {self._form.__name__} is declared"
+                f"a {type(observation).__name__} came, but a {self._form[0].__name__} is declared"
             )
         return {key: _at(observation, path) for key, path in self._paths.items()}
 

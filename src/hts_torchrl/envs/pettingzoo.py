@@ -72,7 +72,9 @@ class PettingZooEnvs(EnvFactory):
                 while rows < len(indices):
                     with called("parallel_env", list(indices)), making(indices[0] + rows):
                         games.append(make(**kwargs))
-                    rows += len(games[0].possible_agents)
+                    agents = games[0].possible_agents
+                    require(len(agents) > 0, f"possible_agents={agents}", "one agent or more")
+                    rows += len(agents)
                 return AgentsGroup(games, indices[0])
         except (ImportError, AttributeError, TypeError, ValueError, AssertionError) as error:
             if not str(error):  # the traceback alone tells what it is

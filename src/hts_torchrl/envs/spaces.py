@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, TypeAlias
@@ -12,6 +13,8 @@ from gymnasium import spaces
 from hts_torchrl.envs.joined_action import joined
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.specs import ActionSpec, ArraySpec, EnvSpec, Key
+
+_INTEGERS = np.dtype(np.int64)
 
 Path: TypeAlias = tuple[Any, ...]
 """Names in ``Dict`` spaces and places in ``Tuple`` spaces, one within the other."""
@@ -117,28 +120,40 @@ def key_of(path: Path) -> Key:
 def action_of(space: spaces.Space) -> ActionSpec:  # type: ignore[type-arg]
     """Describe an action space that is neither ``Dict`` nor ``Tuple``.
 
+    Several choices are flat, in C order, whatever the shape of the space.
+
     Raises:
         ConfigurationError: if it is not supported.
     """
     array = _array_spec(space, "action")
-    integers = ArraySpec(array.shape, np.dtype(np.int64))
     match space:
         case spaces.Discrete():
+            integers = ArraySpec((), _INTEGERS)
             return ActionSpec("discrete", integers, (int(space.n),))
-        case spaces.MultiDiscrete() if len(space.shape) == 1:
-            return ActionSpec("multi_discrete", integers, tuple(int(n) for n in space.nvec))
-        case spaces.MultiBinary() if len(array.shape) == 1:
-            return ActionSpec("multi_discrete", integers, (2,) * array.shape[0])
+        case spaces.MultiDiscrete():
+            return several_choices(space.nvec.flat)
+        case spaces.MultiBinary():
+            return several_choices([2] * math.prod(array.shape))
         case spaces.Box() if np.issubdtype(array.dtype, np.floating):
-            low, high = space.low.astype(np.float32), space.high.astype(np.float32)
+            with np.errstate(over="ignore"):  # what float32 does not reach is no bound
+                low, high = space.low.astype(np.float32), space.high.astype(np.float32)
             if not (low <= high).all():  # which NaN is not either
                 raise ConfigurationError(
                     f"the action space {in_one_line(space)} has bounds that are not numbers"
                 )
             spec = ArraySpec(array.shape, np.dtype(np.float32))
             return ActionSpec("continuous", spec, low=low, high=high)
+        case spaces.Box() if space.is_bounded():
+            bounds = zip(space.low.flat, space.high.flat, strict=True)
+            return several_choices(int(high) - int(low) + 1 for low, high in bounds)
     raise ConfigurationError(
-        f"the action space {in_one_line(space)} is not supported; Discrete, a flat MultiDiscrete "
-        "or MultiBinary and a Box of floats are: gymnasium.wrappers.TransformAction turns one into "
-        "another"
+        f"the action space {in_one_line(space)} is not supported; Discrete, MultiDiscrete, "
+        "MultiBinary, a Box of floats and a bounded Box of integers are: "
+        "gymnasium.wrappers.TransformAction turns one into another"
     )
+
+
+def several_choices(sizes: Iterable[int], dtype: np.dtype[Any] = _INTEGERS) -> ActionSpec:
+    """Return the action of several choices, of so many each."""
+    each = tuple(map(int, sizes))
+    return ActionSpec("multi_discrete", ArraySpec((len(each),), dtype), each)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from tensordict import TensorDictBase
+from torch.nn.functional import one_hot
 from torchrl.data import (
     Binary,
     Bounded,
@@ -36,9 +37,9 @@ from hts_torchrl.envs.joined_action import joined, split
 from hts_torchrl.envs.layers import is_a, layers_of
 from hts_torchrl.envs.observed import as_declared, as_reward, observing, require_known
 from hts_torchrl.envs.own_generators import TORCH, OwnGenerators
-from hts_torchrl.envs.spaces import in_one_line
+from hts_torchrl.envs.spaces import in_one_line, several_choices
 from hts_torchrl.errors import ConfigurationError
-from hts_torchrl.specs import ActionKind, ActionSpec, Array, ArraySpec, EnvSpec, Key, MemorySpec
+from hts_torchrl.specs import ActionSpec, Array, ArraySpec, EnvSpec, Key, MemorySpec
 
 _NEVER = torch.zeros(1, dtype=torch.bool)
 
@@ -63,7 +64,7 @@ class EnvBaseGroup:
         self.spec = require_alike(specs)
         inner = zip(self.indices, self.envs, strict=True)
         require_apart({index: _environments_in(env) for index, env in inner})
-        self._parts = [parts_of(env) for env in self.envs]
+        self._actions_of = [action_maker(env) for env in self.envs]
         self._reward_keys = [env.reward_key for env in self.envs]
         self._act_on: list[Any] = []
         self._generators = [OwnGenerators(TORCH) for _ in self.envs]
@@ -111,10 +112,9 @@ class EnvBaseGroup:
         """Step each environment, and reset those whose episode ended."""
         stepped, following = [], []
         for row, env in enumerate(self.envs):
-            tensordict, parts = self._act_on[row], self._parts[row]
-            action = [actions[row]] if len(parts) == 1 else split(actions[row], [*parts.values()])
-            for key, part in zip(parts, action, strict=True):
-                tensordict.set(key, torch.tensor(part))  # a copy: the buffer is reused
+            tensordict = self._act_on[row]
+            for key, action in self._actions_of[row](actions[row]).items():
+                tensordict.set(key, action)
             with called("step_and_maybe_reset", self.indices[row]), self._generators[row]:
                 done, acted_on = env.step_and_maybe_reset(tensordict)
             stepped.append(done.get("next"))
@@ -308,37 +308,80 @@ def _observation_spec(key: Key, spec: TensorSpec) -> ArraySpec:
 
 def _action_spec(env: EnvBase) -> ActionSpec:
     if len(env.action_keys) != 1:
-        return joined(parts_of(env))
+        return joined(_parts_of(env))
     key = env.action_key
     masks = [layer.in_keys for layer in layers_of(env) if is_a(layer, "torchrl.ActionMask")]
     mask = next((mask for masked, mask in masks if masked == key), None)
     return replace(_action_of(env.full_action_spec_unbatched[key]), key=key, mask=mask)
 
 
-def parts_of(env: EnvBase) -> dict[Key, ActionSpec]:
+def _parts_of(env: EnvBase) -> dict[Key, ActionSpec]:
     """Return what one environment accepts under each key of actions."""
+    return {key: _action_of(spec) for key, spec in _action_specs(env).items()}
+
+
+def _action_specs(env: EnvBase) -> dict[Key, TensorSpec]:
     specs = env.full_action_spec_unbatched
-    return {key: _action_of(specs[key]) for key in env.action_keys}
+    return {key: specs[key] for key in env.action_keys}
+
+
+def action_maker(env: EnvBase) -> Callable[[Array], dict[Key, torch.Tensor]]:
+    """Return what turns answers of the policy into what an environment reads, by its keys.
+
+    Args:
+        env: one environment, which is given one answer, or a batch, which is given a batch.
+    """
+    specs, parts = _action_specs(env), _parts_of(env)
+
+    def actions_of(answer: Array) -> dict[Key, torch.Tensor]:
+        apart = [answer] if len(parts) == 1 else split(answer, [*parts.values()])
+        each = zip(parts.items(), specs.values(), apart, strict=True)
+        return {key: _env_action(part, spec, action) for (key, part), spec, action in each}
+
+    return actions_of
+
+
+def _env_action(part: ActionSpec, spec: TensorSpec, action: Array) -> torch.Tensor:
+    tensor = torch.tensor(action)  # a copy: the buffer is reused
+    if part.kind != "multi_discrete":
+        return tensor
+    batch = tensor.shape[:-1]
+    match spec:
+        case OneHot():
+            choices = zip(tensor.unbind(-1), part.sizes, strict=True)
+            tensor = torch.cat([one_hot(choice, size) for choice, size in choices], -1)
+        case Bounded():
+            tensor += spec.space.low.flatten()
+    return tensor.reshape(*batch, *spec.shape).to(spec.dtype)
 
 
 def _action_of(spec: TensorSpec) -> ActionSpec:
+    """Describe an action under one key; several choices are flat, whatever the spec's shape."""
     match spec:
-        case OneHot() if not isinstance(spec, MultiOneHot) and spec.shape[:-1].numel() == 1:
+        case MultiOneHot():  # which is a OneHot too
+            return several_choices([*spec.nvec] * spec.shape[:-1].numel())
+        case OneHot() if spec.shape[:-1].numel() == 1:
             return ActionSpec("one_hot", _array_spec(spec), (int(spec.n),))
-        case MultiCategorical() if spec.nvec.ndim == 1:  # which is a Categorical too
-            sizes = tuple(int(n) for n in spec.nvec)
-            return ActionSpec("multi_discrete", _array_spec(spec), sizes)
-        case Binary() if len(spec.shape) == 1:
-            return ActionSpec("multi_discrete", _array_spec(spec), (2,) * spec.shape[0])
-        case Categorical() if not isinstance(spec, MultiCategorical | Binary) and spec.ndim < 2:
-            kind: ActionKind = "multi_discrete" if spec.ndim else "discrete"
-            return ActionSpec(kind, _array_spec(spec), (int(spec.n),) * spec.shape.numel())
+        case OneHot():
+            return several_choices([int(spec.n)] * spec.shape[:-1].numel())
+        case MultiCategorical():  # which is a Categorical too
+            return several_choices(spec.nvec.flatten(), _array_spec(spec).dtype)
+        case Binary():
+            return several_choices([2] * spec.shape.numel(), _array_spec(spec).dtype)
+        case Categorical() if spec.ndim:
+            sizes = [int(spec.n)] * spec.shape.numel()
+            return several_choices(sizes, _array_spec(spec).dtype)
+        case Categorical():
+            return ActionSpec("discrete", _array_spec(spec), (int(spec.n),))
         case Bounded() | Unbounded() if spec.dtype.is_floating_point:
             array = _array_spec(spec)
             low = spec.space.low.numpy() if isinstance(spec, Bounded) else None
             high = spec.space.high.numpy() if isinstance(spec, Bounded) else None
             return ActionSpec("continuous", array, low=low, high=high)
+        case Bounded():
+            bounds = zip(spec.space.low.flatten(), spec.space.high.flatten(), strict=True)
+            return several_choices(int(high) - int(low) + 1 for low, high in bounds)
     raise ConfigurationError(
-        f"the action spec {in_one_line(spec)} is not supported; a flat OneHot, Categorical, "
-        "MultiCategorical or Binary and a Bounded or Unbounded of floats are"
+        f"the action spec {in_one_line(spec)} is not supported; OneHot, Categorical, "
+        "MultiOneHot, MultiCategorical, Binary, Bounded, and Unbounded of floats are"
     )

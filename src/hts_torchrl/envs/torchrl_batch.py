@@ -6,14 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from torchrl.envs import EnvBase
 
 from hts_torchrl.envs.group import Observation, Transition, called
-from hts_torchrl.envs.joined_action import split
 from hts_torchrl.envs.observed import as_declared, observing, require_known
 from hts_torchrl.envs.own_generators import TORCH, OwnGenerators
-from hts_torchrl.envs.torchrl import parts_of, spec_of_one
+from hts_torchrl.envs.torchrl import action_maker, spec_of_one
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.specs import Array, ArraySpec
 
@@ -40,7 +38,7 @@ class BatchedEnvGroup:
         self.num_envs = len(self.indices)
         with called("specs", self.indices):
             self.spec = spec_of_one(env)
-        self._parts, self._reward_key = parts_of(env), env.reward_key
+        self._actions_of, self._reward_key = action_maker(env), env.reward_key
         self._declared = {
             key: ArraySpec((self.num_envs, *array.shape), array.dtype)
             for key, array in self.spec.observations.items()
@@ -69,10 +67,8 @@ class BatchedEnvGroup:
 
     def step(self, actions: Array) -> Transition:
         """Step all environments at once, and reset those whose episode ended."""
-        parts = [*self._parts.values()]
-        action = [actions] if len(parts) == 1 else split(actions, parts)
-        for key, part in zip(self._parts, action, strict=True):
-            self._act_on.set(key, torch.tensor(part))  # a copy: the buffer is reused
+        for key, action in self._actions_of(actions).items():
+            self._act_on.set(key, action)
         with called("step_and_maybe_reset", self.indices), self._generators:
             done, self._act_on = self.env.step_and_maybe_reset(self._act_on)
         step = done.get("next")

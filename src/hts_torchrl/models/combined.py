@@ -64,7 +64,9 @@ def _one_hot(chosen: Tensor, choices: Sequence[range]) -> Tensor:
     """Return of integers ``[..., K]`` which choices they are: bool ``[..., C]``, K ones a row."""
     return torch.cat(
         [
-            chosen[..., index, None] == torch.arange(each.start, each.stop, device=chosen.device)
+            # Of int64: torch does not compare unsigned integers of 16 bits or more with others.
+            chosen[..., index, None].long()
+            == torch.arange(each.start, each.stop, device=chosen.device)
             for index, each in enumerate(choices)
         ],
         -1,
@@ -115,6 +117,5 @@ def _picture_trunk(network: str, key: Key, picture: ArraySpec) -> nn.Module:
         if reader == network:
             raise
         raise ConfigurationError(
-            f"{error}; among several observations 'mlp' leaves pictures to 'nature', and "
-            "network='impala' reads small ones"
+            f"{error}; among several observations 'mlp' leaves pictures to 'nature'"
         ) from error

@@ -84,11 +84,18 @@ def built(network: str, spec: EnvSpec, make: Callable[[], PolicyT]) -> PolicyT:
         make: makes the network.
 
     Raises:
-        ConfigurationError: if the machine has not the memory.
+        ConfigurationError: if the machine has not the memory, or nobody could.
     """
     if is_built_in(network):
-        with torch.device("meta"):  # where nothing is allocated, nor drawn
-            policy = make()
+        try:
+            with torch.device("meta"):  # where nothing is allocated, nor drawn
+                policy = make()
+        except (RuntimeError, TypeError) as error:  # torch's, of sizes that it cannot count
+            told = str(error).partition("\n")[0]
+            raise ConfigurationError(
+                f"the network {network!r} of this environment ({_briefly(spec)}) cannot be made: "
+                f"{told}"
+            ) from error
         size = sum(each.numel() * each.element_size() for each in policy.parameters())
         require_memory(
             4 * size,  # the gradient, and what Adam keeps

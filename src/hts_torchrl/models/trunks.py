@@ -64,8 +64,11 @@ def make_trunk(
         with torch.no_grad():
             trunk(torch.zeros(1, *observation.shape))
     except (RuntimeError, IndexError, ValueError, TypeError) as error:
+        too_small = isinstance(error, RuntimeError) and network in ("nature", "nips")
+        hint = "; network='impala' reads small pictures" if too_small else ""
         raise ConfigurationError(
-            f"the network {network!r} cannot read {what} of shape {observation.shape}: {error}"
+            f"the network {network!r} cannot read {what} of shape {observation.shape}: "
+            f"{error}{hint}"
         ) from error
     if not hasattr(trunk, "out_features"):
         raise ConfigurationError(f"the network {network!r} has no out_features, its trunk's width")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TypeAlias
 
 import torch
@@ -26,8 +27,8 @@ from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.models.distributions import action_head, parameter_keys
 from hts_torchrl.policy.exploration import RandomActions
 from hts_torchrl.policy.forward import modules_of, path_of
-from hts_torchrl.policy.inference import first_rows
-from hts_torchrl.policy.limits import named, require_called
+from hts_torchrl.policy.inference import first_inputs
+from hts_torchrl.policy.limits import misfit, named, require_called
 from hts_torchrl.policy.memory import with_memory
 from hts_torchrl.policy.probe import differ
 from hts_torchrl.specs import IS_INIT, ActionSpec, EnvSpec, Key
@@ -51,7 +52,7 @@ class FunctionPolicy(TensorDictModuleBase):
         super().__init__()
         self.function = function
         self.in_keys: list[Key] = list(spec.observations)
-        with torch.no_grad():
+        with _in_eval_mode(self), torch.no_grad():
             written, again = self(_trial(spec)), self(_trial(spec))
             keys = written.keys(include_nested=True, leaves_only=True)
             self.out_keys: list[Key] = [key for key in keys if key not in spec.inputs]
@@ -189,16 +190,27 @@ def _reads_tensordict(module: nn.Module) -> bool:
 
 def _writes_action(module: nn.Module, spec: EnvSpec) -> bool:
     """Return whether a plain module answers the observation with one tensor, and not a pair."""
-    with torch.no_grad():
-        return isinstance(module(*_trial(spec).select(*spec.observations).values()), torch.Tensor)
+    seen = _trial(spec).select(*spec.observations).values()
+    with contextlib.suppress(RuntimeError), _in_eval_mode(module), torch.no_grad():
+        return isinstance(module(*seen), torch.Tensor)
+    return False  # it does not fit, which is told where it is examined
+
+
+@contextlib.contextmanager
+def _in_eval_mode(policy: nn.Module) -> Iterator[None]:
+    """Try a policy without a trace in its statistics, such as those of BatchNorm."""
+    learning = [module for module in policy.modules() if module.training]
+    policy.eval()
+    try:
+        yield
+    finally:
+        for module in learning:
+            module.training = True
 
 
 def _trial(spec: EnvSpec) -> TensorDict:
     """Return two rows of all that a policy may read."""
-    return TensorDict(
-        {key: first_rows(array, 2) for key, array in spec.inputs.items()},
-        [2],
-    )
+    return TensorDict(first_inputs(spec, 2), [2])
 
 
 def _complete(policy: nn.Module, spec: EnvSpec) -> None:
@@ -219,10 +231,18 @@ def _complete(policy: nn.Module, spec: EnvSpec) -> None:
 
 
 def initialise(policy: TensorDictModuleBase, spec: EnvSpec) -> None:
-    """Give lazy layers their shapes and first weights, by one pass."""
+    """Give lazy layers their shapes and first weights, by one pass.
+
+    Raises:
+        ConfigurationError: if the policy cannot read the observation.
+    """
     if any(map(is_lazy, policy.parameters())):
-        with torch.no_grad():
-            policy(_trial(with_memory(policy, spec)))
+        trial = _trial(with_memory(policy, spec))
+        try:
+            with _in_eval_mode(policy), torch.no_grad():
+                policy(trial)
+        except RuntimeError as error:
+            raise misfit(spec, error) from error
 
 
 def _require_readable(policy: TensorDictModuleBase, spec: EnvSpec) -> None:

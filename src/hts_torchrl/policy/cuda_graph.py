@@ -68,7 +68,7 @@ class StagedPass:
         answers = staged.run(compute)
 
     Args:
-        inputs: observations and memory ``[B, ...]`` on the CPU, whose shapes and types are taken.
+        inputs: observations and memory ``[B, ...]`` on the CPU, whose values are taken.
         draws: float64 ``[B, K]`` on the CPU, whose values are taken.
         device: of the passes.
         cudagraph: capture the pass at the first call, as a CUDA graph, and replay it in all others.
@@ -86,12 +86,13 @@ class StagedPass:
         self._device, self._cudagraph = device, cudagraph
         given = {**inputs, _DRAWS: draws}
         self._from_cpu = Block(given, "cpu", pinned=device.type == "cuda")
+        for key, tensor in given.items():
+            self._from_cpu.tensors[key].copy_(tensor)
         self._there = Block(given, device)
         self.inputs = {key: self._from_cpu.tensors[key] for key in inputs}
         """``[B, ...]`` by key, on the CPU."""
         self.draws = self._from_cpu.tensors[_DRAWS]
         """float64 ``[B, K]``, on the CPU."""
-        self.draws.copy_(draws)
         self._variants: dict[tuple[bool, bool], _Variant] = {}
 
     def run(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +17,7 @@ from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.policy.compiled_pass import CompiledPass
 from hts_torchrl.policy.forward import PolicyOutput, path_of
 from hts_torchrl.policy.inference import PolicyInference
+from hts_torchrl.policy.limits import misfit
 from hts_torchrl.policy.probe import (
     OTHERS,
     TORCH,
@@ -29,6 +31,17 @@ from hts_torchrl.policy.probe import (
 from hts_torchrl.specs import ActionSpec, ArraySpec, Key, next_key
 
 _CHANCE = "chance must come from the policy's distribution"
+_ONE_BY_ONE = "actors answer one row at a time, exact but slower"
+_DEPENDS = (
+    "the policy's answer to an observation depends on the other rows of the batch (or on its place "
+    f"among them): {_ONE_BY_ONE}; another inference_batch_size, such as 8, may do"
+)
+_ANSWERS_NAN = (
+    "the policy answers random observations from 0 to 1 with NaN, so whether an answer depends on "
+    f"other rows of the batch cannot be told: {_ONE_BY_ONE}"
+)
+_UNREADABLE = (RuntimeError, IndexError, ValueError)
+"""What torch raises for numbers that a policy cannot read."""
 _TAKEN = {"next", "collector", "done", "terminated", "truncated"}
 
 
@@ -70,27 +83,35 @@ def examine(
         outputs = {key: array for key, array in outputs.items() if key not in extras}
         extras = ()
     batch_size = inference.batch_size
-    try:
+    answers_numbers = find_readable(inference)
+    with _tried_at_random():
         is_exact = batch_size == 1 or depends_on_row_alone(inference)
-    except RuntimeError as error:
-        raise ConfigurationError(
-            f"the policy fails where it is tried with random observations: {error}"
-        ) from error
     if compile_policy is not None:
         inference.extras = list(extras)  # what is examined is what actors compile
         inference.compiled = CompiledPass(inference, compile_policy)
         inference.run_batch(greedy)
         is_exact &= batch_size == 1 or depends_on_row_alone(inference, greedy=greedy)
     if batch_size == 1 or not is_exact:
-        _refuse_own_memory(inference)
+        with _tried_at_random():
+            _refuse_own_memory(inference)
     if not is_exact:
-        warnings.warn(
-            "the policy's answer to an observation depends on the other rows of the batch (or on "
-            "its place among them): actors answer one row at a time, exact but slower",
-            stacklevel=5,
-        )
+        warnings.warn(_DEPENDS if answers_numbers else _ANSWERS_NAN, stacklevel=5)
         batch_size = 1
     return Examined(outputs, extras, batch_size)
+
+
+@contextlib.contextmanager
+def _tried_at_random() -> Iterator[None]:
+    """Refuse a policy that has no answer to random observations."""
+    try:
+        yield
+    except ConfigurationError:
+        raise
+    except _UNREADABLE as error:
+        raise ConfigurationError(
+            "the policy fails where it is tried with random observations: "
+            f"{' '.join(str(error).split())}"
+        ) from error
 
 
 def find_outputs(inference: PolicyInference) -> dict[Key, ArraySpec]:
@@ -139,12 +160,10 @@ def _first_pass(
 ) -> tuple[dict[Key, Tensor], PolicyOutput]:
     try:
         return inference.run_batch(greedy)
-    except RuntimeError as error:  # torch's word for shapes and types that do not fit
-        observations = {str(key): tuple(rows.shape[1:]) for key, rows in inference.inputs.items()}
-        raise ConfigurationError(
-            f"the policy does not fit the environment (observations of shape {observations}, "
-            f"actions of shape {inference.action.array.shape}): {error}"
-        ) from error
+    except ConfigurationError:
+        raise
+    except _UNREADABLE as error:  # torch's words for shapes, types and numbers that do not fit
+        raise misfit(inference.spec, error) from error
 
 
 def _refuse_other_actions(
@@ -293,10 +312,13 @@ def _refuse_other_type(wanted: ActionSpec, action: Tensor) -> None:
 
 def _refuse_other_distribution(wanted: ActionSpec, action: Tensor, dist: Distribution) -> None:
     """Refuse distributions of other actions than the environment accepts."""
-    if _is_discrete(dist, action) == (wanted.kind in ("continuous", "mixed")):
+    name = type(dist).__name__
+    while isinstance(dist, Independent):
+        dist = dist.base_dist
+    is_discrete = isinstance(dist, Bernoulli) or not action.is_floating_point()
+    if is_discrete == (wanted.kind in ("continuous", "mixed")):
         raise ConfigurationError(
-            f"the policy draws actions from a {type(dist).__name__}, but the environment's are "
-            f"{wanted.kind}"
+            f"the policy draws actions from a {name}, but the environment's are {wanted.kind}"
         )
     most = max(wanted.sizes, default=0)
     if isinstance(dist, Categorical) and dist.probs.shape[-1] != most:
@@ -304,12 +326,6 @@ def _refuse_other_distribution(wanted: ActionSpec, action: Tensor, dist: Distrib
             f"the policy chooses among {dist.probs.shape[-1]} actions, but the environment has "
             f"{most} ({wanted.kind})"
         )
-
-
-def _is_discrete(dist: Distribution, action: Tensor) -> bool:
-    while isinstance(dist, Independent):
-        dist = dist.base_dist
-    return isinstance(dist, Bernoulli) or not action.is_floating_point()
 
 
 def depends_on_row_alone(
@@ -348,24 +364,54 @@ def depends_on_row_alone(
     return True
 
 
-def fill_at_random(inference: PolicyInference, generator: np.random.Generator) -> None:
-    """Fill inputs and draws: integers over their range, floats from a normal distribution.
+def find_readable(inference: PolicyInference) -> bool:
+    """Find random observations to which the policy has an answer; sets ``within_one``.
 
-    Booleans may be a mask, which allows something: several that are all False become True.
+    A logarithm has none to numbers below zero, and a table of 11 objects none to the byte 200,
+    which the environment may never give.
+
+    Args:
+        inference: of the policy; its inputs are overwritten.
+
+    Returns:
+        Whether all that it answers then are numbers.
+    """
+    for within_one in (False, True):
+        inference.within_one = within_one
+        fill_at_random(inference, np.random.default_rng(0))
+        with contextlib.suppress(*_UNREADABLE):
+            if not any(value.isnan().any() for value in computed(inference)):
+                return True
+    return False
+
+
+def fill_at_random(inference: PolicyInference, generator: np.random.Generator) -> None:
+    """Fill inputs and draws: choices and bytes over their range, floats from a normal distribution.
+
+    Other integers are 0 or 1. ``inference.within_one`` asks for numbers from 0 to 1 alone, but for
+    choices. Several booleans, or a mask, allow something: where all are 0 they become 1.
 
     Args:
         inference: whose inputs and draws are overwritten.
         generator: of the random numbers.
     """
-    for value in inference.inputs.values():
-        batch = value.numpy()
-        if batch.dtype.kind in "iub":
-            high = 256 if batch.dtype == np.uint8 else 2
-            batch[...] = generator.integers(0, high, batch.shape)
-            if batch.dtype.kind == "b" and batch.ndim > 1 and batch.shape[-1] > 1:
-                batch |= ~batch.any(-1, keepdims=True)
+    spec = inference.spec
+    for key, value in inference.inputs.items():
+        batch, choices = value.numpy(), spec.inputs[key].choices
+        if choices:
+            first, after = [each.start for each in choices], [each.stop for each in choices]
+            chosen = generator.integers(first, after, (len(batch), len(choices)))
+            batch[...] = chosen.reshape(batch.shape)
+        elif batch.dtype.kind in "iub":
+            is_byte = batch.dtype == np.uint8 and not inference.within_one
+            batch[...] = generator.integers(0, 256 if is_byte else 2, batch.shape)
+        elif inference.within_one:
+            batch[...] = generator.random(batch.shape)
         else:
             batch[...] = generator.standard_normal(batch.shape)
+        several = batch.dtype.kind == "b" and batch.ndim > 1 and batch.shape[-1] > 1
+        if several or (key == spec.action_mask and batch.dtype.kind in "iub"):
+            batch |= ~batch.any(-1, keepdims=True)
     inference.draws.numpy()[...] = generator.random(inference.draws.shape)
 
 
@@ -406,6 +452,7 @@ def require_capturable(inference: PolicyInference) -> None:
     Raises:
         ConfigurationError: naming ``cudagraph_policy``, and what stands against it.
     """
+    find_readable(inference)
     fill_at_random(inference, np.random.default_rng(0))
     plain, result = inference.run_batch()
     draws = inference.draws.to(inference.device)

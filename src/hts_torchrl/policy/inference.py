@@ -93,9 +93,7 @@ class PolicyInference:
         self._bf16 = precision == "bf16-mixed"
         if self._bf16:
             _cast_weights(self.policy)
-        self.inputs: dict[Key, Tensor] = {
-            key: first_rows(array, batch_size) for key, array in spec.inputs.items()
-        }
+        self.inputs = first_inputs(spec, batch_size)
         noise = noise_memory(policy, spec.action)
         self.carried = {
             next_key(key): key if key in noise else next_key(key) for key in spec.memory.initial
@@ -111,7 +109,7 @@ class PolicyInference:
         # The caller of the serial twin may have set another mode.
         remembers = bool(spec.memory.initial)
         self._single_steps = set_recurrent_mode(False) if remembers else contextlib.nullcontext()
-        self.action, self._spec = spec.action, spec
+        self.action, self.spec = spec.action, spec
         self.log_prob_keys: list[Key] = []
         """Empty if the policy writes the action itself, and gives no distribution."""
         self._exploring: ExploringPolicy | None = None
@@ -126,10 +124,12 @@ class PolicyInference:
         self.extras = list(extras)
         self.compiled: Pass | None = None
         """What runs in place of :meth:`compute`, except for random actions; the bits differ."""
+        self.within_one = False
+        """Whether random observations are from 0 to 1, because the policy reads no others."""
 
     @functools.cached_property
     def _random(self) -> RandomActions:
-        return RandomActions(self._spec)
+        return RandomActions(self.spec)
 
     def answer(
         self,
@@ -334,15 +334,26 @@ def _torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
     return torch.from_numpy(np.empty(0, dtype)).dtype
 
 
-def first_rows(array: ArraySpec, rows: int) -> Tensor:
-    """Return what a policy is tried with: zeros, and a mask that allows everything.
+def first_inputs(spec: EnvSpec, rows: int) -> dict[Key, Tensor]:
+    """Return what a policy is tried with: zeros, first choices, and masks that allow everything.
 
     Args:
-        array: of an entry that it reads.
-        rows: how many.
+        spec: of the environment, and of what the policy remembers of it.
+        rows: how many of each entry, ``[rows, *shape]``.
     """
-    allows = array.dtype == np.bool_
-    return torch.full((rows, *array.shape), allows, dtype=_torch_dtype(array.dtype))
+    return {
+        key: _first_of(array, allows=array.dtype == np.bool_ or key == spec.action_mask)
+        .expand(rows, *array.shape)
+        .clone()
+        for key, array in spec.inputs.items()
+    }
+
+
+def _first_of(array: ArraySpec, *, allows: bool) -> Tensor:
+    dtype = _torch_dtype(array.dtype)
+    if array.choices and not allows:
+        return torch.tensor([each.start for each in array.choices], dtype=dtype).view(array.shape)
+    return torch.full(array.shape, allows, dtype=dtype)
 
 
 @contextlib.contextmanager

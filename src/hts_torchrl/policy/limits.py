@@ -13,7 +13,7 @@ from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.models.actor_critic import ActorCritic
 from hts_torchrl.policy.forward import is_fused, is_of_a_library, is_sequence, users_call
 from hts_torchrl.policy.projection import specs_of
-from hts_torchrl.specs import ActionSpec, Key
+from hts_torchrl.specs import ActionSpec, EnvSpec, Key
 
 _NOT_ASKED = ("get_dist_params", "heads")
 """Methods of sequences, and of :class:`ActorCritic`, in whose place the modules are asked."""
@@ -122,3 +122,17 @@ def _refuse_other(key: Key, spec: TensorSpec, part: ActionSpec) -> None:
             f"the policy has safe=True and a spec of {key!r} of {choices} choices, but the "
             f"environment's are {part.kind} {list(part.sizes)}: give it the environment's spec"
         )
+
+
+def misfit(spec: EnvSpec, error: Exception) -> ConfigurationError:
+    """Return the refusal of a policy that cannot read what an environment observes.
+
+    Args:
+        spec: of the environment, and of what the policy remembers of it.
+        error: in which the policy's pass ended.
+    """
+    observations = {str(key): array.shape for key, array in spec.inputs.items()}
+    return ConfigurationError(
+        f"the policy does not fit the environment (observations of shape {observations}, "
+        f"actions of shape {spec.action.array.shape}): {' '.join(str(error).split())}"
+    )

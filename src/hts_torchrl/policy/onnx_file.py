@@ -26,7 +26,7 @@ from hts_torchrl.durable_file import replacing
 from hts_torchrl.errors import ConfigurationError, reason_of
 from hts_torchrl.policy.as_policy import as_policy
 from hts_torchrl.policy.composite import is_composite
-from hts_torchrl.policy.examination import fill_at_random
+from hts_torchrl.policy.examination import fill_at_random, find_readable
 from hts_torchrl.policy.forward import evaluate, probabilistic_module
 from hts_torchrl.policy.inference import PolicyInference
 from hts_torchrl.policy.memory import memory_keys
@@ -123,6 +123,7 @@ class _Answers(nn.Module):
     def observations(self, rows: int) -> tuple[Tensor, ...]:
         """Return observations as an environment could give them, ``[rows, *shape]`` each."""
         inference = PolicyInference(self.policy, self.spec, batch_size=rows)
+        find_readable(inference)
         fill_at_random(inference, np.random.default_rng(0))
         return tuple(inference.inputs[key] for key in self.keys)
 
@@ -188,7 +189,7 @@ def _difference(answers: _Answers, session: Any, rows: int) -> float:  # noqa: A
         own[answers.names[-1]] = answers.greedy(found)
     differences = {name: _distance(found[name], own[name]) for name in answers.names}
     for name, difference in differences.items():
-        if not difference <= _MOST * max(1.0, float(np.abs(own[name]).max())):
+        if not difference <= _MOST * _largest(own[name]):
             raise ConfigurationError(
                 f"the ONNX file answers otherwise than the policy: {name} by up to {difference:g}"
             )
@@ -198,7 +199,17 @@ def _difference(answers: _Answers, session: Any, rows: int) -> float:  # noqa: A
 def _distance(one: Array, other: Array) -> float:
     if one.shape != other.shape:
         return float("inf")
-    return float(np.abs(one.astype(np.float64) - other.astype(np.float64)).max())
+    one, other = one.astype(np.float64), other.astype(np.float64)
+    apart = (one != other) & ~(
+        np.isnan(one) & np.isnan(other)
+    )  # equal infinities are no difference
+    return float(np.abs(one[apart] - other[apart]).max(initial=0.0))
+
+
+def _largest(answers: Array) -> float:
+    """Return the largest answer, or 1, without the logits of forbidden actions."""
+    sizes = np.abs(answers.astype(np.float64))
+    return float(sizes[sizes < np.finfo(np.float32).max].max(initial=1.0))
 
 
 @contextlib.contextmanager

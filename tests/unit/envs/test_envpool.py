@@ -150,6 +150,22 @@ def test_an_argument_that_envpool_does_not_know_is_refused():
         EnvPoolEnvs("CartPole-v1", {"frame_skips": 3}).group([0])
 
 
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"max_episode_steps": "many"}, "max_episode_steps='many'; int is needed, such as 500"),
+        (
+            {"max_episode_steps": 10, "reward_threshold": None},
+            "reward_threshold=None; float is needed, such as 475.0",
+        ),
+    ],
+)
+def test_an_argument_of_another_type_is_named(kwargs, message):
+    with pytest.raises(ConfigurationError) as refused:
+        EnvPoolEnvs("CartPole-v1", kwargs).group([0])
+    assert str(refused.value) == f"EnvPool's environment 'CartPole-v1': {message}"
+
+
 @pytest.mark.parametrize("name", ["intersection-multi-agent-v0", "TicTacToe-v1"])
 def test_games_of_several_players_are_refused(name):
     with pytest.raises(ConfigurationError, match=f"'{name}' has 2 players"):

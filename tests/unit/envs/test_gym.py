@@ -190,6 +190,46 @@ class TestActions:
         assert [action.tolist() for action in recording.actions] == [[0, 1, 1], [1, 0, 0]]
         assert all(recording.space.contains(action) for action in recording.actions)
 
+    @pytest.mark.parametrize("in_vector", [False, True], ids=["serial", "vector"])
+    @pytest.mark.parametrize("within", [None, spaces.Dict, spaces.Tuple])
+    @pytest.mark.parametrize(
+        ("space", "answer", "received"),
+        [
+            (
+                spaces.MultiDiscrete([[2, 3], [4, 5]], start=[[1, 0], [0, -2]]),
+                [1, 2, 3, 0],
+                [[2, 2], [3, -2]],
+            ),
+            (spaces.MultiBinary([3, 2]), [1, 0, 0, 1, 1, 1], [[1, 0], [0, 1], [1, 1]]),
+            (spaces.Box(-1, np.array([[0], [3]]), (2, 1), np.int32), [1, 4], [[0], [3]]),
+            (spaces.Box(250, 255, (2,), np.uint8), [0, 5], [250, 255]),
+        ],
+    )
+    def test_choices_have_the_shape_and_type_of_the_space(
+        self, space, answer, received, within, in_vector
+    ):
+        whole = (
+            space if within is None else within([space] if within is spaces.Tuple else {"a": space})
+        )
+        recording = RecordingEnv(whole)
+        group = make_group(vector(recording) if in_vector else recording, [0, 1])
+        group.reset(SEEDS)
+        group.step(np.array([answer, answer]))
+        assert len(recording.actions) == 2
+        for action in recording.actions:
+            assert whole.contains(action)
+            part = action if within is None else action[0 if within is spaces.Tuple else "a"]
+            assert (np.asarray(part).tolist(), part.dtype) == (received, space.dtype)
+
+    def test_one_bounded_integer_is_a_choice_too(self):
+        recording = RecordingEnv(spaces.Box(3, 5, (), np.int32))
+        group = make_group(recording, [0])
+        group.reset([0])
+        group.step(np.array([[2]]))
+        (action,) = recording.actions
+        assert recording.space.contains(action)
+        assert (action.tolist(), action.dtype) == (5, np.int32)
+
     def test_multi_discrete_actions_are_passed_on(self):
         group = make_group(MultiDiscreteEnv, [0, 1])
         group.reset(SEEDS)

@@ -105,6 +105,11 @@ class Needing(Told):
         super().__init__(told)
 
 
+class HandingOn(Told):
+    def __init__(self, *args, **kwargs) -> None:
+        super().__init__(*args, **kwargs)
+
+
 @pytest.mark.parametrize(
     ("maker", "told"),
     [
@@ -119,6 +124,9 @@ class Needing(Told):
         (lambda index: Told(index), 6),
         (lambda index, name="kept": Told((index, name)), (6, "kept")),
         (lambda *indices: Told(indices), (6,)),
+        (HandingOn, "nothing"),
+        (lambda *args, **kwargs: Told(*args, **kwargs), "nothing"),
+        (lambda index, *args, **kwargs: Told(index, *args, **kwargs), 6),
         (partial(lambda name, index: Told((name, index)), "bound"), ("bound", 6)),
     ],
 )

@@ -95,6 +95,11 @@ class TestDeclaredSpace:
             "vector": [1, 1],
         }
 
+    def test_a_list_is_a_tuple_as_gymnasium_says(self):
+        assert PAIR.contains([1, np.ones(2, np.float32)])
+        entries = gate(PAIR).entries([1, np.ones(2, np.float32)])
+        assert {key: array.tolist() for key, array in entries.items()} == {"0": 1, "1": [1, 1]}
+
     def test_a_nested_one_has_the_entries_of_each_path(self):
         space = spaces.Dict(arm=spaces.Tuple([spaces.Discrete(3), BOTH]), eye=spaces.Discrete(2))
         inner = {"vector": np.ones(2, np.float32), "number": 6}

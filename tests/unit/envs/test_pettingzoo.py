@@ -141,6 +141,15 @@ class TestRefusals:
         with pytest.raises(ConfigurationError, match=f"game '{name}'"):
             PettingZooEnvs(name).group([0])
 
+    def test_a_game_without_agents_is_refused(self):
+        def make():
+            game = Duel()
+            game.possible_agents = []
+            return game
+
+        with pytest.raises(ConfigurationError, match=r"possible_agents=\[\]; one agent or more"):
+            PettingZooEnvs(make).group(range(2))
+
     def test_a_game_in_which_agents_take_turns_is_refused(self, tmp_path, monkeypatch):
         tmp_path.joinpath("turns.py").write_text("def env(): ...\n")
         monkeypatch.syspath_prepend(tmp_path)

@@ -68,11 +68,32 @@ def test_a_binary_action_is_a_choice_of_two_for_each_component():
     assert (action.kind, action.sizes, action.array.shape) == ("multi_discrete", (2, 2, 2), (3,))
 
 
+@pytest.mark.parametrize(
+    ("space", "sizes"),
+    [
+        (spaces.MultiDiscrete([[2, 3], [4, 5]]), (2, 3, 4, 5)),
+        (spaces.MultiBinary([2, 3]), (2,) * 6),
+        (spaces.Box(-1, np.array([[0], [3]]), (2, 1), np.int32), (2, 5)),
+        (spaces.Box(3, 255, (), np.uint8), (253,)),
+        (spaces.Box(0, 1, (2,), bool), (2, 2)),
+    ],
+)
+def test_choices_of_any_shape_and_bounded_integers_are_flat(space, sizes):
+    action = env_spec(BOX, space).action
+    assert (action.kind, action.sizes) == ("multi_discrete", sizes)
+    assert action.array == ArraySpec((len(sizes),), np.dtype(np.int64))
+
+
 def test_an_action_whose_bounds_are_no_numbers_is_refused():
     space = spaces.Box(-1.0, 1.0, (2,))
     space.low[0] = np.nan
     with pytest.raises(ConfigurationError, match="bounds that are not numbers"):
         env_spec(BOX, space)
+
+
+def test_bounds_that_single_precision_does_not_reach_are_none():
+    action = env_spec(BOX, spaces.Box(-1e300, 1e300, (2,), np.float64)).action
+    assert (action.low.tolist(), action.high.tolist()) == ([-np.inf] * 2, [np.inf] * 2)
 
 
 @pytest.mark.parametrize("space", [spaces.Box(0, 1, (0,)), spaces.Dict(a=spaces.Box(0, 1, (2, 0)))])
@@ -123,7 +144,7 @@ def test_what_leaves_a_part_out_is_named_for_parts_alone():
 
 @pytest.mark.parametrize(
     "space",
-    [PICTURE, spaces.MultiBinary([2, 3]), spaces.MultiDiscrete([[2, 3]]), spaces.Text(5)],
+    [spaces.Text(5), spaces.Box(-np.inf, 5, (2,), np.int64), spaces.Dict(a=spaces.Sequence(BOX))],
 )
 def test_other_actions_are_refused(space):
     with pytest.raises(ConfigurationError, match="not supported"):

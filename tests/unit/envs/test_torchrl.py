@@ -184,16 +184,49 @@ def test_actions_of_every_kind_reach_the_environment(kind, actions):
     assert received.tolist() == actions[:, 0].tolist()
 
 
+@pytest.mark.parametrize("batched", [False, True], ids=["single", "batched"])
+@pytest.mark.parametrize(
+    ("spec", "answer", "received"),
+    [
+        (MultiOneHot([2, 3]), [1, 2], [0, 1, 0, 0, 1]),
+        (
+            MultiOneHot([2, 3], shape=(2, 5)),
+            [1, 2, 0, 1],
+            [[0, 1, 0, 0, 1], [1, 0, 0, 1, 0]],
+        ),
+        (OneHot(3, shape=(2, 3)), [2, 0], [[0, 0, 1], [1, 0, 0]]),
+        (Categorical(3, shape=(2, 2)), [0, 1, 2, 0], [[0, 1], [2, 0]]),
+        (Binary(3, shape=(2, 3)), [1, 0, 1, 0, 0, 1], [[1, 0, 1], [0, 0, 1]]),
+        (Bounded(-1, 5, shape=(2,), dtype=torch.int64), [0, 6], [-1, 5]),
+        (MultiCategorical([[2, 3], [4, 5]]), [1, 2, 3, 4], [[1, 2], [3, 4]]),
+    ],
+)
+def test_several_choices_of_any_form_are_one_vector_to_the_policy(spec, answer, received, batched):
+    seen = []
+
+    class Recording(CountingEnv):
+        def __init__(self, index=0):
+            super().__init__(index)
+            self.full_action_spec = Composite(action=spec)
+
+        def _step(self, tensordict):
+            seen.append(tensordict["action"].clone())
+            return super()._step(tensordict)
+
+    envs = make_group((lambda _: SerialEnv(2, Recording)) if batched else Recording, [0, 1])
+    assert envs.spec.action.array.shape == (len(answer),)
+    envs.reset([7, 8])
+    envs.step(np.array([answer, answer]))
+    envs.close()
+    assert [action.int().tolist() for action in seen] == [received, received]
+    assert all(map(spec.is_in, seen))
+
+
 @pytest.mark.parametrize(
     "action",
     [
-        MultiOneHot([2, 3]),
-        OneHot(3, shape=(2, 3)),
-        Categorical(3, shape=(2, 2)),
-        Binary(3, shape=(2, 3)),
-        Bounded(0, 5, shape=(2,), dtype=torch.int64),
-        MultiCategorical([[2, 3], [4, 5]]),
-        Composite(left=Categorical(2), right=MultiOneHot([2, 3])),
+        Unbounded(shape=(2,), dtype=torch.int64),
+        Composite(left=Categorical(2), right=Unbounded(shape=(2,), dtype=torch.int64)),
     ],
 )
 def test_actions_of_other_kinds_are_refused_in_one_line(action):

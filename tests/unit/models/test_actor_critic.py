@@ -156,6 +156,18 @@ class TestPlayers:
 
 
 class TestMakeActorCritic:
+    @pytest.mark.parametrize("network", ["nature", "lstm", "nips+gru"])
+    def test_a_picture_too_small_is_refused_with_the_network_that_reads_it(self, network):
+        small = ArraySpec((7, 7, 3), np.dtype(np.uint8))
+        with pytest.raises(ConfigurationError, match=r"7, 3\): .*; network='impala' reads small"):
+            make_actor_critic(network, EnvSpec({"observation": small}, ACTIONS["discrete"]))
+
+    @pytest.mark.parametrize("choices", [2**62, 2**64])
+    def test_choices_that_nobody_can_count_are_refused_in_one_line(self, choices):
+        action = ActionSpec("discrete", ArraySpec((), np.dtype(np.int64)), (choices,))
+        with pytest.raises(ConfigurationError, match=r"^the network 'mlp' .* made: [^\n]+$"):
+            make_actor_critic("mlp", EnvSpec({"observation": VECTOR}, action))
+
     @pytest.mark.parametrize("network", ["nature", "nips", "impala"])
     def test_pixel_networks_are_made_by_name(self, network):
         pixels = EnvSpec(

@@ -6,7 +6,14 @@ import torch
 from torch import nn
 
 from hts_torchrl.errors import ConfigurationError
-from hts_torchrl.models import MLP, ImpalaResNet, NatureCNN, make_actor_critic, make_q_policy
+from hts_torchrl.models import (
+    MLP,
+    CombinedTrunk,
+    ImpalaResNet,
+    NatureCNN,
+    make_actor_critic,
+    make_q_policy,
+)
 from hts_torchrl.policy.examination import depends_on_row_alone
 from hts_torchrl.policy.inference import PolicyInference
 from hts_torchrl.specs import ArraySpec, EnvSpec
@@ -116,6 +123,14 @@ class TestChoices:
             parameters, value = policy.heads(rows)
             outputs.append((parameters["logits"], value))
         assert all(map(torch.equal, *outputs))
+
+    @pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.uint32, np.uint64])
+    def test_may_be_unsigned(self, dtype):
+        array = ArraySpec((2,), np.dtype(dtype), (range(2), range(1, 4)))
+        vector = nn.Identity()
+        vector.out_features = 5
+        seen = torch.from_numpy(np.array([[1, 3]], dtype))
+        assert CombinedTrunk([array], [], vector)(seen).tolist() == [[0, 1, 0, 0, 1]]
 
     @pytest.mark.parametrize("network", ["lstm", "mlp+gru"])
     def test_are_read_so_before_a_memory(self, network):

@@ -125,6 +125,13 @@ class TestStaging:
         for kind, wanted in zip(kinds, expected, strict=True):
             assert same_bits(self.answers(staged, inference, inputs, draws, **kind), wanted)
 
+    def test_inputs_keep_the_values_that_they_were_given(self):
+        """A pass reads them in the rows that nobody fills: a mask that forbids all gives NaN."""
+        given = {"action_mask": torch.ones(2, 3, dtype=torch.bool), "place": torch.tensor([3, 3])}
+        staged = StagedPass(given, torch.zeros(2, 1, dtype=torch.float64), device=CPU)
+        assert staged.inputs["action_mask"].all()
+        assert staged.inputs["place"].tolist() == [3, 3]
+
     def test_draws_keep_the_values_that_they_were_given(self):
         draws = torch.tensor([[0.25], [0.75]], dtype=torch.float64)
         assert StagedPass({}, draws, device=CPU).draws.tolist() == [[0.25], [0.75]]

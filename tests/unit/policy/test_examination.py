@@ -100,6 +100,22 @@ class TestOutputs:
         with pytest.raises(ConfigurationError, match=f"among {logits} .* environment has 4"):
             find_outputs(inference)
 
+    def test_so_are_independent_choices(self):
+        choices = ActionSpec("multi_discrete", ArraySpec((2,), np.dtype(np.int64)), (4, 3))
+        spec = EnvSpec(discrete(4).observations, choices)
+        policy = ProbabilisticTensorDictSequential(
+            TensorDictModule(
+                nn.Sequential(nn.Linear(WIDTH, 10), nn.Unflatten(-1, (2, 5))),
+                ["observation"],
+                ["logits"],
+            ),
+            ProbabilisticTensorDictModule(
+                ["logits"], ["action"], distribution_class=IndependentCategorical
+            ),
+        )
+        with pytest.raises(ConfigurationError, match=r"among 5 .* environment has 4"):
+            find_outputs(PolicyInference(policy, spec, batch_size=2))
+
     def test_a_policy_that_cannot_read_the_observation_is_refused(self):
         spec = discrete(4, width=7)
         inference = PolicyInference(as_policy(nn.Linear(WIDTH, 4), spec), spec, batch_size=2)
@@ -374,6 +390,11 @@ class IndependentBernoulli(Independent):
         super().__init__(Bernoulli(logits=logits), 1)
 
 
+class IndependentCategorical(Independent):
+    def __init__(self, logits) -> None:
+        super().__init__(Categorical(logits=logits), 1)
+
+
 class TestProbe:
     """What :func:`depends_on_row_alone` finds."""
 
@@ -432,3 +453,110 @@ class TestProbe:
         same = all(torch.equal(rolled[0], other) for other in rolled)
         probe = PolicyInference(as_policy(layer, spec), spec, batch_size=8)
         assert depends_on_row_alone(probe) is same
+
+
+class TestRandomObservations:
+    """May be such as the environment never gives."""
+
+    def test_numbers_from_0_to_1_are_tried_where_others_give_nan(self, recwarn):
+        spec = discrete(8)
+
+        class Root(nn.Linear):
+            def forward(self, rows):
+                return super().forward(rows.sqrt())
+
+        inference = PolicyInference(as_policy(Root(WIDTH, 8), spec), spec, batch_size=4)
+        assert examine(inference, all_outputs=True).batch_size == 4
+        assert not recwarn
+
+    def test_small_bytes_are_tried_where_a_table_lacks_others(self, recwarn):
+        spec = EnvSpec({"observation": ArraySpec((3,), np.dtype(np.uint8))}, discrete(8).action)
+
+        class Table(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.table, self.linear = nn.Embedding(11, 8), nn.Linear(24, 8)
+
+            def forward(self, rows):
+                return self.linear(self.table(rows.long()).flatten(1))
+
+        for batch_size in (4, 1):
+            inference = PolicyInference(as_policy(Table(), spec), spec, batch_size=batch_size)
+            assert examine(inference, all_outputs=True).batch_size == batch_size
+        assert not recwarn
+
+    def test_choices_are_those_that_are_declared(self, recwarn):
+        places = ArraySpec((2,), np.dtype(np.int64), (range(3, 7), range(-5, -1)))
+        spec = EnvSpec({"observation": places}, discrete(8).action)
+
+        class Table(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.table, self.linear = nn.Embedding(4, 8), nn.Linear(16, 8)
+
+            def forward(self, rows):
+                first = torch.tensor([3, -5])
+                return self.linear(self.table(rows - first).flatten(1))
+
+        inference = PolicyInference(as_policy(Table(), spec), spec, batch_size=4)
+        assert examine(inference, all_outputs=True).batch_size == 4
+        assert not inference.within_one
+        assert not recwarn
+
+    def test_masks_of_integers_allow_something(self, recwarn):
+        observed = {
+            "observation": ArraySpec((WIDTH,), FLOATS),
+            "action_mask": ArraySpec((2,), np.dtype(np.int8)),
+        }
+        spec = EnvSpec(observed, discrete(2).action)
+
+        class Masked(nn.Linear):
+            def forward(self, rows, mask):
+                return super().forward(rows)[:, :2].masked_fill(mask == 0, -torch.inf)
+
+        policy = ProbabilisticTensorDictSequential(
+            TensorDictModule(Masked(WIDTH, 8), list(observed), ["logits"]),
+            ProbabilisticTensorDictModule(["logits"], ["action"], distribution_class=Categorical),
+        )
+        inference = PolicyInference(policy, spec, batch_size=4)
+        assert examine(inference, all_outputs=True).batch_size == 4
+        assert not recwarn
+
+    def test_a_policy_that_answers_them_all_with_nan_is_told_so(self):
+        spec = discrete(8)
+
+        class Root(nn.Linear):
+            def forward(self, rows):
+                return super().forward((rows - 2 * (rows != 0)).sqrt())
+
+        inference = PolicyInference(as_policy(Root(WIDTH, 8), spec), spec, batch_size=4)
+        with pytest.warns(UserWarning, match="answers random observations .* with NaN.* row at a"):
+            assert examine(inference, all_outputs=True).batch_size == 1
+
+    @pytest.mark.parametrize("batch_size", [4, 1])
+    def test_a_policy_that_reads_none_of_them_is_refused_in_one_line(self, batch_size):
+        spec = EnvSpec({"observation": ArraySpec((), np.dtype(np.int64))}, discrete(8).action)
+        net = nn.Sequential(nn.Embedding(1, 8), nn.Linear(8, 8))
+        inference = PolicyInference(as_policy(net, spec), spec, batch_size=batch_size)
+        message = r"^the policy fails where it is tried with random observations: index out of .*$"
+        with pytest.raises(ConfigurationError, match=message):
+            examine(inference, all_outputs=True)
+
+    def test_a_distribution_that_refuses_its_parameters_is_told_in_one_line(self):
+        spec = discrete(8)
+
+        class Logarithm(nn.Linear):
+            def forward(self, rows):
+                return super().forward(rows.log())
+
+        policy = ProbabilisticTensorDictSequential(
+            TensorDictModule(Logarithm(WIDTH, 8), ["observation"], ["logits"]),
+            ProbabilisticTensorDictModule(
+                ["logits"],
+                ["action"],
+                distribution_class=Categorical,
+                distribution_kwargs={"validate_args": True},
+            ),
+        )
+        with pytest.raises(ConfigurationError, match=r"^the policy does not fit [^\n]*$"):
+            find_outputs(PolicyInference(policy, spec, batch_size=4))

@@ -1,3 +1,5 @@
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -20,7 +22,9 @@ from torchrl.modules import (
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.models import make_actor_critic
 from hts_torchrl.policy.as_policy import as_policy
+from hts_torchrl.policy.examination import find_outputs
 from hts_torchrl.policy.forward import evaluate, probabilistic_module
+from hts_torchrl.policy.inference import PolicyInference
 from hts_torchrl.specs import ActionSpec, ArraySpec, EnvSpec
 
 FLOATS = np.dtype(np.float32)
@@ -40,6 +44,12 @@ class Counting(nn.Linear):
 
 def rows(count: int = 3) -> dict:
     return {"observation": torch.randn(count, 6)}
+
+
+def continuous_spec() -> EnvSpec:
+    bounds = np.ones(2, np.float32)
+    action = ActionSpec("continuous", ArraySpec((2,), FLOATS), low=-bounds, high=bounds)
+    return EnvSpec({"observation": ArraySpec((6,), FLOATS)}, action)
 
 
 def head() -> ProbabilisticTensorDictModule:
@@ -142,9 +152,7 @@ class TestAsPolicy:
         assert isinstance(result.distribution, Categorical)
 
     def test_a_plain_module_gives_mean_and_deviation_of_a_continuous_action(self):
-        bounds = np.ones(2, np.float32)
-        action = ActionSpec("continuous", ArraySpec((2,), FLOATS), low=-bounds, high=bounds)
-        spec = EnvSpec({"observation": ArraySpec((6,), FLOATS)}, action)
+        spec = continuous_spec()
 
         class Gaussian(nn.Module):
             def forward(self, observation):
@@ -159,6 +167,34 @@ class TestAsPolicy:
         spec = EnvSpec({"a": ArraySpec((6,), FLOATS), "b": ArraySpec((6,), FLOATS)}, ACTION)
         with pytest.raises(ConfigurationError, match=r"\['a', 'b'\]"):
             as_policy(nn.Linear(6, 4), spec)
+
+    @pytest.mark.parametrize("kind", ["action", "function", "lazy"])
+    def test_statistics_of_the_users_layers_stay_as_they_are(self, kind):
+        layer = nn.BatchNorm1d(6)
+
+        class Writes(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.net = nn.Sequential(layer, nn.Linear(6, 4))
+
+            def forward(self, tensordict):
+                return tensordict.set("action", self.net(tensordict["observation"]).argmax(-1))
+
+        last = nn.LazyLinear(4) if kind == "lazy" else nn.Linear(6, 2)
+        module = Writes() if kind == "function" else nn.Sequential(layer, last)
+        as_policy(module, continuous_spec() if kind == "action" else SPEC)
+        assert (layer.running_var == 1).all()
+        assert layer.num_batches_tracked == 0
+        assert all(each.training for each in module.modules())
+
+    @pytest.mark.parametrize(
+        "net", [nn.Linear(5, 2), nn.Sequential(nn.LazyLinear(3), nn.Linear(5, 2))]
+    )
+    @pytest.mark.parametrize("kind", ["continuous", "discrete"])
+    def test_a_module_that_does_not_fit_is_refused_in_one_line(self, net, kind):
+        spec = continuous_spec() if kind == "continuous" else SPEC
+        with pytest.raises(ConfigurationError, match=r"^the policy does not fit the env[^\n]*$"):
+            find_outputs(PolicyInference(as_policy(copy.deepcopy(net), spec), spec, batch_size=2))
 
 
 def sequence(*modules) -> ProbabilisticTensorDictSequential:

@@ -170,21 +170,66 @@ def test_what_cannot_be_exported_is_refused_by_name_and_leaves_the_file(tmp_path
     assert place.read_text() == "before"
 
 
-def test_a_file_that_answers_otherwise_is_refused_and_not_left(tmp_path, monkeypatch):
-    pytest.importorskip("onnxscript")
-    spec = env_spec(VECTOR, spaces.Discrete(3))
+def shift_what_is_compared(monkeypatch):
+    """Change the policy after it was exported, and before the file is compared with it."""
     exported = onnx_file._exported
 
     def other(answers, name):
         program = exported(answers, name)
-        with torch.no_grad():  # what is compared is not what was exported
+        with torch.no_grad():
             next(p for n, p in answers.named_parameters() if n.endswith("bias")).add_(1.0)
         return program
 
     monkeypatch.setattr(onnx_file, "_exported", other)
+
+
+def test_a_file_that_answers_otherwise_is_refused_and_not_left(tmp_path, monkeypatch):
+    pytest.importorskip("onnxscript")
+    spec = env_spec(VECTOR, spaces.Discrete(3))
+    shift_what_is_compared(monkeypatch)
     with pytest.raises(ConfigurationError, match="answers otherwise than the policy: logits by up"):
         save_onnx(make_actor_critic("mlp", spec), tmp_path / "policy.onnx", spec=spec)
     assert list(tmp_path.iterdir()) == []
+
+
+class Masked(nn.Linear):
+    """Forbids the first action by a logit of minus infinity."""
+
+    def __init__(self):
+        super().__init__(5, 3)
+
+    def forward(self, observation):
+        allowed = torch.tensor([False, True, True])
+        return super().forward(observation).masked_fill(~allowed, -torch.inf), observation[:, :1]
+
+
+def test_equal_infinities_are_no_difference(tmp_path):
+    pytest.importorskip("onnxscript")
+    policy = policy_around(Masked(), ["observation"])
+    spec = env_spec(VECTOR, spaces.Discrete(3))
+    assert save_onnx(policy, tmp_path / "policy.onnx", spec=spec) < 1e-4
+
+
+def test_forbidden_actions_hide_no_difference(tmp_path, monkeypatch):
+    pytest.importorskip("onnxscript")
+    mask = spaces.MultiBinary(30)
+    spec = env_spec(spaces.Dict(observation=VECTOR, action_mask=mask), spaces.Discrete(30))
+    shift_what_is_compared(monkeypatch)
+    with pytest.raises(ConfigurationError, match="answers otherwise than the policy: logits by up"):
+        save_onnx(make_actor_critic("mlp", spec), tmp_path / "policy.onnx", spec=spec)
+
+
+def test_a_table_is_tried_with_bytes_that_it_has(tmp_path):
+    pytest.importorskip("onnxscript")
+
+    class Table(nn.Embedding):
+        def forward(self, seen):
+            rows = super().forward(seen.long()).sum(1)
+            return rows, rows[:, :1]
+
+    spec = env_spec(spaces.Box(0, 255, (4,), np.uint8), spaces.Discrete(3))
+    policy = policy_around(Table(11, 3), ["observation"])
+    assert save_onnx(policy, tmp_path / "policy.onnx", spec=spec) < 1e-4
 
 
 def test_without_the_packages_one_line_says_how_to_have_them(tmp_path, monkeypatch):
