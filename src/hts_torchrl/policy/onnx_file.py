@@ -200,10 +200,8 @@ def _distance(one: Array, other: Array) -> float:
     if one.shape != other.shape:
         return float("inf")
     one, other = one.astype(np.float64), other.astype(np.float64)
-    apart = (one != other) & ~(
-        np.isnan(one) & np.isnan(other)
-    )  # equal infinities are no difference
-    return float(np.abs(one[apart] - other[apart]).max(initial=0.0))
+    same = (one == other) | (np.isnan(one) & np.isnan(other))  # equal infinities too
+    return float(np.abs(one[~same] - other[~same]).max(initial=0.0))
 
 
 def _largest(answers: Array) -> float:
