@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from numbers import Real
 from typing import Any, Literal, TypeAlias
 
 from hts_torchrl.errors import ConfigurationError, require
@@ -65,6 +66,7 @@ class PoolConfig:
 
     def __post_init__(self) -> None:
         """Refuse what cannot work."""
+        self._take_whole_numbers()
         self._refuse_counts()
         starts = self.start_method in ("forkserver", "spawn")
         require(starts, f"start_method={self.start_method!r}", "'forkserver' or 'spawn'")
@@ -76,6 +78,16 @@ class PoolConfig:
         # NaN is not positive either.
         require(self.timeout_s > 0, f"timeout_s={self.timeout_s}", "a positive time")
         self._refuse_backend()
+
+    def _take_whole_numbers(self) -> None:
+        """Take 1e6 and numpy's integers for integers, and refuse anything else by name."""
+        for setting in fields(self):
+            value, kind = getattr(self, setting.name), str(setting.type)
+            wanted = kind == "int" or (kind == "int | None" and value is not None)
+            if wanted and not isinstance(value, int):
+                whole = isinstance(value, Real) and value % 1 == 0
+                require(whole, f"{setting.name}={value!r}", "a whole number")
+                object.__setattr__(self, setting.name, int(value))
 
     def _refuse_backend(self) -> None:
         """Refuse what no backend does, in the words of TorchRL's arguments."""
@@ -204,6 +216,7 @@ class CollectorSettings(PoolConfig):
 
     def __post_init__(self) -> None:
         """Refuse what cannot work."""
+        self._take_whole_numbers()
         _ = self.schedule
         super().__post_init__()
         compiles = self.compile_policy
