@@ -229,7 +229,12 @@ class HTSCollector(ContractCollector):
         self._times.begin()
         while self.schedule.exists(self._progress.round_index):
             self._refuse_if_closed()
-            batch = self._hand_out(runner.next_batch(self.pre_collect_hook))
+            try:
+                batch = runner.next_batch(self.pre_collect_hook)
+            except Exception:
+                self._refuse_if_closed()  # meanwhile: by a hook, a signal's answer, another thread
+                raise
+            batch = self._hand_out(batch)
             self._times.hand_out()
             yield batch
         self.shutdown()

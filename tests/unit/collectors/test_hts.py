@@ -552,6 +552,14 @@ class TestRun:
         assert (second.policy_version, second.stats()["frames"]) == (1, 12)
         first.shutdown()
 
+    def test_a_state_of_rounds_of_another_size_is_refused_and_changes_nothing(self):
+        first, second = collect(), collect(frames_per_batch=24)
+        play(first)
+        told = r"48 frames in 4 rounds, which are no rounds of frames_per_batch=24"
+        with pytest.raises(ConfigurationError, match=told):
+            second.load_state_dict(first.state_dict())
+        assert len(play(second)) == 2
+
     @pytest.mark.parametrize(("steps", "told"), [(250, True), (249, False)])
     def test_a_long_replay_is_told(self, steps, told, caplog):
         settings = {"frames_per_batch": 4 * steps, "total_frames": 20 * steps}
@@ -596,7 +604,7 @@ class TestSeeds:
 
     def test_the_seed_can_be_set_before_the_first_batch(self, usual):
         collector = collect(create=GymEnvs("CartPole-v1"), policy=_cartpole(), seed=1)
-        assert collector.set_seed(0) == 0
+        assert collector.set_seed(np.int64(0)) == 0
         assert digest(play(collector)) == usual
 
     def test_the_seed_cannot_be_set_later(self):
