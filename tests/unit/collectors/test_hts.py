@@ -104,6 +104,30 @@ def test_the_first_round_acts_with_weights_that_were_published():
     collector.shutdown()
 
 
+class _Drawn(nn.Module):
+    """Logits by weights, and by numbers that are drawn when it is made and are no weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.drawn = nn.Linear(5, NUM_ACTIONS), torch.rand(5)
+
+    def forward(self, observation):
+        return self.layer(observation * self.drawn)
+
+
+def test_what_a_factory_draws_beside_the_weights_is_the_same_in_actors():
+    made = []
+    factory = lambda: made.append(_Drawn()) or made[-1]  # noqa: E731
+    collector = collect(policy_factory=factory, inference_batch_size=1)
+    state = torch.get_rng_state()
+    (batch, *_) = play(collector)
+    first, acting = made
+    assert first is not acting
+    with torch.no_grad():
+        torch.testing.assert_close(batch["logits"], first(batch["observation"]))
+    assert torch.equal(torch.get_rng_state(), state)
+
+
 class TestBatches:
     def test_a_batch_has_every_entry_with_its_shape_and_type(self):
         (batch, *_) = play(collect())
