@@ -17,7 +17,7 @@ from hts_torchrl.specs import Array, EnvSpec, Key
 
 Observation: TypeAlias = dict[Key, Array]
 CreateEnv: TypeAlias = Callable[..., Any] | Sequence[Callable[..., Any]]
-_NO_SEED = re.compile(r"reset\(\) got an unexpected keyword argument '(seed|options)'")
+_OTHER_RESET = re.compile(r"reset\(\) (got an unexpected|missing \d+ required) .*'(seed|options)'")
 
 
 @dataclass
@@ -192,7 +192,7 @@ class called:
         """
         if isinstance(error, SystemExit) and not error.code:
             raise ConfigurationError(f"{self.place} calls sys.exit(); raise an error there instead")
-        if isinstance(error, TypeError) and _NO_SEED.search(str(error)):
+        if isinstance(error, TypeError) and _OTHER_RESET.search(str(error)):
             raise ConfigurationError(
                 f"{self.place}: {error}; Gymnasium's reset(self, *, seed=None, options=None) is "
                 "needed"

@@ -631,6 +631,11 @@ class OptionlessEnv(CoordinateEnv):
         raise AssertionError
 
 
+class DemandingEnv(CoordinateEnv):
+    def reset(self, *, seed, options):  # noqa: ARG002
+        raise AssertionError
+
+
 class MistakenEnv(CoordinateEnv):
     def reset(self, *, seed=None, options=None):  # noqa: ARG002
         return sorted([], seed=seed)
@@ -644,8 +649,9 @@ class MistakenEnv(CoordinateEnv):
             lambda index: gymnasium.wrappers.TimeLimit(OptionlessEnv(index), 9),
             "OptionlessEnv.reset() got an unexpected keyword argument 'options'",
         ),
+        (DemandingEnv, "DemandingEnv.reset() missing 1 required keyword-only argument: 'options'"),
     ],
-    ids=["no seed", "no options"],
+    ids=["no seed", "no options", "no default"],
 )
 def test_a_reset_that_takes_no_seed_or_options_is_refused_with_what_is_needed(make, told):
     with pytest.raises(ConfigurationError) as raised:
