@@ -196,17 +196,19 @@ def test_workers_do_not_keep_a_child_process_from_ending(tmp_path):
 
 
 # Orphans come to it, as to the first process of a container (PR_SET_CHILD_SUBREAPER). It loses its
-# fork server, and so its workers, and prints which children wait to be asked for their status.
+# fork server, and so its workers, and what environments have started. It prints which children wait
+# to be asked for their status.
 INHERITING = """
-import ctypes, os, pathlib, signal, time
+import ctypes, os, pathlib, signal, sys, time
 from multiprocessing import forkserver
-import gymnasium, torch
+import torch
 from hts_torchrl import HTSCollector
+from tests.fakes import ParentalEnvs
 
 ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
 collector = HTSCollector(
-    lambda: gymnasium.make("CartPole-v1"), torch.nn.Linear(4, 2), num_envs=2, frames_per_batch=8,
-    recover="replay",
+    ParentalEnvs(str(pathlib.Path(sys.argv[1]).parent), "program"), torch.nn.Linear(4, 2),
+    num_envs=2, frames_per_batch=8, recover="replay",
 )
 for number, batch in enumerate(collector):
     if number == 1:
