@@ -69,7 +69,8 @@ class Progress:
         round_index = int(state.get("round", 0))
         games = self._restored(state["games"], round_index) if "games" in state else None
         frames, version = int(state["frames"]), int(state["policy_version"])
-        self._require_rounds(frames, round_index)
+        if "round" in state:  # old ones have none, and begin with the first
+            self._require_rounds(frames, round_index)
         acting = state.get("acting_weights")
         versions = {} if acting is None else {round_index: int(state["acting_version"])}
         # Whatever could be refused has been: a refused state changes nothing.
