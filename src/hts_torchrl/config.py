@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from numbers import Real
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -66,10 +67,8 @@ class PoolConfig:
     every cell of a finished round was written once; no bit changes by it."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot work; numpy's numbers become Python's, as a checkpoint takes them."""
-        for name, value in list(vars(self).items()):
-            if isinstance(value, np.generic):
-                object.__setattr__(self, name, value.item())
+        """Refuse what cannot work."""
+        self._take_plain_numbers()
         self._refuse_counts()
         starts = self.start_method in ("forkserver", "spawn")
         require(starts, f"start_method={self.start_method!r}", "'forkserver' or 'spawn'")
@@ -81,6 +80,23 @@ class PoolConfig:
         # NaN is not positive either.
         require(self.timeout_s > 0, f"timeout_s={self.timeout_s}", "a positive time")
         self._refuse_backend()
+
+    def _take_plain_numbers(self) -> None:
+        """Make numpy's numbers Python's, as a checkpoint takes them, and 1e6 an integer.
+
+        Raises:
+            ConfigurationError: naming a setting that is no integer where one is needed.
+        """
+        for setting in fields(self):
+            value, kind = getattr(self, setting.name), str(setting.type)
+            if isinstance(value, np.generic):
+                value = value.item()
+            wanted = kind == "int" or (kind == "int | None" and value is not None)
+            if wanted and not isinstance(value, int):
+                whole = isinstance(value, Real) and value % 1 == 0
+                require(whole, f"{setting.name}={value!r}", "a whole number")
+                value = int(value)
+            object.__setattr__(self, setting.name, value)
 
     def _refuse_backend(self) -> None:
         """Refuse what no backend does, in the words of TorchRL's arguments."""
@@ -209,6 +225,7 @@ class CollectorSettings(PoolConfig):
 
     def __post_init__(self) -> None:
         """Refuse what cannot work."""
+        self._take_plain_numbers()
         _ = self.schedule
         super().__post_init__()
         compiles = self.compile_policy

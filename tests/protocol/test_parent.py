@@ -193,3 +193,47 @@ def test_workers_do_not_keep_a_child_process_from_ending(tmp_path):
     _, errors = process.communicate()
     assert (process.returncode, errors) == (0, "")
     assert wait_until_gone(pids) == []
+
+
+# Orphans come to it, as to the first process of a container (PR_SET_CHILD_SUBREAPER). It loses its
+# fork server, and so its workers, and what environments have started. It prints which children wait
+# to be asked for their status.
+INHERITING = """
+import ctypes, os, pathlib, signal, sys, time
+from multiprocessing import forkserver
+import torch
+from hts_torchrl import HTSCollector
+from tests.fakes import ParentalEnvs
+
+ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
+collector = HTSCollector(
+    ParentalEnvs(str(pathlib.Path(sys.argv[1]).parent), "program"), torch.nn.Linear(4, 2),
+    num_envs=2, frames_per_batch=8, recover="replay",
+)
+for number, batch in enumerate(collector):
+    if number == 1:
+        server = forkserver._forkserver._forkserver_pid
+        os.kill(server, signal.SIGKILL)
+        while pathlib.Path(f"/proc/{server}/stat").read_text().split()[2] != "Z":
+            time.sleep(0.01)
+    if number == 4:
+        break
+collector.shutdown()
+
+def stat(path):
+    try:
+        return path.read_text().rsplit(")", 1)
+    except OSError:  # it has ended since
+        return "", "- 0"
+
+found = map(stat, pathlib.Path("/proc").glob("[0-9]*/stat"))
+own = [name for name, rest in found if rest.split()[:2] == ["Z", str(os.getpid())]]
+print("left:", *own)
+"""
+
+
+def test_the_first_process_of_a_container_keeps_no_zombies(tmp_path):
+    process = start(tmp_path, INHERITING)
+    told, errors = process.communicate()
+    assert "their fork server was killed" in errors
+    assert (process.returncode, told) == (0, "left:\n")

@@ -2,6 +2,7 @@
 
 import gc
 import multiprocessing
+import threading
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -118,3 +119,22 @@ def test_a_pool_that_cannot_start_completely_ends_what_has_started(monkeypatch, 
         next(iter(collector))
     assert not multiprocessing.active_children()
     collector.shutdown()
+
+
+def test_a_round_that_is_shut_down_by_another_thread_ends_in_that_word(tmp_path):
+    """So it does where the answer to a signal shuts the collector down, or a hook."""
+    collector = collect(GatedEnv(str(tmp_path / "opened"), at=STEPS + 1))
+    iterator = iter(collector)
+    next(iterator)
+    thread = threading.Timer(0.3, collector.shutdown)
+    thread.start()
+    with pytest.raises(ProtocolError, match="shut down: make a new one"):
+        next(iterator)
+    thread.join()
+
+
+def test_a_hook_that_shuts_the_collector_down_ends_the_run_in_that_word():
+    collector = collect()
+    collector.pre_collect_hook = collector.shutdown
+    with pytest.raises(ProtocolError, match="shut down: make a new one"):
+        list(collector)

@@ -158,7 +158,7 @@ def test_values_that_are_nearly_accepted_are_refused(name, value):
         ({"replay_buffer": {}}, "replay_buffer of type dict; a ReplayBuffer"),
         ({"storing_device": "gpu"}, "storing_device='gpu'; a device of this machine"),
         ({"policy_device": "xpu:77"}, "policy_device='xpu:77'; a device of this machine"),
-        ({"device": 3.5}, "storing_device=3.5; a device of this machine"),
+        ({"device": 3.5}, "^device=3.5; a device of this machine"),
         ({"init_random_frames": -2}, "init_random_frames=-2; a number of steps"),
         ({"init_random_frames": 0.5}, "init_random_frames=0.5; a number of steps"),
         ({"exploration_type": ExplorationType.MEAN}, "exploration_type=.*discrete actions"),

@@ -93,3 +93,28 @@ def test_an_index_is_refused_and_so_is_a_reset_after_the_end():
     collector.shutdown()
     with pytest.raises(ProtocolError, match="shut down"):
         collector.reset()
+
+
+def test_new_games_can_be_begun_before_a_round_is_started():
+    """By the hook, when the batch before is not yet handed out; a later run has the same games."""
+    hooked = collect(total_frames=240)
+    hooked.pre_collect_hook = lambda: hooked.reset() if hooked.rounds == 2 else None
+    batches = iter(hooked)
+    begun = [next(batches) for _ in range(3)]
+    state = hooked.state_dict()
+    begun.append(next(batches))
+    hooked.shutdown()
+    assert (begun[2]["next", "step_count"][:, 0] == 1).all()
+    assert digest(begun) == digest(without_weights(resets=[2]))
+    second = collect(total_frames=240)
+    second.load_state_dict(state)
+    assert digest(list(second)) == digest(begun[3:])
+
+
+def without_weights(resets):
+    collector, batches = collect(total_frames=240), []
+    for batch in collector:
+        batches.append(batch)
+        if collector.rounds in resets:
+            collector.reset()
+    return batches

@@ -1,6 +1,7 @@
+import numpy as np
 import pytest
 
-from hts_torchrl.config import PoolConfig
+from hts_torchrl.config import CollectorSettings, PoolConfig
 from hts_torchrl.errors import ConfigurationError
 
 RAY = {"backend": "ray", "num_envs": 8}
@@ -59,3 +60,27 @@ def test_a_pass_has_at_most_eight_rows_by_default(num_envs, rows):
 
 def test_a_pass_has_as_many_rows_as_were_asked_for():
     assert PoolConfig(num_envs=2, inference_batch_size=5).batch_size == 5
+
+
+def test_whole_numbers_of_other_types_are_taken_as_integers():
+    settings = CollectorSettings(frames_per_batch=np.int64(32), total_frames=1e6, seed=3.0)
+    numbers = [settings.frames_per_batch, settings.total_frames, settings.seed]
+    assert numbers == [32, 1_000_000, 3]
+    assert {type(number) for number in numbers} == {int}
+    assert type(settings.schedule.num_rounds) is int
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"total_frames": 1.5}, r"total_frames=1\.5; a whole number"),
+        ({"total_frames": None}, "total_frames=None; a whole number"),
+        ({"total_frames": float("inf")}, "total_frames=inf; a whole number"),
+        ({"seed": None}, "seed=None; a whole number"),
+        ({"num_envs": "4"}, "num_envs='4'; a whole number"),
+        ({"inference_batch_size": 0.5}, r"inference_batch_size=0\.5; a whole number"),
+    ],
+)
+def test_what_is_no_whole_number_is_refused_by_name(settings, named):
+    with pytest.raises(ConfigurationError, match=named):
+        CollectorSettings(**{"frames_per_batch": 32, **settings})

@@ -131,6 +131,8 @@ class HTSCollector(ContractCollector):
         self.frames_per_batch = self.requested_frames_per_batch = self.config.frames_per_batch
         self._policy_factory = policy_factory
         self.env_spec, steps_per_seed = self._try_environments()
+        self._factory_draws = torch.get_rng_state()
+        """From where a factory draws here, and in each actor: not all of it may be in weights."""
         self._source = policy if policy is not None else policy_factory()  # type: ignore[misc]
         self.policy = as_policy(self._source, self.env_spec)
         self.env_spec = with_parts(self.policy, with_memory(self.policy, self.env_spec))
@@ -218,8 +220,15 @@ class HTSCollector(ContractCollector):
 
     def _policy_maker(self) -> Callable[[], nn.Module]:
         if self._policy_factory is not None:
-            factory, spec = self._policy_factory, self.env_spec
-            return lambda: as_policy(factory(), spec)
+            factory, spec, draws = self._policy_factory, self.env_spec, self._factory_draws
+
+            def make() -> nn.Module:
+                with torch.random.fork_rng(devices=[]):
+                    torch.set_rng_state(draws)
+                    policy: nn.Module = as_policy(factory(), spec)
+                    return policy
+
+            return make
         policy = copy.deepcopy(self.policy).cpu()
         return lambda: policy
 
@@ -229,7 +238,12 @@ class HTSCollector(ContractCollector):
         self._times.begin()
         while self.schedule.exists(self._progress.round_index):
             self._refuse_if_closed()
-            batch = self._hand_out(runner.next_batch(self.pre_collect_hook))
+            try:
+                batch = runner.next_batch(self.pre_collect_hook)
+            except Exception:
+                self._refuse_if_closed()  # meanwhile: by a hook, a signal's answer, another thread
+                raise
+            batch = self._hand_out(batch)
             self._times.hand_out()
             yield batch
         self.shutdown()

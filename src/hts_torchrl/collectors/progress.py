@@ -61,14 +61,16 @@ class Progress:
             state: what :meth:`state_at` returned, with ``policy_version``.
 
         Raises:
-            ConfigurationError: if it is no collector's state, of fewer environments, or lacks what
-                the policy remembers.
+            ConfigurationError: if it is no collector's state, of fewer environments, of rounds of
+                other frames, or lacks what the policy remembers.
         """
         if missing := {"policy_version", "frames"} - state.keys():
             raise ConfigurationError(f"the state lacks {min(missing)!r}: it is no collector's")
         round_index = int(state.get("round", 0))
         games = self._restored(state["games"], round_index) if "games" in state else None
         frames, version = int(state["frames"]), int(state["policy_version"])
+        if "round" in state:  # old ones have none, and begin with the first
+            self._require_rounds(frames, round_index)
         acting = state.get("acting_weights")
         versions = {} if acting is None else {round_index: int(state["acting_version"])}
         # Whatever could be refused has been: a refused state changes nothing.
@@ -78,9 +80,18 @@ class Progress:
         if games is None:
             self.begin_games()
 
+    def _require_rounds(self, frames: int, rounds: int) -> None:
+        """Refuse rounds of another size: the run would end at another number of frames."""
+        own = self._settings.frames_per_batch
+        if frames != rounds * own:
+            raise ConfigurationError(
+                f"the state has done {frames} frames in {rounds} rounds, which are no rounds of "
+                f"frames_per_batch={own}: give the one with which it was made"
+            )
+
     def _restored(self, games: Mapping[str, torch.Tensor], round_index: int) -> ActionLog:
         """Return the games of this collector's environments out of those of all ranks."""
-        arrays = {name: tensor.numpy() for name, tensor in games.items()}
+        arrays = {name: tensor.cpu().numpy() for name, tensor in games.items()}
         first = self._settings.first_env
         end = first + self._settings.num_envs
         if len(arrays["seeds"]) < end:

@@ -230,7 +230,10 @@ class RoundRunner:
         """Write a finished round into the action log, before the caller can write to it."""
         action_log = self._progress.action_logs[round_index]
         storage = self.shared.storages[self._schedule.storage_of(round_index)]
-        following = action_log.after(self._env_spec, storage.arrays)
+        # New games may have been begun before the next round was started, by its hook.
+        following = self._progress.action_logs.get(round_index + 1) or action_log.after(
+            self._env_spec, storage.arrays
+        )
         self._progress.action_logs = {round_index: action_log, round_index + 1: following}
 
     def _batch(self, round_index: int) -> TensorDictBase:

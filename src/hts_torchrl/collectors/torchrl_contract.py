@@ -6,6 +6,7 @@ import copy
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import fields
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -48,6 +49,7 @@ class ContractCollector(BaseCollector):
     _times: RunTimes
     _runner: RoundRunner | None
     env_spec: EnvSpec
+    seed: int
     _outputs: dict[Key, ArraySpec]
 
     @property
@@ -123,7 +125,7 @@ class ContractCollector(BaseCollector):
             ProtocolError: if the worker pool already runs.
             ConfigurationError: for a seed that is no integer, or one for all environments.
         """
-        if static_seed or not isinstance(seed, int):
+        if static_seed or not isinstance(seed, Integral):
             raise ConfigurationError(
                 f"set_seed({seed!r}, static_seed={static_seed}); an integer is needed, from which "
                 "each environment has a seed of its own"
@@ -132,8 +134,8 @@ class ContractCollector(BaseCollector):
             raise ProtocolError(
                 "set_seed after the worker pool was started: environments have their seeds"
             )
-        self.seed = seed
-        return seed
+        self.seed = int(seed)
+        return self.seed
 
     def state_dict(self) -> OrderedDict[str, Any]:
         """Return what a run needs to go on with the batch after the last, bit for bit.

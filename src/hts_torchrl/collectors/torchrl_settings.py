@@ -135,7 +135,8 @@ class TorchRLSettings:
             given: what was asked for; None is ``device``, and else the CPU.
         """
         device = self.device if given is None else given
-        return "cpu" if device is None else str(_there("policy_device", device))
+        setting = "device" if given is None else "policy_device"
+        return "cpu" if device is None else str(_there(setting, device))
 
     def cudagraph(self, policy_device: str) -> bool:
         """Return whether actors replay CUDA graphs.
@@ -164,7 +165,8 @@ class TorchRLSettings:
     def batch_device(self) -> torch.device | None:
         """Where batches lie; None leaves them where they are, and does not name it."""
         device = self.device if self.storing_device is None else self.storing_device
-        return None if device is None else _there("storing_device", device)
+        setting = "device" if self.storing_device is None else "storing_device"
+        return None if device is None else _there(setting, device)
 
     def greedy(self, env_spec: EnvSpec) -> bool:
         """Return whether actors answer the likeliest action instead of a drawn one.

@@ -6,6 +6,7 @@ Shapes: G environments of the group; arrays lead with G.
 from __future__ import annotations
 
 import contextlib
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from hts_torchrl.specs import Array, EnvSpec, Key
 
 Observation: TypeAlias = dict[Key, Array]
 CreateEnv: TypeAlias = Callable[..., Any] | Sequence[Callable[..., Any]]
+_OTHER_RESET = re.compile(r"reset\(\) (got an unexpected|missing \d+ required) .*'(seed|options)'")
 
 
 @dataclass
@@ -185,10 +187,16 @@ class called:
         """Name the environments in what was raised.
 
         Raises:
-            ConfigurationError: if the call would end the process as if all had gone well.
+            ConfigurationError: if the call would end the process as if all had gone well, or
+                ``reset`` takes no seed or options.
         """
         if isinstance(error, SystemExit) and not error.code:
             raise ConfigurationError(f"{self.place} calls sys.exit(); raise an error there instead")
+        if isinstance(error, TypeError) and _OTHER_RESET.search(str(error)):
+            raise ConfigurationError(
+                f"{self.place}: {error}; Gymnasium's reset(self, *, seed=None, options=None) is "
+                "needed"
+            ) from None
         if error is not None:
             with contextlib.suppress(Exception):  # of a class that takes no notes
                 error.add_note(f"raised by {self.place}")

@@ -29,7 +29,7 @@ from hts_torchrl.envs.minatar import seeded_whole
 from hts_torchrl.envs.observed import DeclaredSpace, as_flag, as_returned, as_reward, observing
 from hts_torchrl.envs.own_generators import OwnGenerators, making
 from hts_torchrl.envs.registered import made
-from hts_torchrl.envs.spaces import env_spec
+from hts_torchrl.envs.spaces import env_spec, in_one_line
 from hts_torchrl.errors import ConfigurationError, require
 from hts_torchrl.specs import Array, EnvSpec
 
@@ -142,7 +142,8 @@ class SerialGroup:
             for env, index, pair in zip(self.envs, self.indices, spaces, strict=True)
         }
         self.spec: EnvSpec = require_alike(specs)
-        self._action_of = [action_maker(self.spec.action, space) for _, space in spaces]
+        self._action_spaces = [space for _, space in spaces]
+        self._action_of = [action_maker(self.spec.action, each) for each in self._action_spaces]
         self._declared = [DeclaredSpace(space, self.spec.observations) for space, _ in spaces]
         self._after = self._empty()
         self._next = self._empty()
@@ -156,11 +157,23 @@ class SerialGroup:
         }
 
     def _reset(self, row: int, seed: int | None) -> Observation:
+        self._require_same_actions(row)  # a game may have changed them, and reset() put them back
         with observing("reset", self.indices[row]), self._generators[row] as generators:
             if seed is not None:
                 generators.seed(seed)
             observation, _ = as_returned(self.envs[row].reset(seed=seed), _RESET)
-            return self._declared[row].entries(observation)
+            entries = self._declared[row].entries(observation)
+        self._require_same_actions(row)
+        return entries
+
+    def _require_same_actions(self, row: int) -> None:
+        space, first = self.envs[row].action_space, self._action_spaces[row]
+        if space is not first and space != first:
+            raise ConfigurationError(
+                f"environment {self.indices[row]} has the action space {in_one_line(space)}, but "
+                f"had {in_one_line(first)} when it was made: declare all actions from the start, "
+                "and tell by an 'action_mask' in the observation which of them are allowed"
+            )
 
     def reset(self, seeds: Sequence[int]) -> Observation:
         """Seed and reset every environment."""

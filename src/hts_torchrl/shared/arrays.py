@@ -5,6 +5,7 @@ Nothing names it, so a killed process leaks nothing and the size of ``/dev/shm``
 
 from __future__ import annotations
 
+import errno
 import math
 import mmap
 import os
@@ -14,6 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from hts_torchrl.compat.processes import DupFd
+from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.machine import require_memory
 from hts_torchrl.specs import Array, Key
 
@@ -99,7 +101,16 @@ def _anonymous_file(size: int) -> int:
     else:
         with tempfile.TemporaryFile() as file:
             fd = os.dup(file.fileno())
-    os.truncate(fd, size)
+    try:
+        os.truncate(fd, size)
+    except OSError as error:
+        os.close(fd)
+        if error.errno != errno.EFBIG:
+            raise
+        raise ConfigurationError(
+            f"the shared arrays of a round take {size / 1e6:.1f} MB, and no file may be so large "
+            "here: raise the limit (ulimit -f)"
+        ) from error
     return fd
 
 

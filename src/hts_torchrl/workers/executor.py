@@ -19,6 +19,12 @@ from hts_torchrl.shared.rollout import DISCOUNTED, NUMBERS
 from hts_torchrl.specs import ArraySpec, Key, next_key
 from hts_torchrl.workers.replay import Replay
 
+_KINDS = {
+    **dict.fromkeys(("reward", "score"), "fiu"),
+    **dict.fromkeys(("terminated", "truncated", "episode_end"), "b"),
+}
+"""Of numpy types, for what a transition has one of for each environment."""
+
 
 class Executor:
     """Steps a group of environments in lock step and fills their rows of the storages.
@@ -159,6 +165,8 @@ class Executor:
         self._seed_steps = [steps + 1 for steps in self._seed_steps]
         try:
             transition = self._group.step(self._actions)
+            if not step:  # they stay as they are
+                self._require_one_each(transition)
             self._require_declared(transition.next_observation, "step")
             require_choice(transition.next_observation, self._shared.spec, self._global_envs)
             if transition.observation is not transition.next_observation:
@@ -182,6 +190,21 @@ class Executor:
                 raise ConfigurationError(f"a {kind} came, but a dict of arrays by key is declared")
             for key, spec in self._declared.items():
                 as_declared(key, observation.get(key), spec)
+
+    def _require_one_each(self, transition: Transition) -> None:
+        """Refuse numbers that would be broadcast, or flags that would be taken for places."""
+        count = len(self.envs)
+        with self._observing["step"]:
+            for name, kinds in _KINDS.items():
+                array = getattr(transition, name)
+                if not isinstance(array, np.ndarray):
+                    found = f"a {type(array).__name__}"
+                elif array.shape != (count,) or array.dtype.kind not in kinds:
+                    found = f"{array.dtype} {list(array.shape)}"
+                else:
+                    continue
+                wanted = "bool" if kinds == "b" else "float32"
+                raise ConfigurationError(f"{name} is {found}; {wanted} [{count}] is needed")
 
     def _count(self, transition: Transition) -> None:
         self._episode_reward += transition.score

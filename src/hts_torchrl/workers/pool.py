@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
+import os
 import select
 import signal
 import time
@@ -32,9 +33,10 @@ from hts_torchrl.shared.buffers import SharedBuffers
 from hts_torchrl.shared.pipes import sleep_until_readable
 from hts_torchrl.specs import Array
 from hts_torchrl.workers.diagnostics import Silence, StackPipe
-from hts_torchrl.workers.process import WorkerTask, end_group, run_worker
+from hts_torchrl.workers.process import WorkerTask, end_group, reap, run_worker
 from hts_torchrl.workers.starting import (
     deaf_children,
+    one_thread_starts,
     single_threaded_children,
     start_process,
 )
@@ -112,6 +114,11 @@ class ProcessPool:
                 f"{config.num_executors} executors; a fork server can start {_MOST_EXECUTORS}: "
                 "raise envs_per_executor, or set start_method='spawn'"
             )
+        if multiprocessing.current_process().daemon:
+            raise ConfigurationError(
+                "this process is a daemon of multiprocessing, as those of a Pool are, and may "
+                "start no others: set num_actors=0, or use concurrent.futures.ProcessPoolExecutor"
+            )
         self._failed = False
         self._lifeline, parent_end = multiprocessing.Pipe(duplex=False)
         self._stacks = StackPipe()
@@ -129,12 +136,13 @@ class ProcessPool:
         context = multiprocessing.get_context(self._shared.config.start_method)
         if self._shared.config.start_method == "forkserver":
             context.set_forkserver_preload(["hts_torchrl.workers.fork_server", *preload])
-        with single_threaded_children(), without_main_module(), deaf_children():
+        with one_thread_starts, single_threaded_children(), without_main_module(), deaf_children():
+            variables = dict(os.environ)  # a fork server, and so its children, have older ones
             for task in self._tasks:
                 name = f"hts-{type(task).__name__.removesuffix('Task').lower()}-{task.index}"
                 process = context.Process(  # type: ignore[attr-defined]
                     target=run_worker,
-                    args=(task, self._lifeline, self._stacks),
+                    args=(task, self._lifeline, self._stacks, variables),
                     name=name,
                     daemon=True,
                 )
@@ -287,12 +295,13 @@ class ProcessPool:
         lost = any(process.exitcode == LOST for process in self._processes)
         if lost:
             self._stacks.wait_for_writers(_STOP_S)
-        groups = self._shared.status.groups
-        for group in groups.tolist():
+        groups = self._shared.status.groups.tolist()
+        for group in groups:
             end_group(group)
-        groups[:] = 0  # numbers that others may get
+        self._shared.status.groups[:] = 0  # numbers that others may get
         if lost:
             self._stacks.wait_for_writers(_KILLED_S)
+        reap(groups)
 
     def _report_late_errors(self) -> None:
         """Log what workers raised when they were stopped: all rounds had been handed out."""

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Iterable, Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import FrameType
@@ -50,9 +51,13 @@ LEFT_TO_THE_PARENT = (signal.SIGINT, signal.SIGTERM)
 HELD_BACK = (*LEFT_TO_THE_PARENT, STACK_SIGNAL)
 # As long as the parent waits before it kills whoever is left.
 _GRACE_S = 3.0
+# What was killed ends within milliseconds, where the machine is not overloaded.
+_REAPED_S = 1.0
 
 
-def run_worker(task: WorkerTask, lifeline: Connection, stacks: StackPipe) -> None:
+def run_worker(
+    task: WorkerTask, lifeline: Connection, stacks: StackPipe, variables: Mapping[str, str]
+) -> None:
     """Run a task in a process of its own, which does not outlive its lifeline.
 
     A worker leaves by itself where it waits. If it is elsewhere (starting, in a step that never
@@ -63,7 +68,10 @@ def run_worker(task: WorkerTask, lifeline: Connection, stacks: StackPipe) -> Non
         task: what the worker does.
         lifeline: the reading end of a pipe; it ends with the parent.
         stacks: where the worker writes its Python stack.
+        variables: the environment of the parent.
     """
+    os.environ.clear()
+    os.environ.update(variables)
     stacks.answer()
     os.register_at_fork(after_in_child=_answer_as_usual)
     group = ProcessGroup(task.shared.status.groups, task.worker)
@@ -191,6 +199,22 @@ def end_group(group: int) -> None:
     if group:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(group, signal.SIGKILL)
+
+
+def reap(groups: Iterable[int]) -> None:
+    """Ask what has ended of some groups for its status, where this process inherits orphans.
+
+    That is so for the first process of a container: nobody else would ask.
+
+    Args:
+        groups: numbers of groups, and so of workers; 0 stands for none.
+    """
+    deadline = time.monotonic() + _REAPED_S
+    for which in (number for group in groups if group for number in (group, -group)):
+        with contextlib.suppress(ChildProcessError):  # there is none that is left to this process
+            while time.monotonic() < deadline:
+                if not os.waitpid(which, os.WNOHANG)[0]:
+                    time.sleep(0.01)
 
 
 def _runs(pid: int) -> bool:

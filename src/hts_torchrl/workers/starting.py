@@ -7,6 +7,7 @@ import errno
 import os
 import signal
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from multiprocessing.process import BaseProcess
@@ -18,6 +19,8 @@ from hts_torchrl.workers.process import HELD_BACK
 
 _MOST_SERVERS = 10
 _SERVER_ENDS_S = 0.1
+one_thread_starts = threading.Lock()
+"""Another thread would put back wrongly what is changed in this process while workers start."""
 
 
 def start_process(process: BaseProcess) -> None:

@@ -104,6 +104,30 @@ def test_the_first_round_acts_with_weights_that_were_published():
     collector.shutdown()
 
 
+class _Drawn(nn.Module):
+    """Logits by weights, and by numbers that are drawn when it is made and are no weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.drawn = nn.Linear(5, NUM_ACTIONS), torch.rand(5)
+
+    def forward(self, observation):
+        return self.layer(observation * self.drawn)
+
+
+def test_what_a_factory_draws_beside_the_weights_is_the_same_in_actors():
+    made = []
+    factory = lambda: made.append(_Drawn()) or made[-1]  # noqa: E731
+    collector = collect(policy_factory=factory, inference_batch_size=1)
+    state = torch.get_rng_state()
+    (batch, *_) = play(collector)
+    first, acting = made
+    assert first is not acting
+    with torch.no_grad():
+        torch.testing.assert_close(batch["logits"], first(batch["observation"]))
+    assert torch.equal(torch.get_rng_state(), state)
+
+
 class TestBatches:
     def test_a_batch_has_every_entry_with_its_shape_and_type(self):
         (batch, *_) = play(collect())
@@ -552,6 +576,14 @@ class TestRun:
         assert (second.policy_version, second.stats()["frames"]) == (1, 12)
         first.shutdown()
 
+    def test_a_state_of_rounds_of_another_size_is_refused_and_changes_nothing(self):
+        first, second = collect(), collect(frames_per_batch=24)
+        play(first)
+        told = r"48 frames in 4 rounds, which are no rounds of frames_per_batch=24"
+        with pytest.raises(ConfigurationError, match=told):
+            second.load_state_dict(first.state_dict())
+        assert len(play(second)) == 2
+
     @pytest.mark.parametrize(("steps", "told"), [(250, True), (249, False)])
     def test_a_long_replay_is_told(self, steps, told, caplog):
         settings = {"frames_per_batch": 4 * steps, "total_frames": 20 * steps}
@@ -596,7 +628,7 @@ class TestSeeds:
 
     def test_the_seed_can_be_set_before_the_first_batch(self, usual):
         collector = collect(create=GymEnvs("CartPole-v1"), policy=_cartpole(), seed=1)
-        assert collector.set_seed(0) == 0
+        assert collector.set_seed(np.int64(0)) == 0
         assert digest(play(collector)) == usual
 
     def test_the_seed_cannot_be_set_later(self):

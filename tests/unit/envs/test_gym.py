@@ -621,3 +621,87 @@ def test_torch_that_comes_with_an_environment_draws_as_where_it_was_there(tmp_pa
         return subprocess.run(command, cwd=tmp_path, capture_output=True, check=True).stdout
 
     assert drawn(MAKE) == drawn("import torch" + MAKE)
+
+
+class Growing(CoordinateEnv):
+    """Another number of actions after its first ``reset``, or in a game, which resets put back."""
+
+    def __init__(self, index: int, where: str) -> None:
+        super().__init__(index, lengths=(2,))
+        self.where = where
+
+    def reset(self, *, seed=None, options=None):
+        self.action_space = spaces.Discrete(5 if self.where == "reset" else 4)
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action):
+        if self.where == "step":
+            self.action_space = spaces.Discrete(5)
+        return super().step(action)
+
+
+@pytest.mark.parametrize(("where", "steps"), [("reset", 0), ("step", 1)])
+def test_an_environment_whose_actions_change_is_refused(where, steps):
+    group = make_group(lambda index: Growing(index, where), [4])
+    calls = [lambda: group.reset([0]), *[lambda: group.step(np.array([0]))] * 2]
+    for call in calls[: 2 * steps]:  # whenever a game begins
+        call()
+    with pytest.raises(ConfigurationError) as raised:
+        calls[2 * steps]()
+    assert str(raised.value) == (
+        "environment 4 has the action space Discrete(5), but had Discrete(4) when it was made: "
+        "declare all actions from the start, and tell by an 'action_mask' in the observation "
+        "which of them are allowed"
+    )
+
+
+def test_an_environment_may_make_its_action_space_anew():
+    group = make_group(lambda index: Growing(index, "nowhere"), [4])
+    group.reset([0])
+    assert [bool(group.step(np.array([0])).episode_end[0]) for _ in range(4)] == [False, True] * 2
+
+
+class SeedlessEnv(CoordinateEnv):
+    def reset(self):
+        raise AssertionError
+
+
+class OptionlessEnv(CoordinateEnv):
+    def reset(self, *, seed=None):  # noqa: ARG002
+        raise AssertionError
+
+
+class DemandingEnv(CoordinateEnv):
+    def reset(self, *, seed, options):  # noqa: ARG002
+        raise AssertionError
+
+
+class MistakenEnv(CoordinateEnv):
+    def reset(self, *, seed=None, options=None):  # noqa: ARG002
+        return sorted([], seed=seed)
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (SeedlessEnv, "SeedlessEnv.reset() got an unexpected keyword argument 'seed'"),
+        (
+            lambda index: gymnasium.wrappers.TimeLimit(OptionlessEnv(index), 9),
+            "OptionlessEnv.reset() got an unexpected keyword argument 'options'",
+        ),
+        (DemandingEnv, "DemandingEnv.reset() missing 1 required keyword-only argument: 'options'"),
+    ],
+    ids=["no seed", "no options", "no default"],
+)
+def test_a_reset_that_takes_no_seed_or_options_is_refused_with_what_is_needed(make, told):
+    with pytest.raises(ConfigurationError) as raised:
+        make_group(make, [4]).reset([0])
+    assert str(raised.value) == (
+        f"reset() of environment 4: {told}; Gymnasium's reset(self, *, seed=None, options=None) "
+        "is needed"
+    )
+
+
+def test_another_mistake_in_reset_keeps_its_traceback():
+    with pytest.raises(TypeError, match="sort"):
+        make_group(MistakenEnv, [4]).reset([0])

@@ -1,6 +1,7 @@
 """Arrays in shared memory: shapes, names, and who closes them."""
 
 import os
+import resource
 
 import numpy as np
 import pytest
@@ -124,3 +125,14 @@ def test_a_name_is_its_own_array_name():
 
 def test_a_path_is_joined_by_dots():
     assert array_name(("next", "agent", "vector")) == "next.agent.vector"
+
+
+def test_a_limit_on_the_size_of_files_is_told_as_one():
+    limits, before = resource.getrlimit(resource.RLIMIT_FSIZE), shared_memories()
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+    try:
+        with pytest.raises(ConfigurationError, match=r"take 8\.0 MB, .* limit \(ulimit -f\)$"):
+            SharedArrays({"numbers": ((1_000_000,), "float64")})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert shared_memories() == before

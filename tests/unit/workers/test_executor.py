@@ -295,6 +295,42 @@ def test_a_group_that_observes_no_dict_is_refused(shared, call, where):
     )
 
 
+@dataclass(frozen=True)
+class ChangedNumbers(EnvFactory):
+    """A group of a user's own whose transitions have something else under one name."""
+
+    name: str
+    value: object
+
+    def group(self, indices, *, render=False):  # noqa: ARG002
+        group = make_group(CoordinateEnvs(), indices)
+        step = group.step
+        group.step = lambda actions: replace(step(actions), **{self.name: self.value})
+        return group
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("reward", np.zeros((2, 1), np.float32), "float32 [2, 1]; float32 [2] is needed"),
+        ("score", np.zeros(1, np.float32), "float32 [1]; float32 [2] is needed"),
+        ("reward", [0.0, 1.0], "a list; float32 [2] is needed"),
+        ("terminated", np.array([0, 1]), "int64 [2]; bool [2] is needed"),
+        ("episode_end", False, "a bool; bool [2] is needed"),
+    ],
+)
+def test_numbers_of_a_group_that_are_not_one_for_each_environment_are_refused(
+    shared, name, value, told
+):
+    """Some of them would be broadcast, and integers be taken for places."""
+    with pytest.raises(ConfigurationError) as raised:
+        play_round(shared, make(shared, ChangedNumbers(name, value)))
+    assert str(raised.value) == (
+        "round 0, step 0: step() of environments [12, 13] returned what is not declared: "
+        f"{name} is {told}"
+    )
+
+
 class TestAnnouncements:
     """Actor and collector look in the very moment of the announcement: no other order is faster."""
 

@@ -152,3 +152,10 @@ def test_whoever_works_or_has_finished_the_round_does_not_hold_it_up():
 def test_an_actor_that_fell_silent_after_the_executor_it_made_wait_is_suspected():
     pool = bare_pool(["executor 0", "executor 1", "actor"])
     assert pool._silent({0}, np.array([7.1, 0.0, 6.9])) == [0, 2]
+
+
+def test_a_daemon_of_multiprocessing_is_told_that_it_may_start_no_workers(monkeypatch):
+    monkeypatch.setitem(multiprocessing.current_process()._config, "daemon", True)
+    shared = SimpleNamespace(config=PoolConfig(num_envs=2))
+    with pytest.raises(ConfigurationError, match=r"Pool are.* set num_actors=0, or use"):
+        ProcessPool(shared, [], [])

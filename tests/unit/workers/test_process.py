@@ -1,3 +1,4 @@
+import os
 import signal
 import subprocess
 import sys
@@ -70,7 +71,7 @@ def test_a_limit_on_threads_is_told_as_one(monkeypatch):
     task = Task()
     task.status.groups = None
     with pytest.raises(SystemExit):
-        run_worker(task, None, SimpleNamespace(answer=lambda: None))
+        run_worker(task, None, SimpleNamespace(answer=lambda: None), dict(os.environ))
     assert ended
     assert task.status.refused[3]
     assert "ulimit -u is 123" in task.told

@@ -1,0 +1,69 @@
+"""How workers begin: with what their parent has then, and without a trace in it."""
+
+import os
+import sys
+import threading
+import time
+
+import pytest
+
+from hts_torchrl import HTSCollector
+from hts_torchrl.workers import pool
+from tests.fakes import CoordinateEnv, CoordinateEnvs
+from tests.policies import echo_policy
+from tests.runs import play
+
+pytestmark = pytest.mark.processes
+
+ENVS, STEPS = 2, 4
+
+
+def collect(create) -> HTSCollector:
+    frames = ENVS * STEPS
+    return HTSCollector(
+        create, echo_policy(), num_envs=ENVS, frames_per_batch=frames, total_frames=2 * frames
+    )
+
+
+class NotedEnv(CoordinateEnv):
+    """Its index is what a variable of its process says."""
+
+    def __init__(self, _: int) -> None:
+        super().__init__(int(os.environ["HTS_TEST_NOTE"]))
+
+
+def test_workers_have_the_variables_of_the_time_at_which_they_start(monkeypatch):
+    """A fork server has those of its own start, and a notebook sets more of them later."""
+    for note in ("3", "5"):
+        monkeypatch.setenv("HTS_TEST_NOTE", note)
+        (batch, *_) = play(collect(NotedEnv))
+        assert batch["observation"][..., 0].unique().tolist() == [float(note)]
+
+
+def test_threads_that_start_workers_leave_this_process_as_it_was(monkeypatch):
+    """The second would take for the program's module what the first has put in its place."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    main, start_one = sys.modules["__main__"], pool.start_process
+    second_is_in, first_is_done = threading.Event(), threading.Event()
+
+    def start_process(process):
+        if threading.current_thread().name == "second":
+            second_is_in.set()
+            first_is_done.wait(0.3)
+        else:
+            second_is_in.wait(0.3)
+        start_one(process)
+
+    def run():
+        play(collect(CoordinateEnvs()))
+        first_is_done.set()
+
+    monkeypatch.setattr(pool, "start_process", start_process)
+    threads = [threading.Thread(target=run, name=name) for name in ("first", "second")]
+    for thread in threads:
+        thread.start()
+        time.sleep(0.2)
+    for thread in threads:
+        thread.join()
+    assert sys.modules["__main__"] is main
+    assert "OMP_NUM_THREADS" not in os.environ
