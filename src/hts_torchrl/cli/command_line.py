@@ -236,7 +236,7 @@ class HTSCommandLine(CommandLine):
 
     def before_fit(self) -> None:
         """Refuse a folder that cannot be made before anything else is."""
-        if self.trainer.world_size > 1:  # the next rank would take it for another run's
+        if not self.trainer.is_global_zero:  # the first rank makes it, and all write there
             return
         own = vars(self.setting("trainer"))["logger"] in (None, True) and self.trainer.loggers != []
         directory = Path(self.trainer.log_dir or ".")
