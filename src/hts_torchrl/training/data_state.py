@@ -87,7 +87,8 @@ class DataState:
         state["frames"] //= ranks
         collector.load_state_dict(state)
         self.loaded = {}  # a further training begins anew
-        self._updates_before = updates - int(state.get("round", 0))
+        self.first_round = int(state.get("round", 0))
+        self._updates_before = updates - self.first_round
 
     def of(
         self, collector: RoundSource, trainer: Trainer, updates: int, *, cut_off: bool
