@@ -12,7 +12,15 @@ from torchrl.modules import ProbabilisticActor, ValueOperator
 from torchrl.objectives import ClipPPOLoss
 from torchrl.objectives.value import GAE
 
-from hts_torchrl import A2C, PPO, ConfigurationError, Impala, Learner, RoundModule
+from hts_torchrl import (
+    A2C,
+    PPO,
+    ConfigurationError,
+    HTSDataModule,
+    Impala,
+    Learner,
+    RoundModule,
+)
 from tests.determinism.tasks import CARTPOLE
 from tests.fits import cartpole, flat, quiet_trainer, watched_fit
 from tests.policies import echo_policy, policy_with
@@ -230,10 +238,21 @@ class TestResume:
         resumed = seen_fit(Rounds(), tmp_path / "stopped.ckpt")
         assert torch.equal(resumed.weights[-1], seen_fit(Rounds()).weights[-1])
 
+    @pytest.mark.parametrize("make", [Plain, Rounds])
+    def test_with_a_data_module_of_another_class_is_refused(self, make, tmp_path):
+        seen_fit(make(), callbacks=[saving(tmp_path, every_n_train_steps=2)])
+        data = Other(CARTPOLE, num_envs=4, num_actors=0, frames_per_batch=32, total_frames=192)
+        with pytest.raises(ConfigurationError, match="has no state of the data module Other"):
+            quiet_trainer().fit(make(), data, ckpt_path=checkpoints(tmp_path)[0])
+
     def test_with_other_settings_of_the_data_is_refused(self, tmp_path):
         seen_fit(Plain(), callbacks=[saving(tmp_path, every_n_train_steps=2)])
         with pytest.raises(ConfigurationError, match=r"data\.delay=0, the checkpoint has 1: bits"):
             seen_fit(Plain(), checkpoints(tmp_path)[0], delay=0)
+
+
+class Other(HTSDataModule):
+    """Not the class that has saved."""
 
 
 def interrupted(folder, module, moment):

@@ -55,7 +55,7 @@ class Resumption:
                 changes["model.policy"] = (self._saved.get("policy"), learner["policy"])
         data: run_settings.Changes = {}
         if hasattr(datamodule, "changes_from"):
-            data = datamodule.changes_from(checkpoint.get(type(datamodule).__qualname__, {}))
+            data = datamodule.changes_from(datamodule.state_in(checkpoint))
         if not getattr(datamodule, "accept_changes", False):
             run_settings.refuse(changes | data)
         if "model.optimizer" in changes:
@@ -86,7 +86,7 @@ class Resumption:
         if schedule is None or loop is None or "parts_per_round" not in self._saved:
             return
         parts = self._parts_per_round
-        state = self._checkpoint[type(self._datamodule).__qualname__]
+        state = self._datamodule.state_in(self._checkpoint)
         before = state["round"] * self._saved["parts_per_round"]
         done = self._datamodule.first_round * parts
         if schedule.exists(self._datamodule.first_round) and (done != before or loop.is_finished):

@@ -346,6 +346,21 @@ class HTSDataModule(LightningDataModule):
         cut_off = self._publisher is not None and self._publisher.in_round
         return self._state.of(self._collector, self._trainer, self._updates, cut_off=cut_off)
 
+    def state_in(self, checkpoint: dict[str, Any]) -> dict[str, Any]:
+        """Return what a checkpoint has of a data module of this class.
+
+        Raises:
+            ConfigurationError: if it has nothing of one.
+        """
+        name = type(self).__qualname__
+        if name not in checkpoint:
+            raise ConfigurationError(
+                f"the checkpoint has no state of the data module {name}; Lightning keeps it by the "
+                "name of its class: give one of the class that the run had"
+            )
+        state: dict[str, Any] = checkpoint[name]
+        return state
+
     def changes_from(self, state_dict: dict[str, Any]) -> Changes:
         """Return what decides bits and is not as in a checkpoint, whose state of this module it is.
 

@@ -57,7 +57,7 @@ class WeightPublisher(Callback):
         if loop is None or not data.schedule.exists(data.first_round):
             return
         parts = getattr(pl_module, "parts_per_round", 1)
-        moved = (data.first_round - checkpoint[type(data).__qualname__]["round"]) * parts
+        moved = (data.first_round - data.state_in(checkpoint)["round"]) * parts
         if moved or loop.is_finished:
             done = data.first_round * parts
             loop.move(moved, done=done, epoch_length=data.parts_per_epoch)
