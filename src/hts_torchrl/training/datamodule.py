@@ -127,7 +127,16 @@ class HTSDataModule(LightningDataModule):
         """The Trainer's, where ``evaluation_frames`` has set another."""
         self._moved: TensorDictBase | None = None
         """The running round on a learner's GPU, for all of its parts."""
-        self._state = DataState(self.pool, plain_settings(self), accept_changes=accept_changes)
+        self._settings = plain_settings(self)
+        self._state = DataState(self.pool, self._settings, accept_changes=accept_changes)
+        self.save_hyperparameters({})  # saves none, and lets loggers ask for hparams_initial
+
+    @property
+    def hparams_initial(self) -> Any:  # noqa: ANN401 - Lightning's own dictionary
+        """What loggers are told: all settings under ``data``, and what a subclass has saved."""
+        told = super().hparams_initial
+        told["data"] = self._settings
+        return told
 
     @classmethod
     def load_from_checkpoint(cls, *arguments: Any, **settings: Any) -> Self:  # noqa: ANN401
