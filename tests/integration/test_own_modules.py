@@ -275,6 +275,31 @@ def interrupted(folder, module, moment):
         signal.signal(signal.SIGINT, before)
 
 
+class Decaying(Plain):
+    """By a schedule as a loop of many epochs has it."""
+
+    def configure_optimizers(self):
+        optimizer = super().configure_optimizers()
+        return [optimizer], [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)]
+
+
+class DecayingRounds(Rounds):
+    """The same for a module that keeps account of rounds itself."""
+
+    def configure_optimizers(self):
+        optimizer = super().configure_optimizers()
+        return [optimizer], [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)]
+
+
+@pytest.mark.parametrize("make", [Decaying, DecayingRounds])
+def test_a_schedule_that_steps_once_an_epoch_is_told(make):
+    with pytest.warns(
+        UserWarning, match="the schedule ExponentialLR steps once an epoch, and an epoch"
+    ):
+        seen_fit(make())
+    seen_fit(make(), trainer={"limit_train_batches": 2, "max_epochs": 3})
+
+
 class NoPolicy(Plain):
     def __init__(self):
         super().__init__()
