@@ -75,7 +75,8 @@ class HTSDataModule(LightningDataModule):
         accept_changes: go on from a checkpoint with other settings that decide bits, which is
             refused else; the log tells which, and from which update on.
         evaluation_episodes: games of each evaluation.
-        evaluation_frames: steps between evaluations; None evaluates at the end only.
+        evaluation_frames: steps between evaluations; if they divide the run, its end is evaluated
+            too. None evaluates at the end only.
         evaluation_greedy: play the likeliest action instead of a drawn one.
     """
 
