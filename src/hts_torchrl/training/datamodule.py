@@ -22,7 +22,7 @@ from hts_torchrl.settings import takes_settings
 from hts_torchrl.specs import EnvSpec
 from hts_torchrl.training.callbacks.stop_after_round import StopAfterRound
 from hts_torchrl.training.callbacks.stop_together import StopTogether
-from hts_torchrl.training.data_state import DataState, plain_settings
+from hts_torchrl.training.data_state import DataState, deciding_bits, plain_settings
 from hts_torchrl.training.evaluation import Evaluation, EvaluationLoader
 from hts_torchrl.training.evaluation_interval import EvaluationInterval
 from hts_torchrl.training.extended_hooks import require_extended
@@ -134,9 +134,12 @@ class HTSDataModule(LightningDataModule):
 
     @property
     def hparams_initial(self) -> Any:  # noqa: ANN401 - Lightning's own dictionary
-        """What loggers are told: all settings under ``data``, and what a subclass has saved."""
+        """What loggers are told: settings that decide bits, under ``data``, and a subclass's own.
+
+        Others may change when a run goes on, and MLflow refuses to be told another value.
+        """
         told = super().hparams_initial
-        told["data"] = self._settings
+        told["data"] = deciding_bits(self._settings)
         return told
 
     @classmethod

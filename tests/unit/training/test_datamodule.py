@@ -86,13 +86,15 @@ class TestLoadFromCheckpoint:
         assert again.pool.total_frames == 128
 
 
-def test_loggers_are_told_all_settings(tmp_path):
+def test_loggers_are_told_the_settings_that_stay_when_a_run_goes_on(tmp_path):
     trainer = quiet_trainer(logger=CSVLogger(tmp_path), log_every_n_steps=1)
     trainer.fit(A2C(gamma=0.5), Named("CartPole-v1", 128))
     told = yaml.safe_load(Path(trainer.log_dir, "hparams.yaml").read_text())
     assert (told["gamma"], told["game"]) == (0.5, "CartPole-v1")
     assert told["data"]["env"]["init_args"]["id"] == "CartPole-v1"
-    assert told["data"]["total_frames"] == 128
+    assert told["data"]["num_envs"] == 2
+    others = {"total_frames": 640, "envs_per_executor": 2, "evaluation_episodes": 1}
+    assert cartpole().hparams_initial == cartpole(**others).hparams_initial
 
 
 @pytest.mark.parametrize("hook", ["setup", "teardown", "on_exception", "state_dict"])
