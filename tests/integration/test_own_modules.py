@@ -245,10 +245,24 @@ class TestResume:
         with pytest.raises(ConfigurationError, match="has no state of the data module Other"):
             quiet_trainer().fit(make(), data, ckpt_path=checkpoints(tmp_path)[0])
 
+    def test_that_fails_leaves_nothing_for_the_next_training(self, tmp_path):
+        seen_fit(Plain(), callbacks=[saving(tmp_path, every_n_train_steps=2)])
+        data, module, seen = cartpole(ROUNDS, env=CARTPOLE), Plain(optimizer=grouped), Seen()
+        with pytest.raises(ValueError, match="different number of parameter groups"):
+            quiet_trainer().fit(module, data, ckpt_path=checkpoints(tmp_path)[0])
+        quiet_trainer(callbacks=[seen]).fit(module, data)
+        assert seen.versions == [0, 0, 1, 2, 3, 4]
+
     def test_with_other_settings_of_the_data_is_refused(self, tmp_path):
         seen_fit(Plain(), callbacks=[saving(tmp_path, every_n_train_steps=2)])
         with pytest.raises(ConfigurationError, match=r"data\.delay=0, the checkpoint has 1: bits"):
             seen_fit(Plain(), checkpoints(tmp_path)[0], delay=0)
+
+
+def grouped(parameters, rate):
+    """Adam with two groups of parameters."""
+    first, *others = parameters
+    return torch.optim.Adam([{"params": [first]}, {"params": others}], rate)
 
 
 class Other(HTSDataModule):
@@ -310,6 +324,14 @@ class LearnerByHand(A2C):
     automatic_optimization = False
 
 
+class InNoParts(Plain):
+    parts_per_round = 0
+
+
+class InHalves(Plain):
+    parts_per_round = 0.5
+
+
 @pytest.mark.parametrize(
     ("make", "trainer", "message"),
     [
@@ -319,6 +341,8 @@ class LearnerByHand(A2C):
             {"accumulate_grad_batches": 2},
             "accumulate_grad_batches=2 does not divide the 1 parts of a round",
         ),
+        (InNoParts, {}, r"InNoParts\.parts_per_round=0; a whole number of 1 or more is needed"),
+        (InHalves, {}, r"InHalves\.parts_per_round=0\.5; a whole number of 1 or more is needed"),
         (LearnerByHand, {}, "LearnerByHand: automatic_optimization=False; a Learner's round"),
     ],
 )

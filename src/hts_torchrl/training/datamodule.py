@@ -139,7 +139,9 @@ class HTSDataModule(LightningDataModule):
         Others may change when a run goes on, and MLflow refuses to be told another value.
         """
         told = super().hparams_initial
-        told["data"] = deciding_bits(self._settings)
+        of_module = getattr(getattr(self.trainer, "lightning_module", None), "hparams", {})
+        if "data" not in of_module:  # Lightning refuses two values of a name
+            told["data"] = deciding_bits(self._settings)
         return told
 
     @classmethod
@@ -403,6 +405,7 @@ class HTSDataModule(LightningDataModule):
         """Stop all workers: Lightning calls no teardown after an exception."""
         if self._interval is not None:
             self._interval.restore()
+        self._state.loaded = {}  # of a run that could not go on
         leave_round = getattr(self._trainer.lightning_module, "leave_round", None)
         if leave_round is not None:
             leave_round()

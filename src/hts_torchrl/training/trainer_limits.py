@@ -171,8 +171,17 @@ def _require_sound(trainer: Trainer) -> None:
 
 
 def parts_of_round(trainer: Trainer) -> int:
-    """Return the batches of each round, as which the Trainer's module wants it."""
-    return getattr(trainer.lightning_module, "parts_per_round", 1)
+    """Return the batches of each round, as which the Trainer's module wants it.
+
+    Raises:
+        ConfigurationError: if that is no number of batches.
+    """
+    module = trainer.lightning_module
+    parts: int = getattr(module, "parts_per_round", 1)
+    counts = isinstance(parts, int) and parts >= 1
+    told = f"{type(module).__name__}.parts_per_round={parts!r}"
+    require(counts, told, "a whole number of 1 or more")
+    return parts
 
 
 def parts_of_epoch(trainer: Trainer, rounds: int) -> int:

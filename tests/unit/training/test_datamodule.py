@@ -97,6 +97,19 @@ def test_loggers_are_told_the_settings_that_stay_when_a_run_goes_on(tmp_path):
     assert cartpole().hparams_initial == cartpole(**others).hparams_initial
 
 
+class WithData(A2C):
+    """A learner of a user that has a setting of that name itself."""
+
+    def __init__(self, policy=None, *, data="mine", **settings):  # noqa: ARG002
+        super().__init__(policy, **settings)
+
+
+def test_a_setting_of_the_module_stands_where_both_have_one_of_that_name(tmp_path):
+    trainer = quiet_trainer(logger=CSVLogger(tmp_path), log_every_n_steps=1)
+    trainer.fit(WithData(), cartpole())
+    assert yaml.safe_load(Path(trainer.log_dir, "hparams.yaml").read_text())["data"] == "mine"
+
+
 @pytest.mark.parametrize("hook", ["setup", "teardown", "on_exception", "state_dict"])
 def test_a_hook_that_replaces_the_data_modules_is_refused(hook):
     replaced = type("Replaced", (HTSDataModule,), {hook: lambda *_, **__: None})
