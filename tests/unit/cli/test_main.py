@@ -688,6 +688,13 @@ def test_an_argument_that_the_locale_cannot_hold_is_told_with_what_helps(monkeyp
     assert message.endswith("this Python takes arguments for ascii: set PYTHONUTF8=1")
 
 
+@pytest.mark.parametrize(("batches", "frames"), [("true", 32), ("2", 64)])
+def test_a_fast_development_run_writes_nothing(batches, frames, tmp_path, capsys):
+    run("fit", *CARTPOLE, *A2C, f"--trainer.fast_dev_run={batches}")
+    assert f"trained:        {frames} frames" in capsys.readouterr().out
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_wrong_input_leaves_no_folder_behind(tmp_path, capsys):
     refused(capsys, "fit", *CARTPOLE, *A2C, "--data.frames_per_batch=30")
     assert list(tmp_path.iterdir()) == []
