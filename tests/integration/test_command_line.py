@@ -174,12 +174,6 @@ class TestFit:
             "version_1",
         }
 
-    def test_a_fast_dev_run_leaves_no_file(self, tmp_path, monkeypatch, capsys):
-        monkeypatch.chdir(tmp_path)
-        run("fit", *CARTPOLE, *A2C, "--trainer.fast_dev_run=true")
-        assert told_by(capsys.readouterr().out)["trained"].startswith("32 frames in 0.")
-        assert files(tmp_path) == set()
-
     def test_says_if_the_traced_round_never_came(self, tmp_path, monkeypatch, capsys):
         monkeypatch.chdir(tmp_path)
         run("fit", *CARTPOLE, *A2C, "--trace=3")

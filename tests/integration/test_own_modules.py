@@ -12,7 +12,15 @@ from torchrl.modules import ProbabilisticActor, ValueOperator
 from torchrl.objectives import ClipPPOLoss
 from torchrl.objectives.value import GAE
 
-from hts_torchrl import A2C, PPO, ConfigurationError, Impala, Learner, RoundModule
+from hts_torchrl import (
+    A2C,
+    PPO,
+    ConfigurationError,
+    HTSDataModule,
+    Impala,
+    Learner,
+    RoundModule,
+)
 from tests.determinism.tasks import CARTPOLE
 from tests.fits import cartpole, flat, quiet_trainer, watched_fit
 from tests.policies import echo_policy, policy_with
@@ -230,10 +238,35 @@ class TestResume:
         resumed = seen_fit(Rounds(), tmp_path / "stopped.ckpt")
         assert torch.equal(resumed.weights[-1], seen_fit(Rounds()).weights[-1])
 
+    @pytest.mark.parametrize("make", [Plain, Rounds])
+    def test_with_a_data_module_of_another_class_is_refused(self, make, tmp_path):
+        seen_fit(make(), callbacks=[saving(tmp_path, every_n_train_steps=2)])
+        data = Other(CARTPOLE, num_envs=4, num_actors=0, frames_per_batch=32, total_frames=192)
+        with pytest.raises(ConfigurationError, match="has no state of the data module Other"):
+            quiet_trainer().fit(make(), data, ckpt_path=checkpoints(tmp_path)[0])
+
+    def test_that_fails_leaves_nothing_for_the_next_training(self, tmp_path):
+        seen_fit(Plain(), callbacks=[saving(tmp_path, every_n_train_steps=2)])
+        data, module, seen = cartpole(ROUNDS, env=CARTPOLE), Plain(optimizer=grouped), Seen()
+        with pytest.raises(ValueError, match="different number of parameter groups"):
+            quiet_trainer().fit(module, data, ckpt_path=checkpoints(tmp_path)[0])
+        quiet_trainer(callbacks=[seen]).fit(module, data)
+        assert seen.versions == [0, 0, 1, 2, 3, 4]
+
     def test_with_other_settings_of_the_data_is_refused(self, tmp_path):
         seen_fit(Plain(), callbacks=[saving(tmp_path, every_n_train_steps=2)])
         with pytest.raises(ConfigurationError, match=r"data\.delay=0, the checkpoint has 1: bits"):
             seen_fit(Plain(), checkpoints(tmp_path)[0], delay=0)
+
+
+def grouped(parameters, rate):
+    """Adam with two groups of parameters."""
+    first, *others = parameters
+    return torch.optim.Adam([{"params": [first]}, {"params": others}], rate)
+
+
+class Other(HTSDataModule):
+    """Not the class that has saved."""
 
 
 def interrupted(folder, module, moment):
@@ -256,6 +289,31 @@ def interrupted(folder, module, moment):
         signal.signal(signal.SIGINT, before)
 
 
+class Decaying(Plain):
+    """By a schedule as a loop of many epochs has it."""
+
+    def configure_optimizers(self):
+        optimizer = super().configure_optimizers()
+        return [optimizer], [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)]
+
+
+class DecayingRounds(Rounds):
+    """The same for a module that keeps account of rounds itself."""
+
+    def configure_optimizers(self):
+        optimizer = super().configure_optimizers()
+        return [optimizer], [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)]
+
+
+@pytest.mark.parametrize("make", [Decaying, DecayingRounds])
+def test_a_schedule_that_steps_once_an_epoch_is_told(make):
+    with pytest.warns(
+        UserWarning, match="the schedule ExponentialLR steps once an epoch, and an epoch"
+    ):
+        seen_fit(make())
+    seen_fit(make(), trainer={"limit_train_batches": 2, "max_epochs": 3})
+
+
 class NoPolicy(Plain):
     def __init__(self):
         super().__init__()
@@ -264,6 +322,14 @@ class NoPolicy(Plain):
 
 class LearnerByHand(A2C):
     automatic_optimization = False
+
+
+class InNoParts(Plain):
+    parts_per_round = 0
+
+
+class InHalves(Plain):
+    parts_per_round = 0.5
 
 
 @pytest.mark.parametrize(
@@ -275,6 +341,8 @@ class LearnerByHand(A2C):
             {"accumulate_grad_batches": 2},
             "accumulate_grad_batches=2 does not divide the 1 parts of a round",
         ),
+        (InNoParts, {}, r"InNoParts\.parts_per_round=0; a whole number of 1 or more is needed"),
+        (InHalves, {}, r"InHalves\.parts_per_round=0\.5; a whole number of 1 or more is needed"),
         (LearnerByHand, {}, "LearnerByHand: automatic_optimization=False; a Learner's round"),
     ],
 )

@@ -238,9 +238,8 @@ class HTSCommandLine(CommandLine):
 
     def before_fit(self) -> None:
         """Refuse a folder that cannot be made before anything else is."""
-        if self.trainer.fast_dev_run:  # type: ignore[attr-defined] # which leaves no file
-            return
-        if self.trainer.world_size > 1:  # the next rank would take it for another run's
+        writes_nothing = self.trainer.fast_dev_run  # type: ignore[attr-defined]
+        if writes_nothing or not self.trainer.is_global_zero:  # all ranks write into that of rank 0
             return
         own = vars(self.setting("trainer"))["logger"] in (None, True) and self.trainer.loggers != []
         directory = Path(self.trainer.log_dir or ".")

@@ -63,9 +63,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except (CheckpointError, WorkerError, NotFiniteError, ReplayError, DifferenceError) as error:
         _leave(error, status=1)
     except RuntimeError as error:
-        if not str(error).startswith("Early stopping conditioned on metric"):
-            raise
-        _leave(error, status=2)
+        _leave_if_known(error)
+        raise
     except SIGTERMException as stopped:
         leave_together()
         status = 128 + signal.SIGTERM if stopped.code is None else stopped.code
@@ -189,6 +188,15 @@ def _examine(arguments: Sequence[str]) -> NoReturn:
         print(finding, flush=True)  # noqa: T201
         findings.append(finding)
     raise SystemExit(int(any(finding.remedy for finding in findings)))
+
+
+def _leave_if_known(error: RuntimeError) -> None:
+    """End with one line where Lightning or gloo names a cause that is not this process's."""
+    if str(error).startswith("Early stopping conditioned on metric"):
+        _leave(error, status=2)
+    if "/gloo/" in str(error):
+        told = "another rank has ended or cannot be reached, and its own lines say why"
+        _leave(RuntimeError(f"{told}: {error}"), status=1)
 
 
 def _leave(error: Exception, *, status: int) -> NoReturn:

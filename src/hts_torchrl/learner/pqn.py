@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from lightning.pytorch.trainer.states import TrainerFn
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
@@ -107,17 +108,20 @@ class PQN(MinibatchLearner):
     def prepare_policy(self, datamodule: Any) -> None:  # noqa: ANN401 - may be of another class
         """Build the policy for a data module; a new run explores as at its start."""
         super().prepare_policy(datamodule)
-        if self.updates == 0:
+        trains = self._trainer is not None and self.trainer.state.fn == TrainerFn.FITTING
+        if trains or self.updates == 0:  # a checkpoint that is resumed is loaded later
             self._head_of_values.epsilon.fill_(self.exploration_initial_eps)
 
     def on_fit_start(self) -> None:
         """Take note of how many updates epsilon falls."""
         super().on_fit_start()
-        self._falling_updates = 0.0
+        self._falling_updates, self._updates_before = 0.0, 0
         if self.exploration_initial_eps != self.exploration_final_eps:
             steps_per_round = self.parts_per_round // self.trainer.accumulate_grad_batches
             updates = self.steps_of_run("exploration_fraction") / steps_per_round
             self._falling_updates = self.exploration_fraction * updates
+            data = getattr(self.trainer, "datamodule", None)
+            self._updates_before = self.updates - getattr(data, "first_round", 0)
 
     def samples_to_learn(self, batch: TensorDictBase) -> TensorDictBase:
         """Return the round's samples with the ``returns`` that are their targets.
@@ -143,7 +147,8 @@ class PQN(MinibatchLearner):
     def on_round_end(self) -> None:
         """Set epsilon for the weights that the update makes."""
         super().on_round_end()
-        self._head_of_values.epsilon.fill_(self.epsilon_after(self.updates + 1))
+        updates = self.updates + 1 - self._updates_before
+        self._head_of_values.epsilon.fill_(self.epsilon_after(updates))
 
     def epsilon_after(self, updates: int) -> float:
         """Return epsilon of the weights after so many updates of a run."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from typing import Any
 
@@ -12,6 +13,7 @@ from hts_torchrl.compat.lightning import FitLoop
 from hts_torchrl.compat.torch import set_last_rates
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.training import run_settings
+from hts_torchrl.training.extended_hooks import is_of_the_user
 
 _log = logging.getLogger(__name__)
 
@@ -55,7 +57,7 @@ class Resumption:
                 changes["model.policy"] = (self._saved.get("policy"), learner["policy"])
         data: run_settings.Changes = {}
         if hasattr(datamodule, "changes_from"):
-            data = datamodule.changes_from(checkpoint.get(type(datamodule).__qualname__, {}))
+            data = datamodule.changes_from(datamodule.state_in(checkpoint))
         if not getattr(datamodule, "accept_changes", False):
             run_settings.refuse(changes | data)
         if "model.optimizer" in changes:
@@ -86,7 +88,7 @@ class Resumption:
         if schedule is None or loop is None or "parts_per_round" not in self._saved:
             return
         parts = self._parts_per_round
-        state = self._checkpoint[type(self._datamodule).__qualname__]
+        state = self._datamodule.state_in(self._checkpoint)
         before = state["round"] * self._saved["parts_per_round"]
         done = self._datamodule.first_round * parts
         if schedule.exists(self._datamodule.first_round) and (done != before or loop.is_finished):
@@ -109,21 +111,33 @@ class Resumption:
                 "is another than in either run that was never stopped",
                 *(decay_steps, before, self._checkpoint["updates"]),
             )
-        changed = {f"model.{name}" for name in _OF_OPTIMIZERS}
-        if not end_moved and not changed & self._changed:
+        if not end_moved and not self._optimizers_differ():
             return
         for optimizer, settings in zip(self._trainer.optimizers, self._settings, strict=True):
             for group, own in zip(optimizer.param_groups, settings, strict=True):
-                group.update({"initial_lr": own["lr"], **own})
+                group.update({"initial_lr": own["lr"], **own, "lr": _rate(group, own)})
         for each in self._trainer.lr_scheduler_configs:
             if isinstance(each.scheduler, torch.optim.lr_scheduler.LambdaLR):
                 if not before:
                     each.scheduler.last_epoch = self._trainer.global_step
                 _set_base_rates(each.scheduler)
 
+    def _optimizers_differ(self) -> bool:
+        """Return whether a setting is another that optimisers hold, or may, as it is the user's."""
+        classes = type(self._trainer.lightning_module).__mro__
+        ours = inspect.signature(next(each for each in classes if not is_of_the_user(each)))
+        changed = (name.removeprefix("model.") for name in self._changed - {"model"})
+        return any(name in _OF_OPTIMIZERS or name not in ours.parameters for name in changed)
+
 
 _OF_OPTIMIZERS = ("learning_rate", "learning_rate_decay", "epsilon", "optimizer_kwargs")
 """Settings of the learner that its optimisers hold."""
+
+
+def _rate(group: dict[str, Any], own: dict[str, Any]) -> Any:  # noqa: ANN401 - or a tensor
+    """Return a group's rate: under a schedule, the share of the new one to which that has come."""
+    start, before = own.get("initial_lr"), group.get("initial_lr")
+    return group["lr"] * start / before if start is not None and before else own["lr"]
 
 
 def _set_base_rates(scheduler: torch.optim.lr_scheduler.LambdaLR) -> None:

@@ -37,6 +37,7 @@ from hts_torchrl.training.evaluation import Evaluation
 from hts_torchrl.training.extended_hooks import is_of_the_user
 from hts_torchrl.training.round_slice import RoundSlice
 from hts_torchrl.training.run_settings import class_name, loadable, plain
+from hts_torchrl.training.trainer_limits import warn_of_schedules
 
 _FEW = 64
 """Rows on which a policy is examined."""
@@ -151,6 +152,7 @@ class RoundModule(PolicyModule):
 
     def on_train_start(self) -> None:
         """Take the weights with which a resumed run acts, one update behind those it learns."""
+        warn_of_schedules(self.trainer)
         if self._collector is not None and self._collector.acting_weights is not None:
             self._weights.set_behaviour(self._collector.acting_weights)
         data = getattr(self.trainer, "datamodule", None)

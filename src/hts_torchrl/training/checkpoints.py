@@ -96,6 +96,8 @@ def whole_checkpoint(path: Path) -> Path:
     """
     if not path.name:  # a folder: this one, or the root
         raise ConfigurationError(f"{path}: there is no such file")
+    if path.is_symlink():  # as ModelCheckpoint(save_last="link") makes it
+        return whole_checkpoint(path.resolve())
     previous = _previous(path)
     if path.is_file() and _is_whole(path):
         return path
@@ -120,7 +122,7 @@ def _keep_previous(place: Path) -> None:
         known = set()
     if place.is_file() and (not known or _digest(place) in known):
         with replacing(previous) as link:
-            _link_or_copy(place, link)
+            _link_or_copy(place.resolve(), link)
     elif previous.is_file() and _digest(previous) not in known:
         previous.unlink()
 

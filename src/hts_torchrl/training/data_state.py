@@ -58,6 +58,12 @@ def plain_settings(data: HTSDataModule) -> dict[str, Any]:
     return {name: loadable(each) for name, each in settings.items()}
 
 
+def deciding_bits(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return those of all settings that decide bits, and so stay the same when a run goes on."""
+    deciding = {name: settings[name] for name in _DECIDE_BITS}
+    return {**deciding, "env": _without_threads(deciding["env"])}
+
+
 def _plain_choice(compile_arguments: dict[str, Any] | None) -> bool | dict[str, Any]:
     """Return what ``compile_policy`` stands for, in one form of those that mean the same."""
     return plain(compile_arguments) or True if compile_arguments is not None else False
@@ -95,7 +101,8 @@ class DataState:
         state["frames"] //= ranks
         collector.load_state_dict(state)
         self.loaded = {}  # a further training begins anew
-        self._updates_before = updates - int(state.get("round", 0))
+        self.first_round = int(state.get("round", 0))
+        self._updates_before = updates - self.first_round
 
     def of(
         self, collector: RoundSource, trainer: Trainer, updates: int, *, cut_off: bool
@@ -143,8 +150,7 @@ class DataState:
         own = self._run_settings(trainer)
         if getattr(trainer.lightning_module, "gradient_chunks", 1) > 1:
             del own["trainer"]["world_size"]  # with chunks it decides nothing
-        own["data"] = {name: own["data"][name] for name in _DECIDE_BITS}
-        own["data"]["env"] = _without_threads(own["data"]["env"])
+        own["data"] = deciding_bits(own["data"])
         saved = state.get("settings") or {"data": {}, "trainer": {}}
         if saved["data"]:  # older ones have no such setting
             saved = {**saved, "data": {"compile_policy": False, **saved["data"]}}

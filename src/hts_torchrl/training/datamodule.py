@@ -22,7 +22,7 @@ from hts_torchrl.settings import takes_settings
 from hts_torchrl.specs import EnvSpec
 from hts_torchrl.training.callbacks.stop_after_round import StopAfterRound
 from hts_torchrl.training.callbacks.stop_together import StopTogether
-from hts_torchrl.training.data_state import DataState, plain_settings
+from hts_torchrl.training.data_state import DataState, deciding_bits, plain_settings
 from hts_torchrl.training.evaluation import Evaluation, EvaluationLoader
 from hts_torchrl.training.evaluation_interval import EvaluationInterval
 from hts_torchrl.training.extended_hooks import require_extended
@@ -75,7 +75,8 @@ class HTSDataModule(LightningDataModule):
         accept_changes: go on from a checkpoint with other settings that decide bits, which is
             refused else; the log tells which, and from which update on.
         evaluation_episodes: games of each evaluation.
-        evaluation_frames: steps between evaluations; None evaluates at the end only.
+        evaluation_frames: steps between evaluations; if they divide the run, its end is evaluated
+            too. None evaluates at the end only.
         evaluation_greedy: play the likeliest action instead of a drawn one.
     """
 
@@ -127,7 +128,21 @@ class HTSDataModule(LightningDataModule):
         """The Trainer's, where ``evaluation_frames`` has set another."""
         self._moved: TensorDictBase | None = None
         """The running round on a learner's GPU, for all of its parts."""
-        self._state = DataState(self.pool, plain_settings(self), accept_changes=accept_changes)
+        self._settings = plain_settings(self)
+        self._state = DataState(self.pool, self._settings, accept_changes=accept_changes)
+        self.save_hyperparameters({})  # saves none, and lets loggers ask for hparams_initial
+
+    @property
+    def hparams_initial(self) -> Any:  # noqa: ANN401 - Lightning's own dictionary
+        """What loggers are told: settings that decide bits, under ``data``, and a subclass's own.
+
+        Others may change when a run goes on, and MLflow refuses to be told another value.
+        """
+        told = super().hparams_initial
+        of_module = getattr(getattr(self.trainer, "lightning_module", None), "hparams", {})
+        if "data" not in of_module:  # Lightning refuses two values of a name
+            told["data"] = deciding_bits(self._settings)
+        return told
 
     @classmethod
     def load_from_checkpoint(cls, *arguments: Any, **settings: Any) -> Self:  # noqa: ANN401
@@ -349,6 +364,21 @@ class HTSDataModule(LightningDataModule):
         cut_off = self._publisher is not None and self._publisher.in_round
         return self._state.of(self._collector, self._trainer, self._updates, cut_off=cut_off)
 
+    def state_in(self, checkpoint: dict[str, Any]) -> dict[str, Any]:
+        """Return what a checkpoint has of a data module of this class.
+
+        Raises:
+            ConfigurationError: if it has nothing of one.
+        """
+        name = type(self).__qualname__
+        if name not in checkpoint:
+            raise ConfigurationError(
+                f"the checkpoint has no state of the data module {name}; Lightning keeps it by the "
+                "name of its class: give one of the class that the run had"
+            )
+        state: dict[str, Any] = checkpoint[name]
+        return state
+
     def changes_from(self, state_dict: dict[str, Any]) -> Changes:
         """Return what decides bits and is not as in a checkpoint, whose state of this module it is.
 
@@ -378,6 +408,7 @@ class HTSDataModule(LightningDataModule):
         """Stop all workers: Lightning calls no teardown after an exception."""
         if self._interval is not None:
             self._interval.restore()
+        self._state.loaded = {}  # of a run that could not go on
         leave_round = getattr(self._trainer.lightning_module, "leave_round", None)
         if leave_round is not None:
             leave_round()

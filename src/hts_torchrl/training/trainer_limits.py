@@ -22,7 +22,7 @@ from lightning.pytorch.callbacks import (
     StochasticWeightAveraging,
 )
 from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, SingleDeviceStrategy
-from lightning.pytorch.utilities import rank_zero_only
+from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
 
 from hts_torchrl.compat.lightning import process_start_method
 from hts_torchrl.errors import ConfigurationError, require
@@ -171,8 +171,17 @@ def _require_sound(trainer: Trainer) -> None:
 
 
 def parts_of_round(trainer: Trainer) -> int:
-    """Return the batches of each round, as which the Trainer's module wants it."""
-    return getattr(trainer.lightning_module, "parts_per_round", 1)
+    """Return the batches of each round, as which the Trainer's module wants it.
+
+    Raises:
+        ConfigurationError: if that is no number of batches.
+    """
+    module = trainer.lightning_module
+    parts: int = getattr(module, "parts_per_round", 1)
+    counts = isinstance(parts, int) and parts >= 1
+    told = f"{type(module).__name__}.parts_per_round={parts!r}"
+    require(counts, told, "a whole number of 1 or more")
+    return parts
 
 
 def parts_of_epoch(trainer: Trainer, rounds: int) -> int:
@@ -209,6 +218,24 @@ def parts_of_epoch(trainer: Trainer, rounds: int) -> int:
     if epochs * in_epoch > parts:
         raise ConfigurationError(f"max_epochs={epochs}: {ONE_EPOCH}")
     return in_epoch
+
+
+def warn_of_schedules(trainer: Trainer) -> None:
+    """Warn of a schedule that would step at the end of the run alone.
+
+    Args:
+        trainer: whose optimisers and schedules are there.
+    """
+    if (trainer.max_epochs or 1) > 1 or not trainer.lightning_module.automatic_optimization:
+        return
+    for each in trainer.lr_scheduler_configs:
+        if each.interval == "epoch":
+            rank_zero_warn(
+                f"the schedule {type(each.scheduler).__name__} steps once an epoch, and an epoch "
+                'is the whole run, so the learning rate stays what it is: give {"scheduler": ..., '
+                '"interval": "step"}',
+                stacklevel=2,
+            )
 
 
 def _require_divided_rounds(trainer: Trainer) -> None:

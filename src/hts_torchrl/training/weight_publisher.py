@@ -11,6 +11,7 @@ from lightning.pytorch.callbacks import Checkpoint
 from hts_torchrl.compat.lightning import FitLoop
 from hts_torchrl.rng import update_seed
 from hts_torchrl.training.round_slice import RoundSlice
+from hts_torchrl.training.trainer_limits import warn_of_schedules
 
 
 class WeightPublisher(Callback):
@@ -57,10 +58,14 @@ class WeightPublisher(Callback):
         if loop is None or not data.schedule.exists(data.first_round):
             return
         parts = getattr(pl_module, "parts_per_round", 1)
-        moved = (data.first_round - checkpoint[type(data).__qualname__]["round"]) * parts
+        moved = (data.first_round - data.state_in(checkpoint)["round"]) * parts
         if moved or loop.is_finished:
             done = data.first_round * parts
             loop.move(moved, done=done, epoch_length=data.parts_per_epoch)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
+        """Warn of a schedule that does nothing."""
+        warn_of_schedules(trainer)
 
     def on_train_batch_start(
         self,

@@ -101,6 +101,17 @@ class TestSettings:
         assert len(loggers) == 2
         assert {str(logger.log_dir) for logger in loggers} == {"runs/mine/version_0"}
 
+    def test_runs_of_several_ranks_that_begin_together_have_folders_of_their_own(
+        self, made, monkeypatch
+    ):
+        monkeypatch.setattr("hts_torchrl.cli.command_line.end_at_once", lambda _: None)
+        ranks = ["--trainer.devices=2", "--trainer.strategy=ddp"]
+        lines = [made("fit", *CARTPOLE, *A2C, *ranks) for _ in range(2)]
+        for line in lines:
+            line.before_fit()
+        folders = [line.trainer.log_dir for line in lines]
+        assert folders == ["runs/run/version_0", "runs/run/version_1"]
+
     def test_runs_lie_below_the_trainers_root(self, made):
         line = made("fit", *CARTPOLE, *A2C, "--name=mine", "--trainer.default_root_dir=root")
         assert line.trainer.log_dir == "root/runs/mine/version_0"
@@ -726,6 +737,13 @@ def test_an_argument_that_the_locale_cannot_hold_is_told_with_what_helps(monkeyp
     assert message.endswith("this Python takes arguments for ascii: set PYTHONUTF8=1")
 
 
+@pytest.mark.parametrize(("batches", "frames"), [("true", 32), ("2", 64)])
+def test_a_fast_development_run_writes_nothing(batches, frames, tmp_path, capsys):
+    run("fit", *CARTPOLE, *A2C, f"--trainer.fast_dev_run={batches}")
+    assert f"trained:        {frames} frames" in capsys.readouterr().out
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_wrong_input_leaves_no_folder_behind(tmp_path, capsys):
     refused(capsys, "fit", *CARTPOLE, *A2C, "--data.frames_per_batch=30")
     assert list(tmp_path.iterdir()) == []
@@ -742,6 +760,22 @@ def test_a_killed_worker_ends_with_what_to_do(monkeypatch, capsys):
     assert capsys.readouterr().err == (
         "hts-torchrl: error: actor 0, round 7: was killed by SIGKILL; --data.recover=replay "
         "repeats a round up to 3 times, --ckpt_path resumes\n"
+    )
+
+
+def test_a_rank_that_another_has_left_ends_with_one_line(monkeypatch, capsys):
+    lost = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer"
+
+    def fail(*_, **__):
+        raise RuntimeError(lost)
+
+    monkeypatch.setattr("hts_torchrl.cli.main.run_subcommand", fail)
+    with pytest.raises(SystemExit) as left:
+        run("fit")
+    assert left.value.code == 1
+    assert capsys.readouterr().err == (
+        "hts-torchrl: error: another rank has ended or cannot be reached, and its own lines say "
+        f"why: {lost}\n"
     )
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
 from tensordict import TensorDict
 from torch import nn
 
@@ -89,6 +90,12 @@ def learned(learner, batch, *, lag=0, newest=None):
     return learner.training_step(RoundSlice(batch, 0, 1), 0), logged
 
 
+def epsilons(watch):
+    """With which each round was collected: of two actions the best one has 1 - epsilon / 2."""
+    best = [batch["action_log_prob"].exp().max().item() for batch in watch.rounds]
+    return [2 * (1 - probability) for probability in best]
+
+
 class TestTargets:
     @pytest.mark.parametrize("q_lambda", [0.0, 0.65, 1.0])
     @pytest.mark.parametrize("gamma", [0.5, 0.99])
@@ -170,6 +177,20 @@ class TestExploration:
         learner = PQN(exploration_fraction=0.0)
         watched_fit(learner, cartpole(2))
         assert [learner.epsilon_after(n) for n in (0, 1)] == [0.05, 0.05]
+
+    @pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`, callbacks")
+    def test_a_further_training_explores_anew_and_can_be_resumed(self, tmp_path):
+        learner = PQN(epochs=2, minibatches=2, **FALL)
+        watched_fit(learner, cartpole(8))
+        kept = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=4, save_top_k=-1)
+        again = watched_fit(learner, cartpole(8), callbacks=[kept], enable_checkpointing=True)
+        assert again.versions == [8, 8, 9, 10, 11, 12, 13, 14]
+        expected = [EXPECTED[version - 8] for version in again.versions]
+        assert epsilons(again) == pytest.approx(expected, abs=2e-3)
+        resumed = PQN(epochs=2, minibatches=2, **FALL)
+        watch = watched_fit(resumed, cartpole(8), tmp_path / "step=12.ckpt")
+        assert watch.versions == [10, 11, 12, 13, 14]
+        assert epsilons(watch) == pytest.approx(expected[3:], abs=2e-3)
 
     def test_a_given_policy_begins_with_the_first_epsilon(self):
         given = policy()

@@ -131,6 +131,19 @@ def test_a_change_that_is_meant_is_told_with_the_update_from_which_on_it_holds(c
     assert "from update 2 on: data.delay=0, the checkpoint has 1" in caplog.text
 
 
+class WarmedUp(A2C):
+    """A2C whose learning rate rises from a quarter of its peak, by a quarter each round."""
+
+    def __init__(self, policy=None, *, peak=0.1, **settings):
+        super().__init__(policy, **settings)
+        self.peak = peak
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.policy.parameters(), self.peak)
+        rising = torch.optim.lr_scheduler.LinearLR(optimizer, 0.25, total_iters=3)
+        return [optimizer], [{"scheduler": rising, "interval": "step"}]
+
+
 class TestAcceptedChanges:
     def test_a_learning_rate_reaches_the_optimiser(self, checkpoint):
         watch = go_on(checkpoint, A2C(learning_rate=0.5), accept_changes=True)
@@ -141,6 +154,11 @@ class TestAcceptedChanges:
         learner = A2C(learning_rate=0.5, learning_rate_decay=True)
         watch = go_on(path, learner, accept_changes=True)
         assert watch.learning_rates == pytest.approx([0.5 * 2 / 4, 0.5 * 1 / 4])
+
+    def test_a_setting_of_the_users_reaches_the_schedule_that_is_made_of_it(self, tmp_path):
+        path = stopped(tmp_path, WarmedUp())
+        watch = go_on(path, WarmedUp(peak=0.4), accept_changes=True)
+        assert watch.learning_rates == pytest.approx([0.4 * 3 / 4, 0.4])
 
     def test_a_decay_that_is_new_begins_where_the_run_is(self, checkpoint):
         learner = A2C(learning_rate=0.4, learning_rate_decay=True)

@@ -12,7 +12,7 @@ import pytest
 import torch
 from lightning.fabric.plugins.environments import SLURMEnvironment
 from lightning.pytorch import Callback, LightningModule
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
@@ -161,6 +161,13 @@ class TestTrainingStatistics:
         speeds = column(rows, "steps_per_second")  # Lightning repeats them until there are others
         assert len(set(speeds)) == 6
         assert min(speeds) > 0
+
+    def test_the_return_can_be_monitored_from_the_first_evaluation_on(self):
+        stop = EarlyStopping("episode/return", mode="max", stopping_threshold=-1e9)
+        trainer = quiet_trainer(callbacks=[TrainingStatistics(), stop], limit_val_batches=1)
+        games = known_games(10, evaluation_episodes=1, evaluation_frames=12)
+        trainer.fit(A2C(echo_policy()), games)
+        assert trainer.global_step == 2
 
     def test_figures_come_every_log_every_n_steps(self, tmp_path):
         learner, data = PPO(epochs=2, minibatches=2), cartpole(6, evaluation_episodes=1)

@@ -168,6 +168,24 @@ class TestLoading:
         with pytest.warns(UserWarning, match=r"last\.ckpt is damaged: going on from .*previous"):
             assert saved(place) == 1
 
+    def test_a_link_in_its_place_is_followed(self, place):
+        step = place.with_name("step=2.ckpt")
+        save(place, 1)
+        save(step, 2)
+        place.unlink()
+        place.symlink_to(step.name)  # as ModelCheckpoint(save_last="link") does
+        assert saved(place) == 2
+
+    def test_saving_over_a_link_keeps_what_it_stood_for(self, place):
+        step = place.with_name("step=1.ckpt")
+        save(step, 1)
+        place.symlink_to(step.name)
+        save(place, 2)
+        step.unlink()
+        damage(place)
+        with pytest.warns(UserWarning, match="is damaged"):
+            assert saved(place) == 1
+
     def test_a_missing_checkpoint_has_one_before(self, place):
         save(place, 1)
         save(place, 2)

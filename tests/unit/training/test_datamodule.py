@@ -1,11 +1,14 @@
 """The data module under the real Trainer, with processes only where they are the point."""
 
 import multiprocessing
+from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.loggers import CSVLogger
 from tensordict import TensorDict
 
 from hts_torchrl import A2C, PPO, GymEnvs, HTSDataModule, Impala, make_actor_critic
@@ -81,6 +84,30 @@ class TestLoadFromCheckpoint:
         again = Named.load_from_checkpoint(path)
         assert again.env.id == "CartPole-v1"
         assert again.pool.total_frames == 128
+
+
+def test_loggers_are_told_the_settings_that_stay_when_a_run_goes_on(tmp_path):
+    trainer = quiet_trainer(logger=CSVLogger(tmp_path), log_every_n_steps=1)
+    trainer.fit(A2C(gamma=0.5), Named("CartPole-v1", 128))
+    told = yaml.safe_load(Path(trainer.log_dir, "hparams.yaml").read_text())
+    assert (told["gamma"], told["game"]) == (0.5, "CartPole-v1")
+    assert told["data"]["env"]["init_args"]["id"] == "CartPole-v1"
+    assert told["data"]["num_envs"] == 2
+    others = {"total_frames": 640, "envs_per_executor": 2, "evaluation_episodes": 1}
+    assert cartpole().hparams_initial == cartpole(**others).hparams_initial
+
+
+class WithData(A2C):
+    """A learner of a user that has a setting of that name itself."""
+
+    def __init__(self, policy=None, *, data="mine", **settings):  # noqa: ARG002
+        super().__init__(policy, **settings)
+
+
+def test_a_setting_of_the_module_stands_where_both_have_one_of_that_name(tmp_path):
+    trainer = quiet_trainer(logger=CSVLogger(tmp_path), log_every_n_steps=1)
+    trainer.fit(WithData(), cartpole())
+    assert yaml.safe_load(Path(trainer.log_dir, "hparams.yaml").read_text())["data"] == "mine"
 
 
 @pytest.mark.parametrize("hook", ["setup", "teardown", "on_exception", "state_dict"])

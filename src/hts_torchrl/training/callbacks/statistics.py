@@ -6,9 +6,10 @@ import time
 from collections import deque
 from typing import Any, Self
 
+import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from hts_torchrl.compat.lightning import logs_after
+from hts_torchrl.compat.lightning import logs_after, set_callback_metrics
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.training.round_slice import RoundSlice
 
@@ -92,9 +93,11 @@ class TrainingStatistics(Callback):
             self._resume()
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Log where in the run the evaluation stands."""
+        """Log where in the run the evaluation stands; tell callbacks the games so far."""
         self.evaluated_frames = self.frames
         pl_module.log_dict({"eval/frames": float(self.frames), "eval/minutes": self.minutes})
+        # Those that monitor a figure of the games look at it now, logged before or not.
+        set_callback_metrics(trainer, {k: torch.tensor(v) for k, v in self._of_games().items()})
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: RoundSlice, *_: Any
@@ -118,16 +121,22 @@ class TrainingStatistics(Callback):
 
     def _log(self, trainer: Trainer, pl_module: LightningModule) -> None:
         figures = {"train/frames": float(self.frames), "train/minutes": self.minutes}
-        bar = {}
-        if self.mean_return is not None:
-            bar["episode/return"] = self.mean_return
-            figures["episode/length"] = sum(self._lengths) / len(self._lengths)
+        games = self._of_games()
+        bar = {"episode/return": games.pop("episode/return")} if games else {}
+        figures |= games
         if self._rounds > self._marks["rounds"]:
             rates = self._rates(trainer)
             bar["steps_per_second"] = rates.pop("steps_per_second")
             figures |= rates
         pl_module.log_dict(figures)
         pl_module.log_dict(bar, prog_bar=True)
+
+    def _of_games(self) -> dict[str, float]:
+        """Return means over the last games; nothing before the first has ended."""
+        if self.mean_return is None:
+            return {}
+        length = sum(self._lengths) / len(self._lengths)
+        return {"episode/return": self.mean_return, "episode/length": length}
 
     def _rates(self, trainer: Trainer) -> dict[str, float]:
         """Return speed and shares of waiting over the whole rounds since the last call."""
