@@ -626,20 +626,28 @@ def test_a_full_disk_under_the_output_ends_the_run_with_one_line(tmp_path, comma
     )
 
 
-def test_a_limit_of_the_size_of_files_ends_the_run_with_one_line(tmp_path):
+@pytest.mark.parametrize(
+    ("kib", "status", "told"),
+    [
+        (4, 2, "the shared arrays of a round take 0.1 MB, and no file may be so large here"),
+        (150, 1, "cannot write the checkpoint runs/run/version_0/checkpoints/last.ckpt"),
+    ],
+)
+def test_a_limit_of_the_size_of_files_ends_the_run_with_one_line(kib, status, told, tmp_path):
     ended = subprocess.run(
-        # 4 KiB hold the config, but no checkpoint.
         [
-            *("bash", "-c", 'ulimit -f 4; exec "$@"', "bash"),
+            *("bash", "-c", f'ulimit -f {kib}; exec "$@"', "bash"),
             *(sys.executable, "-m", "hts_torchrl.cli", "fit", *CARTPOLE, *A2C),
+            "--model.optimizer=adam",  # whose state makes the checkpoint larger than the arrays
         ],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,
     )
-    assert ended.returncode == 1
-    assert ended.stderr.endswith(" cannot be written: File too large (ulimit -f)\n")
+    assert ended.returncode == status
+    assert ended.stderr.startswith(f"hts-torchrl: error: {told}")
+    assert "ulimit -f" in ended.stderr
     assert "Traceback" not in ended.stderr
 
 

@@ -63,7 +63,8 @@ class DurableCheckpointIO(TorchCheckpointIO):
             raise CheckpointError(f"cannot write the checkpoint {place}: {error}") from error
         except RuntimeError as error:  # torch's words for it name no disk
             raise CheckpointError(
-                f"cannot write the checkpoint {place}: is the disk full? ({error})"
+                f"cannot write the checkpoint {place}: is the disk full, or the size of files "
+                f"limited (ulimit -f)? ({error})"
             ) from error
 
     def load_checkpoint(

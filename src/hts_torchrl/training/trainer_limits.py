@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import sys
+from numbers import Integral
 from typing import TYPE_CHECKING
 
 import torch
@@ -177,11 +178,11 @@ def parts_of_round(trainer: Trainer) -> int:
         ConfigurationError: if that is no number of batches.
     """
     module = trainer.lightning_module
-    parts: int = getattr(module, "parts_per_round", 1)
-    counts = isinstance(parts, int) and parts >= 1
+    parts = getattr(module, "parts_per_round", 1)
+    counts = isinstance(parts, Integral) and int(parts) >= 1
     told = f"{type(module).__name__}.parts_per_round={parts!r}"
     require(counts, told, "a whole number of 1 or more")
-    return parts
+    return int(parts)
 
 
 def parts_of_epoch(trainer: Trainer, rounds: int) -> int:
