@@ -749,34 +749,33 @@ def test_wrong_input_leaves_no_folder_behind(tmp_path, capsys):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_killed_worker_ends_with_what_to_do(monkeypatch, capsys):
+_LOST = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer"
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (
+            WorkerKilled(WorkerPlace("actor", 0, (), 7, 0), "was killed by SIGKILL"),
+            "actor 0, round 7: was killed by SIGKILL; --data.recover=replay repeats a round up to "
+            "3 times, --ckpt_path resumes",
+        ),
+        (
+            RuntimeError(_LOST),
+            f"another rank has ended or cannot be reached, and its own lines say why: {_LOST}",
+        ),
+    ],
+    ids=["a killed worker", "a rank that another has left"],
+)
+def test_what_another_process_caused_ends_with_one_line(error, told, monkeypatch, capsys):
     def fail(*_, **__):
-        raise WorkerKilled(WorkerPlace("actor", 0, (), 7, 0), "was killed by SIGKILL")
+        raise error
 
     monkeypatch.setattr("hts_torchrl.cli.main.run_subcommand", fail)
     with pytest.raises(SystemExit) as left:
         run("fit")
     assert left.value.code == 1
-    assert capsys.readouterr().err == (
-        "hts-torchrl: error: actor 0, round 7: was killed by SIGKILL; --data.recover=replay "
-        "repeats a round up to 3 times, --ckpt_path resumes\n"
-    )
-
-
-def test_a_rank_that_another_has_left_ends_with_one_line(monkeypatch, capsys):
-    lost = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer"
-
-    def fail(*_, **__):
-        raise RuntimeError(lost)
-
-    monkeypatch.setattr("hts_torchrl.cli.main.run_subcommand", fail)
-    with pytest.raises(SystemExit) as left:
-        run("fit")
-    assert left.value.code == 1
-    assert capsys.readouterr().err == (
-        "hts-torchrl: error: another rank has ended or cannot be reached, and its own lines say "
-        f"why: {lost}\n"
-    )
+    assert capsys.readouterr().err == f"hts-torchrl: error: {told}\n"
 
 
 def test_a_missing_package_ends_with_its_name(monkeypatch, capsys):
