@@ -6,7 +6,8 @@ from dataclasses import replace
 from typing import Any, Self, get_args
 
 import torch
-from lightning.pytorch import LightningDataModule, Trainer
+from lightning.pytorch import Callback, LightningDataModule, Trainer
+from lightning.pytorch.callbacks import Checkpoint
 from tensordict import TensorDictBase
 
 from hts_torchrl.collectors.asynchronous import AsynchronousCollector
@@ -24,9 +25,8 @@ from hts_torchrl.training.callbacks.stop_after_round import StopAfterRound
 from hts_torchrl.training.callbacks.stop_together import StopTogether
 from hts_torchrl.training.data_state import DataState, deciding_bits, plain_settings
 from hts_torchrl.training.evaluation import Evaluation, EvaluationLoader
-from hts_torchrl.training.evaluation_interval import EvaluationInterval
+from hts_torchrl.training.evaluation_interval import evaluation_interval
 from hts_torchrl.training.extended_hooks import require_extended
-from hts_torchrl.training.rank_share import share_of
 from hts_torchrl.training.round_slice import RoundLoader, RoundSlice
 from hts_torchrl.training.run_settings import Changes
 from hts_torchrl.training.trainer_limits import parts_of_epoch, parts_of_round, require_fitting
@@ -124,7 +124,7 @@ class HTSDataModule(LightningDataModule):
         self.parts_per_epoch = 0
         """Batches of the Trainer in each of its epochs, from ``setup`` on."""
         self._env_spec: EnvSpec | None = None
-        self._interval: EvaluationInterval | None = None
+        self._replaced_interval: float | None = None
         """The Trainer's, where ``evaluation_frames`` has set another."""
         self._moved: TensorDictBase | None = None
         """The running round on a learner's GPU, for all of its parts."""
@@ -245,25 +245,23 @@ class HTSDataModule(LightningDataModule):
         if stage != "fit":
             return
         require_fitting(self, self._trainer)
-        self._share = share_of(self.pool, self._trainer.global_rank, self._trainer.world_size)
+        self._share = self.pool.of_rank(self._trainer.global_rank, self._trainer.world_size)
         StopTogether.put_into(self._trainer)
-        StopAfterRound.put_into(self._trainer)
-        self._set_publisher()
-        assert self.schedule.num_rounds is not None
-        self.parts_per_epoch = parts_of_epoch(self._trainer, self.schedule.num_rounds)
-        self._interval = EvaluationInterval(
-            self._trainer,
-            parts_per_round=parts_of_round(self._trainer),
-            in_epoch=self.parts_per_epoch,
-            whole_rounds=self._publisher is None,
-        )
-        self._interval.set(self.evaluation_frames, self.schedule.frames_per_round)
-
-    def _set_publisher(self) -> None:
-        """Let a callback publish the weights of a module that does not do so itself."""
         own = getattr(self._trainer.lightning_module, "publishes_weights", False)
         self._publisher = None if own else WeightPublisher(self.seed)
-        WeightPublisher.put_into(self._trainer, self._publisher)
+        self._add_callbacks(StopAfterRound(), *filter(None, [self._publisher]))
+        assert self.schedule.num_rounds is not None
+        self.parts_per_epoch = parts_of_epoch(self._trainer, self.schedule.num_rounds)
+        if (interval := evaluation_interval(self, self._trainer)) is not None:
+            self._replaced_interval = self._trainer.val_check_interval
+            self._trainer.val_check_interval = interval
+
+    def _add_callbacks(self, *added: Callback) -> None:
+        """Give the Trainer these, before those that save, instead of those of an earlier run."""
+        callbacks: list[Callback] = self._trainer.callbacks  # type: ignore[attr-defined]
+        others = [e for e in callbacks if not isinstance(e, StopAfterRound | WeightPublisher)]
+        saving = [each for each in others if isinstance(each, Checkpoint)]
+        callbacks[:] = [*(each for each in others if each not in saving), *added, *saving]
 
     @property
     def _updates(self) -> int:
@@ -397,22 +395,24 @@ class HTSDataModule(LightningDataModule):
 
     def teardown(self, stage: str) -> None:  # noqa: ARG002
         """Stop all workers; what they had come to can still be saved."""
-        if self._interval is not None:
-            self._interval.restore()
+        self._restore_interval()
         self._state.final = self.state_dict()
-        WeightPublisher.put_into(self._trainer, None)
-        StopAfterRound.take_out_of(self._trainer)
+        self._add_callbacks()
         self._close()
 
     def on_exception(self, exception: BaseException) -> None:  # noqa: ARG002
         """Stop all workers: Lightning calls no teardown after an exception."""
-        if self._interval is not None:
-            self._interval.restore()
+        self._restore_interval()
         self._state.loaded = {}  # of a run that could not go on
         leave_round = getattr(self._trainer.lightning_module, "leave_round", None)
         if leave_round is not None:
             leave_round()
         self._close()
+
+    def _restore_interval(self) -> None:
+        if self._replaced_interval is not None:
+            self._trainer.val_check_interval = self._replaced_interval
+            self._replaced_interval = None
 
     def _close(self) -> None:
         self._moved = None

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import Checkpoint
 
 from hts_torchrl.compat.lightning import FitLoop
 from hts_torchrl.rng import update_seed
@@ -34,17 +33,6 @@ class WeightPublisher(Callback):
         """Rounds that the module has learned from, since the start of the run."""
         self.in_round = False
         """Whether a round has been learned from in part."""
-
-    @classmethod
-    def put_into(cls, trainer: Trainer, publisher: WeightPublisher | None) -> None:
-        """Replace the Trainer's publisher of an earlier run, or take it away.
-
-        Callbacks that save come last, as Lightning has them.
-        """
-        others = [each for each in _callbacks(trainer) if not isinstance(each, cls)]
-        saving = [each for each in others if isinstance(each, Checkpoint)]
-        first = [each for each in others if not isinstance(each, Checkpoint)]
-        _callbacks(trainer)[:] = [*first, *([publisher] if publisher else []), *saving]
 
     def on_load_checkpoint(
         self,
@@ -92,8 +80,3 @@ class WeightPublisher(Callback):
             data.collector.update_policy_weights_(pl_module.policy)
             self.updates += 1
             self.in_round = False
-
-
-def _callbacks(trainer: Trainer) -> list[Callback]:
-    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
-    return callbacks
