@@ -146,6 +146,9 @@ class DataState:
         Args:
             state: as :meth:`of` returned it.
             trainer: of the training that would go on.
+
+        Raises:
+            ConfigurationError: for a setting with which no run can go on, accepted or not.
         """
         own = self._run_settings(trainer)
         if getattr(trainer.lightning_module, "gradient_chunks", 1) > 1:
@@ -162,6 +165,13 @@ class DataState:
         was, now = bool(saved.get("portable")), is_portable()
         if saved["data"] and was != now:
             differing["portable"] = (was, now)
+        for name in ("data.normalize_observation", "data.normalize_reward"):
+            if name in differing:
+                was, now = differing[name]
+                raise ConfigurationError(
+                    f"{name}={now!r}, the checkpoint has {was!r}: weights go on with the scale of "
+                    "what they have learned from; keep it, or begin a new run"
+                )
         return differing
 
     def load(self, state: dict[str, Any], trainer: Trainer | None) -> None:
