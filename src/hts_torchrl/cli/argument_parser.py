@@ -7,19 +7,13 @@ import re
 import sys
 from typing import Any, NoReturn
 
-from lightning.pytorch.cli import LightningArgumentParser
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 from hts_torchrl.errors import ConfigurationError
 
 NO_FLAGS = {
-    "fit": {"model", "train_dataloaders", "val_dataloaders", "datamodule"},
-    "validate": {"model", "dataloaders", "datamodule"},
-    "test": {"model", "dataloaders", "datamodule"},
-    "predict": {"model", "dataloaders", "datamodule"},
-    "play": {"model", "datamodule"},
-    "export": {"model", "datamodule"},
-    "advise": {"model", "datamodule"},
-    "verify": {"model", "datamodule"},
+    **LightningCLI.subcommands(),
+    **{name: {"model", "datamodule"} for name in ("play", "export", "advise", "verify")},
 }
 """Subcommands, each with the arguments that are no flags."""
 

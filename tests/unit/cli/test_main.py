@@ -321,7 +321,7 @@ WRONG = {
     "a name that is empty": (["--name="], "--name=: the name of a folder is needed"),
     "a base outside of a file": (["--base=foo"], "--base: it belongs into a config file"),
     "a run of nothing": (["--trainer.limit_train_batches=0"], "limit_train_batches=0: no part of"),
-    "a seed out of bounds": (["--seed_everything=-1"], "--seed_everything: "),
+    "a seed out of bounds": (["--seed_everything=-1"], "--seed_everything=-1; 0 to 4294967295 is "),
     "a folder that cannot be made": (["--name=/proc/none"], "the run's folder /proc/none/version_"),
     "games without a step": (
         ['--data.env.kwargs={"max_episode_steps": 0}'],
