@@ -61,7 +61,11 @@ def plain_settings(data: HTSDataModule) -> dict[str, Any]:
 def deciding_bits(settings: dict[str, Any]) -> dict[str, Any]:
     """Return those of all settings that decide bits, and so stay the same when a run goes on."""
     deciding = {name: settings[name] for name in _DECIDE_BITS}
-    return {**deciding, "env": _without_threads(deciding["env"])}
+    env = deciding["env"]
+    if env["class_path"] == "AtariEnvs":  # of its arguments, one decides no bit
+        arguments = {n: value for n, value in env["init_args"].items() if n != "num_threads"}
+        deciding["env"] = {**env, "init_args": arguments}
+    return deciding
 
 
 def _plain_choice(compile_arguments: dict[str, Any] | None) -> bool | dict[str, Any]:
@@ -235,11 +239,3 @@ class DataState:
                 "data.total_frames extends it",
                 *(done, total),
             )
-
-
-def _without_threads(env: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings of environments without the one of Atari's that decides no bit."""
-    if env["class_path"] != "AtariEnvs":
-        return env
-    arguments = {n: value for n, value in env["init_args"].items() if n != "num_threads"}
-    return {**env, "init_args": arguments}
