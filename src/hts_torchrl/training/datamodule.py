@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 from typing import Any, Self, get_args
 
@@ -123,7 +124,6 @@ class HTSDataModule(LightningDataModule):
         """This rank's part of it, from ``setup`` on."""
         self.parts_per_epoch = 0
         """Batches of the Trainer in each of its epochs, from ``setup`` on."""
-        self._env_spec: EnvSpec | None = None
         self._replaced_interval: float | None = None
         """The Trainer's, where ``evaluation_frames`` has set another."""
         self._moved: TensorDictBase | None = None
@@ -183,25 +183,21 @@ class HTSDataModule(LightningDataModule):
             rounds: of the whole run.
             changes: settings of the constructor that are to differ.
         """
-        frames = {"total_frames": self.schedule.frames_per_round * rounds}
-        own = (
-            *("collection", "policy_device", "cudagraph_policy"),
-            *("normalize_observation", "normalize_reward"),
-        )
-        settings = {name: getattr(self, name) for name in own} | vars(self.pool)
+        devices = ("policy_device", "cudagraph_policy")
+        own = ("collection", *devices, "normalize_observation", "normalize_reward")
+        settings = vars(self.pool) | {name: getattr(self, name) for name in own}
+        settings["total_frames"] = self.schedule.frames_per_round * rounds
         del settings["first_env"], settings["reward_discount"]  # no arguments of the constructor
-        return HTSDataModule(self.env, **{**settings, **frames, **changes})
+        return HTSDataModule(self.env, **settings | changes)
 
     def __str__(self) -> str:
         """Return what ``repr`` does: Lightning would start a collector to ask how long it is."""
         return repr(self)
 
-    @property
+    @functools.cached_property
     def env_spec(self) -> EnvSpec:
         """Observations and actions of the environments; makes one to ask it."""
-        if self._env_spec is None:
-            self._env_spec = env_spec_of(self.env)
-        return self._env_spec
+        return env_spec_of(self.env)
 
     @property
     def collector(self) -> RoundSource:
