@@ -24,7 +24,7 @@ from hts_torchrl.settings import takes_settings
 from hts_torchrl.specs import EnvSpec
 from hts_torchrl.training.callbacks.stop_after_round import StopAfterRound
 from hts_torchrl.training.callbacks.stop_together import StopTogether
-from hts_torchrl.training.data_state import DataState, deciding_bits, plain_settings
+from hts_torchrl.training.data_state import DataState, deciding_bits
 from hts_torchrl.training.evaluation import Evaluation, EvaluationLoader
 from hts_torchrl.training.evaluation_interval import evaluation_interval
 from hts_torchrl.training.extended_hooks import require_extended
@@ -128,8 +128,7 @@ class HTSDataModule(LightningDataModule):
         """The Trainer's, where ``evaluation_frames`` has set another."""
         self._moved: TensorDictBase | None = None
         """The running round on a learner's GPU, for all of its parts."""
-        self._settings = plain_settings(self)
-        self._state = DataState(self.pool, self._settings, accept_changes=accept_changes)
+        self._state = DataState(self)
         self.save_hyperparameters({})  # saves none, and lets loggers ask for hparams_initial
 
     @property
@@ -141,7 +140,7 @@ class HTSDataModule(LightningDataModule):
         told = super().hparams_initial
         of_module = getattr(getattr(self.trainer, "lightning_module", None), "hparams", {})
         if "data" not in of_module:  # Lightning refuses two values of a name
-            told["data"] = deciding_bits(self._settings)
+            told["data"] = deciding_bits(self._state.settings)
         return told
 
     @classmethod
@@ -244,7 +243,7 @@ class HTSDataModule(LightningDataModule):
         self._share = self.pool.of_rank(self._trainer.global_rank, self._trainer.world_size)
         StopTogether.put_into(self._trainer)
         own = getattr(self._trainer.lightning_module, "publishes_weights", False)
-        self._publisher = None if own else WeightPublisher(self.seed)
+        self._publisher = None if own else WeightPublisher()
         self._add_callbacks(StopAfterRound(), *filter(None, [self._publisher]))
         assert self.schedule.num_rounds is not None
         self.parts_per_epoch = parts_of_epoch(self._trainer, self.schedule.num_rounds)
@@ -279,10 +278,9 @@ class HTSDataModule(LightningDataModule):
         self._state.begin(collector, self._updates, self._trainer.world_size)
         self._collector = collector  # not before: what could not be loaded has no state to save
         collector.start()
-        if self._publisher is not None:
-            return RoundLoader(collector, parts_of_round(self._trainer))
         learner: Any = self._trainer.lightning_module
-        return RoundLoader(collector, parts_of_round(self._trainer), learner.before_round)
+        before_round = [] if self._publisher else [learner.before_round]
+        return RoundLoader(collector, parts_of_round(self._trainer), *before_round)
 
     def _make_collector(self) -> RoundSource:
         policy: Any = getattr(self._trainer.lightning_module, "policy", None)

@@ -22,13 +22,9 @@ class WeightPublisher(Callback):
         on_train_batch_start(...)   # seeds what is drawn for the part: a resumed run draws the same
         module.training_step(part, index), the optimiser's step
         on_train_batch_end(...)     # after the last part: weights are published, updates += 1
-
-    Args:
-        seed: of the run.
     """
 
-    def __init__(self, seed: int) -> None:
-        self._seed = seed
+    def __init__(self) -> None:
         self.updates = 0
         """Rounds that the module has learned from, since the start of the run."""
         self.in_round = False
@@ -64,7 +60,8 @@ class WeightPublisher(Callback):
     ) -> None:
         """Seed torch's generators for the part."""
         self.in_round = True
-        torch.manual_seed(update_seed(self._seed, self.updates, batch.index, trainer.global_rank))
+        seed: int = trainer.datamodule.seed  # type: ignore[attr-defined]
+        torch.manual_seed(update_seed(seed, self.updates, batch.index, trainer.global_rank))
 
     def on_train_batch_end(
         self,
