@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from numbers import Real
 from typing import Any, Literal, TypeAlias
 
@@ -249,3 +249,40 @@ class CollectorSettings(PoolConfig):
             num_envs=self.num_envs,
             delay=self.delay,
         )
+
+    def of_rank(self, rank: int, ranks: int) -> CollectorSettings:
+        """Return the settings of one rank's collector: an equal share of neighbouring environments.
+
+        The rows of a forward pass are those of the whole run, as the last bits depend on them. No
+        bit depends on workers: a rank has no more actors, and no larger executors, than
+        environments.
+
+        Args:
+            rank: 0 and up.
+            ranks: of the run, which has an end.
+
+        Raises:
+            ConfigurationError: if environments cannot be shared so, or a rank's not by executors.
+        """
+        if ranks == 1:
+            return self
+        if self.num_envs % ranks:
+            raise ConfigurationError(
+                f"num_envs={self.num_envs} on {ranks} ranks; a multiple of {ranks} is needed, as "
+                "each rank has equally many environments"
+            )
+        num_envs, frames = self.num_envs // ranks, self.frames_per_batch // ranks
+        assert self.schedule.num_rounds is not None
+        try:
+            return replace(
+                self,
+                num_envs=num_envs,
+                num_actors=min(self.num_actors, num_envs),
+                envs_per_executor=min(self.envs_per_executor, num_envs),
+                frames_per_batch=frames,
+                total_frames=frames * self.schedule.num_rounds,
+                inference_batch_size=self.batch_size,
+                first_env=self.first_env + rank * num_envs,
+            )
+        except ConfigurationError as error:
+            raise ConfigurationError(f"on each of {ranks} ranks: {error}") from error

@@ -65,6 +65,11 @@ class Report(Callback):
             "weights": [*self.watch.round_weights, self.watch.final_weights],
             "versions": self.watch.versions,
             "frames": trainer.callbacks[0].frames,
+            "games": [*trainer.callbacks[0]._returns],
+            "ended": [
+                after["episode_reward"][after["episode_end"]].tolist()
+                for after in (batch["next"] for batch in self.watch.rounds)
+            ],
             "masks": MASKS,
             "statistics": {
                 name: buffer.clone()
@@ -178,6 +183,12 @@ class TestTwoRanks:
     def test_count_the_frames_of_both(self, runs):
         (first, second), _, _ = runs
         assert first["frames"] == second["frames"] == ROUNDS * ENVS * STEPS
+
+    def test_tell_the_same_games_those_of_all_environments_in_order(self, runs):
+        (first, second), _, _ = runs
+        rounds = zip(first["ended"], second["ended"], strict=True)
+        expected = [score for ranks in rounds for scores in ranks for score in scores]
+        assert first["games"] == second["games"] == expected != []
 
     def test_go_on_from_the_checkpoint_of_rank_0_with_the_bits_of_both(self, runs):
         """Each rank has environments of its own, and rank 0 writes the checkpoint."""

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -84,3 +86,34 @@ def test_whole_numbers_of_other_types_are_taken_as_integers():
 def test_what_is_no_whole_number_is_refused_by_name(settings, named):
     with pytest.raises(ConfigurationError, match=named):
         CollectorSettings(**{"frames_per_batch": 32, **settings})
+
+
+WHOLE = CollectorSettings(num_envs=12, frames_per_batch=120, total_frames=1000, num_actors=2)
+
+
+class TestOfARank:
+    def test_one_rank_has_all(self):
+        assert WHOLE.of_rank(0, 1) is WHOLE
+
+    def test_each_rank_has_neighbours_and_the_same_rounds(self):
+        shares = [WHOLE.of_rank(rank, 3) for rank in range(3)]
+        assert [share.num_envs for share in shares] == [4, 4, 4]
+        assert [share.first_env for share in shares] == [0, 4, 8]
+        assert {share.schedule.steps_per_round for share in shares} == {10}
+        assert {share.schedule.num_rounds for share in shares} == {9}  # 1000 frames, rounded up
+
+    def test_the_rows_of_a_pass_are_those_of_the_whole_run(self):
+        assert WHOLE.of_rank(0, 3).batch_size == 8 == WHOLE.batch_size
+
+    def test_ranks_must_divide_the_environments(self):
+        with pytest.raises(ConfigurationError, match="num_envs=12 on 5 ranks; a multiple of 5"):
+            WHOLE.of_rank(0, 5)
+
+    def test_a_rank_has_no_more_workers_than_environments(self):
+        share = replace(WHOLE, num_actors=3, envs_per_executor=12).of_rank(0, 6)
+        assert (share.num_envs, share.num_actors, share.envs_per_executor) == (2, 2, 2)
+
+    def test_executors_must_divide_a_share(self):
+        told = "on each of 3 ranks: num_envs=4 is no multiple of envs_per_executor=3"
+        with pytest.raises(ConfigurationError, match=told):
+            replace(WHOLE, envs_per_executor=3).of_rank(0, 3)

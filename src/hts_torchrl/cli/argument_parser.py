@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import re
 import sys
 from typing import Any, NoReturn
 
-from lightning.pytorch.cli import LightningArgumentParser
+from jsonargparse import DefaultHelpFormatter
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 from hts_torchrl.errors import ConfigurationError
 
 NO_FLAGS = {
-    "fit": {"model", "train_dataloaders", "val_dataloaders", "datamodule"},
-    "validate": {"model", "dataloaders", "datamodule"},
-    "test": {"model", "dataloaders", "datamodule"},
-    "predict": {"model", "dataloaders", "datamodule"},
-    "play": {"model", "datamodule"},
-    "export": {"model", "datamodule"},
-    "advise": {"model", "datamodule"},
-    "verify": {"model", "datamodule"},
+    **LightningCLI.subcommands(),
+    **{name: {"model", "datamodule"} for name in ("play", "export", "advise", "verify")},
 }
 """Subcommands, each with the arguments that are no flags."""
 
@@ -33,6 +29,14 @@ _OTHER_TYPE = re.compile(
     r" ?- (Expected a <class '[\w.]+'>|Not a valid subclass of .*? \(implicit class_path\))"
 )
 _NO_CLASS = re.compile(r"- Expected a dot import path string: (?P<name>\S+)")
+_INTERNAL = re.compile(r", hts_torchrl\.(?!training\.callbacks\.[A-Z])\w+\.[\w.]+")
+
+
+class _HelpFormatter(DefaultHelpFormatter):
+    """Lists no class that this package has for itself: what users name is imported from above."""
+
+    def _expand_help(self, action: argparse.Action) -> str:
+        return _INTERNAL.sub("", super()._expand_help(action))
 
 
 class HTSArgumentParser(LightningArgumentParser):
@@ -42,7 +46,8 @@ class HTSArgumentParser(LightningArgumentParser):
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
-        super().__init__(*args, **{"allow_abbrev": False, **kwargs})
+        own = {"allow_abbrev": False, "formatter_class": _HelpFormatter}
+        super().__init__(*args, **{**own, **kwargs})
         # Else argparse takes -1e-3 for a flag, and the flag before it has no value.
         self._negative_number_matcher = re.compile(r"-(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$")
 

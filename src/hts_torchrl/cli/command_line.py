@@ -33,7 +33,7 @@ from hts_torchrl.envs.envpool import EnvPoolEnvs  # noqa: F401
 from hts_torchrl.envs.football.envs import FootballEnvs  # noqa: F401
 from hts_torchrl.envs.gym import GymEnvs  # noqa: F401
 from hts_torchrl.envs.pettingzoo import PettingZooEnvs  # noqa: F401
-from hts_torchrl.errors import ConfigurationError, reason_of
+from hts_torchrl.errors import ConfigurationError, reason_of, require
 from hts_torchrl.learner import A2C, PPO, PQN, Impala  # noqa: F401
 from hts_torchrl.portable import VARIABLES, is_portable
 from hts_torchrl.training.callbacks import (
@@ -213,13 +213,6 @@ class HTSCommandLine(CommandLine):
             if withheld["data.env"].startswith(same) and not given.get("kwargs"):
                 raise self._checkpoint.refusal("data.env.kwargs")
 
-    def seed_run(self) -> None:
-        """Report a seed that is out of bounds in one line."""
-        try:
-            super().seed_run()
-        except ValueError as error:
-            raise ConfigurationError(f"--seed_everything: {error}") from error
-
     def before_instantiate_classes(self) -> None:
         """Begin again as a process whose libraries take portable kernels, if this one's do not."""
         if self.config[self.config.subcommand]["portable"] and not is_portable():
@@ -348,8 +341,11 @@ def _listed(given: Any) -> list[Any]:  # noqa: ANN401 - the Trainer takes one, a
 def _require_possible(settings: Namespace) -> None:
     """Refuse what has a right type and cannot be: numbers, a name, a model, devices."""
     for name, value in settings.items():
-        if name == "seed_everything" and isinstance(value, bool):
-            raise ConfigurationError(f"--{name}={str(value).lower()}: give a number, such as 0")
+        if name == "seed_everything":
+            if isinstance(value, bool):
+                told = str(value).lower()
+                raise ConfigurationError(f"--{name}={told}: give a number, such as 0")
+            require(0 <= value < 2**32, f"--{name}={value}", f"0 to {2**32 - 1}")
         if isinstance(value, int) and abs(value) > sys.maxsize:
             raise ConfigurationError(f"--{name}={value}; at most {sys.maxsize} is possible")
     if not (name := settings.get("name")):

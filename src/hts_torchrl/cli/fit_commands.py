@@ -7,10 +7,10 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import IO, Any, Self
+from typing import Any, Self
 
 from hts_torchrl.compat.processes import end_with
 from hts_torchrl.errors import ConfigurationError
@@ -32,8 +32,8 @@ class FitCommands:
                 if failed or commands.status:
                     break
 
-    A terminal sends Ctrl-C to the command as well. SIGTERM is passed on, because a scheduler may
-    send it to this process alone. If this process is killed, the command is sent SIGTERM.
+    A command has a session of its own, where a terminal sends no Ctrl-C: each signal is passed on
+    once, whoever sent it. If this process is killed, the command is sent SIGTERM.
     """
 
     def __init__(self) -> None:
@@ -72,16 +72,16 @@ class FitCommands:
         Raises:
             ConfigurationError: if the system starts no further process.
         """
-        with _opened(log) as output:
+        with contextlib.nullcontext() if log is None else log.open("wb") as output:
             try:
                 self._process = subprocess.Popen(
                     [*_command(), *arguments], stdout=output, stderr=output, pass_fds=keeps_open,
-                    env={**os.environ, _PARENT: str(os.getpid())},
+                    env={**os.environ, _PARENT: str(os.getpid())}, start_new_session=True,
                 )  # fmt: skip
             except BlockingIOError as error:
                 raise ConfigurationError(process_limit()) from error
-        if self.status == 128 + signal.SIGTERM:  # it came before there was whom to pass it on to
-            self._process.terminate()
+        if self.status:  # a signal came before there was whom to pass it on to
+            self._process.send_signal(self.status - 128)
         status = self._awaited(self._process, is_enough)
         return status if status >= 0 else 128 - status
 
@@ -97,8 +97,8 @@ class FitCommands:
 
     def _note(self, number: int, _: FrameType | None) -> None:
         self.status = 128 + number
-        if number == signal.SIGTERM and self._process is not None:
-            self._process.terminate()
+        if self._process is not None:
+            self._process.send_signal(number)
 
 
 def _command() -> list[str]:
@@ -106,15 +106,6 @@ def _command() -> list[str]:
     python, *words = _COMMAND
     looks_here = not {"", str(Path.cwd())}.isdisjoint(sys.path)
     return [python, *([] if looks_here else ["-P"]), *words]
-
-
-@contextlib.contextmanager
-def _opened(log: Path | None) -> Iterator[IO[bytes] | None]:
-    if log is None:
-        yield None
-        return
-    with log.open("wb") as output:
-        yield output
 
 
 def end_with_parent() -> None:

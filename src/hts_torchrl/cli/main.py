@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import errno
 import os
 import re
@@ -12,7 +11,7 @@ import select
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -47,8 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; wrong input ends with one line and status 2."""
     leave_out_noise()
     try:
-        with _limit_named():
-            _run(sys.argv[1:] if arguments is None else arguments)
+        _run(sys.argv[1:] if arguments is None else arguments)
         leave_together()
     except (
         ConfigurationError,
@@ -62,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _leave(WorkerKilled(error.place, f"{error.cause}; {hint}"), status=1)
     except (CheckpointError, WorkerError, NotFiniteError, ReplayError, DifferenceError) as error:
         _leave(error, status=1)
-    except RuntimeError as error:
+    except (RuntimeError, OSError) as error:
         _leave_if_known(error)
         raise
     except SIGTERMException as stopped:
@@ -75,18 +73,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if isinstance(leaving.__context__, KeyboardInterrupt):
             raise SystemExit(128 + signal.SIGINT) from None
         raise
-
-
-@contextlib.contextmanager
-def _limit_named() -> Iterator[None]:
-    """Say which limit it is that allows no further files."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno != errno.EMFILE:
-            raise
-        most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        raise ConfigurationError(f"{error}: the limit is {most}, raise it (ulimit -n)") from error
 
 
 def program() -> None:
@@ -190,8 +176,11 @@ def _examine(arguments: Sequence[str]) -> NoReturn:
     raise SystemExit(int(any(finding.remedy for finding in findings)))
 
 
-def _leave_if_known(error: RuntimeError) -> None:
-    """End with one line where Lightning or gloo names a cause that is not this process's."""
+def _leave_if_known(error: RuntimeError | OSError) -> None:
+    """End with one line where the cause is a limit, a metric, or another rank."""
+    if isinstance(error, OSError) and error.errno == errno.EMFILE:
+        most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        _leave(OSError(f"{error}: the limit is {most}, raise it (ulimit -n)"), status=2)
     if str(error).startswith("Early stopping conditioned on metric"):
         _leave(error, status=2)
     if "/gloo/" in str(error):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hts_torchrl.cli.argument_parser import HTSArgumentParser
+from hts_torchrl.cli.terminal import tell
 from hts_torchrl.errors import ConfigurationError
 
 
@@ -35,4 +36,4 @@ def report(arguments: Sequence[str]) -> None:
     from hts_torchrl.tools.report.page import write_report  # noqa: PLC0415 - of the extra
 
     for label, text in write_report([Path(run) for run in given.runs], Path(given.output)):
-        print(f"{label + ':':15} {text}", flush=True)  # noqa: T201
+        tell(label, text)

@@ -32,7 +32,7 @@ def train_seeds(arguments: Sequence[str]) -> None:
     seeds, others = _parsed(arguments)
     with FitCommands() as commands:
         for number, seed in enumerate(seeds):
-            _tell(f"seed {seed}, {number + 1} of {len(seeds)}")
+            print(f"seed {seed}, {number + 1} of {len(seeds)}", flush=True)  # noqa: T201
             failed = commands.run([*others, f"--seed_everything={seed}"])
             done = seeds[: number + (failed == 0)]
             status, left = failed or commands.status, seeds[len(done) :]
@@ -42,11 +42,6 @@ def train_seeds(arguments: Sequence[str]) -> None:
                     f"{_words(done) or 'none'}; the others: --seeds {_words(left)}\n"
                 )
                 raise SystemExit(status)
-
-
-def _tell(line: str) -> None:
-    sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()
 
 
 def _words(seeds: list[int]) -> str:

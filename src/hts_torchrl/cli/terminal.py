@@ -6,7 +6,6 @@ import logging
 import os
 import re
 import shlex
-import sys
 import warnings
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
@@ -81,7 +80,8 @@ class RunReport(Callback):
             CheckpointError: instead of an error of a logger whose file was removed.
         """
         if self._trainer is not None:
-            _print(_last_lines(self._trainer, self._folder, finished=kind is None))
+            for line in _last_lines(self._trainer, self._folder, finished=kind is None):
+                tell(*line)
         if self._folder is not None and isinstance(error, FileNotFoundError) and error.filename:
             missing = Path(os.fsdecode(error.filename)).absolute()
             if missing.is_relative_to(Path(self._folder).absolute()):
@@ -94,13 +94,13 @@ class RunReport(Callback):
         self._folder = trainer.log_dir  # which all ranks must ask for, or none
         if trainer.is_global_zero:
             self._trainer = trainer
-            _print(_first_lines(trainer, pl_module, self._folder))
+            for line in _first_lines(trainer, pl_module, self._folder):
+                tell(*line)
 
 
-def _print(lines: _Lines) -> None:
-    for label, text in lines:
-        sys.stdout.write(f"{label + ':':15} {text}\n")
-    sys.stdout.flush()
+def tell(label: str, text: str) -> None:
+    """Print a line of what a command has found, at once."""
+    print(f"{label + ':':15} {text}", flush=True)  # noqa: T201
 
 
 def _first_lines(trainer: Trainer, learner: Any, folder: str | None) -> _Lines:  # noqa: ANN401

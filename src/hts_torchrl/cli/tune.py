@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -13,11 +14,11 @@ import yaml
 
 from hts_torchrl.cli.fit_commands import FitCommands
 from hts_torchrl.cli.subcommands import parsed_fit
+from hts_torchrl.cli.terminal import tell
 from hts_torchrl.durable_file import replacing
 from hts_torchrl.errors import ConfigurationError, require
-from hts_torchrl.tools.tune.evaluations import read_evaluations
 from hts_torchrl.tools.tune.study_file import StudyFile, Value, flags
-from hts_torchrl.tools.tune.trial import Budget, Outcome, TrialWatch
+from hts_torchrl.tools.tune.trial import Budget, Outcome, TrialWatch, read_evaluations
 
 if TYPE_CHECKING:
     from optuna import Trial
@@ -129,43 +130,30 @@ def _budget(configs: list[dict[str, Any]]) -> Budget:
 
 def _search(study: Study, trials: _Trials, number: int) -> None:
     """Run trials until so many have an outcome, or a signal comes."""
-    _write(study, trials)
-    while study.settled < number and not trials.commands.status:
-        before = study.best
+    written = None
+    while True:
+        study.write_table()
+        best = study.best
+        if best is not None and best != written:
+            trials.write_best(best)
+            written = best
+        if trials.commands.status:
+            return
+        if study.settled >= number:
+            break
         trial, values = study.ask()
         outcome = trials.run(trial, values)
         if trials.commands.status:
             study.give_up()
         else:
             study.tell(trial, outcome)
-            _tell(f"trial {trial.number}", f"{_told(outcome, trials.study_file)}: {_typed(values)}")
-        _write(study, trials, anew=before is None or study.best != before)
-    if not trials.commands.status:
-        _tell_end(study, trials)
-
-
-def _write(study: Study, trials: _Trials, *, anew: bool = True) -> None:
-    """Write the table, and the best config if it is another than before."""
-    from hts_torchrl.tools.tune.table import write_trials  # noqa: PLC0415 - of the extra
-
-    write_trials(trials.output / "trials.csv", study.trials, list(trials.study_file.space))
-    if anew and study.best is not None:
-        trials.write_best(study.best)
-
-
-def _tell_end(study: Study, trials: _Trials) -> None:
-    best = study.best
+            tell(f"trial {trial.number}", f"{_told(outcome, trials.study_file)}: {_typed(values)}")
     if best is None:
-        _tell("best", "no trial is complete")
+        tell("best", "no trial is complete")
     else:
-        _tell("best", f"trial {best.number}, {trials.study_file.objective} {best.value:g}")
-        _tell("best config", str(trials.output / "best.yaml"))
-    _tell("trials", str(trials.output / "trials.csv"))
-
-
-def _tell(label: str, text: str) -> None:
-    sys.stdout.write(f"{label + ':':15} {text}\n")
-    sys.stdout.flush()
+        tell("best", f"trial {best.number}, {trials.study_file.objective} {best.value:g}")
+        tell("best config", str(trials.output / "best.yaml"))
+    tell("trials", str(trials.output / "trials.csv"))
 
 
 def _told(outcome: Outcome, study_file: StudyFile) -> str:
@@ -183,37 +171,26 @@ def _typed(values: Mapping[str, Value]) -> str:
     return " ".join(flags(values))
 
 
+@dataclass(frozen=True)
 class _Trials:
-    """Runs a trial: ``fit`` for each seed, in the trial's own folder.
+    """Runs a trial: ``fit`` for each seed, in the trial's own folder."""
 
-    Args:
-        commands: run ``fit``, and note signals.
-        study_file: seeds and objective.
-        arguments: of ``fit``, without what is searched.
-        output: folder of the study.
-        budget: of a trial.
-        lock: file descriptor of the study's lock, which each ``fit`` holds while it runs.
-    """
-
-    def __init__(
-        self,
-        commands: FitCommands,
-        study_file: StudyFile,
-        arguments: list[str],
-        output: Path,
-        budget: Budget,
-        lock: int,
-    ) -> None:
-        self.commands = commands
-        self.study_file = study_file
-        self.output = output
-        self._arguments = arguments
-        self._budget = budget
-        self._lock = lock
+    commands: FitCommands
+    """Runs ``fit``, and notes signals."""
+    study_file: StudyFile
+    """Seeds and objective."""
+    arguments: list[str]
+    """Of ``fit``, without what is searched."""
+    output: Path
+    """Folder of the study."""
+    budget: Budget
+    """Of a trial."""
+    lock: int
+    """File descriptor of the study's lock, which each ``fit`` holds while it runs."""
 
     def run(self, trial: Trial, values: Mapping[str, Value]) -> Outcome:
         """Train all seeds, or as many as it takes to know that the trial is no good."""
-        watch = TrialWatch(trial, self.study_file.objective, self._budget)
+        watch = TrialWatch(trial, self.study_file.objective, self.budget)
         folder = self.output / f"trial_{trial.number}"
         for seed in self.study_file.seeds:
             failed = self._train(watch, values, folder, seed)
@@ -239,12 +216,12 @@ class _Trials:
         watch.begin_seed()
         status = self.commands.run(
             [
-                *("fit", *self._arguments, *flags(values), f"--seed_everything={seed}"),
+                *("fit", *self.arguments, *flags(values), f"--seed_everything={seed}"),
                 *(f"--trainer.logger={json.dumps(loggers)}", "--trainer.enable_progress_bar=false"),
             ],
             log=log,
             is_enough=lambda: watch.look(read_evaluations(metrics)),
-            keeps_open=[self._lock],
+            keeps_open=[self.lock],
         )
         enough = watch.look(read_evaluations(metrics))
         if status and not enough:
@@ -254,7 +231,7 @@ class _Trials:
     def write_best(self, trial: FrozenTrial) -> None:
         """Write a config that trains the trial's first seed with the same bits."""
         seed = self.study_file.seeds[0]
-        config = parsed_fit([*self._arguments, *flags(trial.params), f"--seed_everything={seed}"])
+        config = parsed_fit([*self.arguments, *flags(trial.params), f"--seed_everything={seed}"])
         about = f"# Trial {trial.number}: {self.study_file.objective} {trial.value:g}\n"
         with replacing(self.output / "best.yaml") as new:
             new.write_text(about + yaml.safe_dump(config, sort_keys=False), encoding="utf-8")

@@ -181,8 +181,7 @@ class FitLoop:
 class CommandLine(LightningCLI):
     """LightningCLI with public names for steps that it takes before it makes anything.
 
-    Called in this order, between parsing and ``instantiate_classes``: ``prepare_checkpoint``,
-    ``seed_run``.
+    ``prepare_checkpoint`` is called between parsing and ``instantiate_classes``.
     """
 
     def setting(self, name: str) -> Any:  # noqa: ANN401
@@ -205,12 +204,5 @@ class CommandLine(LightningCLI):
         """Take settings from ``--ckpt_path``."""
         super()._parse_ckpt_path()
 
-    def seed_run(self) -> None:
-        """Seed all generators by ``--seed_everything``."""
-        super()._set_seed()
-
     def _parse_ckpt_path(self) -> None:
         self.prepare_checkpoint()
-
-    def _set_seed(self) -> None:
-        self.seed_run()

@@ -9,23 +9,12 @@ import signal
 import sys
 import types
 from collections.abc import Iterator
-from multiprocessing.reduction import DupFd
-from multiprocessing.resource_tracker import ensure_running as start_resource_tracker
-from multiprocessing.util import Finalize, register_after_fork
+from multiprocessing.reduction import DupFd as DupFd
+from multiprocessing.resource_tracker import ensure_running
+from multiprocessing.util import Finalize as Finalize
+from multiprocessing.util import register_after_fork as register_after_fork
 
-__all__ = [
-    "FIRST_FRAME",
-    "IMPORT_FRAME",
-    "LOST",
-    "MOST_DESCRIPTORS",
-    "PATH_TOO_LONG",
-    "DupFd",
-    "Finalize",
-    "end_with",
-    "register_after_fork",
-    "start_resource_tracker",
-    "without_main_module",
-]
+start_resource_tracker = ensure_running
 
 _SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 

@@ -15,28 +15,8 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
-
-__all__ = [
-    "CopiesFromCPU",
-    "as_one_graph",
-    "bfloat16_in_hardware",
-    "compile_failure",
-    "compile_settings",
-    "compiles_calls",
-    "copy_all",
-    "fused_adam",
-    "hooks_of",
-    "let_gradients_be_clipped",
-    "norms",
-    "of_all_ranks",
-    "runs_after_accumulation",
-    "set_last_rates",
-    "tree_leaves",
-    "tree_map",
-    "uncompiled",
-    "unvalidated_distributions",
-]
+from torch.utils._pytree import tree_leaves as tree_leaves
+from torch.utils._pytree import tree_map as tree_map
 
 
 def copy_all(targets: list[Tensor], sources: list[Tensor]) -> None:

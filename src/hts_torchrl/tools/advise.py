@@ -202,14 +202,7 @@ class Advisor:
         seconds: float,
         learner: Learner | None = None,
     ) -> float:
-        data = self._data.for_short_fit(
-            _ENDLESS,
-            num_envs=settings.num_envs,
-            envs_per_executor=settings.envs_per_executor,
-            inference_batch_size=settings.inference_batch_size,
-            num_actors=settings.num_actors,
-            frames_per_batch=settings.num_envs * settings.steps_per_round,
-        )
+        data = self._data.for_short_fit(_ENDLESS, **_of_data(settings))
         return self._train(learner or self._learner, data, precision, seconds).steps_per_s
 
     def _train(
@@ -284,11 +277,12 @@ def _suggestion(
 
 
 def _flags(settings: Settings, precision: Precision) -> dict[str, Any]:
-    return {
-        "data.num_envs": settings.num_envs,
-        "data.envs_per_executor": settings.envs_per_executor,
-        "data.inference_batch_size": settings.inference_batch_size,
-        "data.num_actors": settings.num_actors,
-        "data.frames_per_batch": settings.num_envs * settings.steps_per_round,
-        "trainer.precision": precision,
-    }
+    flags = {f"data.{name}": value for name, value in _of_data(settings).items()}
+    return {**flags, "trainer.precision": precision}
+
+
+def _of_data(settings: Settings) -> dict[str, Any]:
+    """Return the settings that a data module has, by its names."""
+    names = ("num_envs", "envs_per_executor", "inference_batch_size", "num_actors")
+    frames = settings.num_envs * settings.steps_per_round
+    return {**{name: getattr(settings, name) for name in names}, "frames_per_batch": frames}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -108,25 +108,28 @@ def _bfloat16() -> Finding:
 
 
 def _atari() -> Finding:
-    return _engine("Atari", "pip install ale-py", lambda: AtariEnvs("pong").group([0]).reset([0]))
+    return _engine("Atari", AtariEnvs("pong"), "pip install ale-py")
 
 
 def _football() -> Finding:
     remedy = "pip install --force-reinstall 'hts-torchrl[football]'"
-    return _extra("football", remedy, FootballEnvs("empty_goal"))
+    return _engine("football", FootballEnvs("empty_goal"), remedy)
 
 
 def _gfootball() -> Finding:
-    remedy = "bash scripts/install_gfootball.sh"
-    return _extra("gfootball", remedy, FootballEnvs("empty_goal", engine="gfootball"))
+    envs = FootballEnvs("empty_goal", engine="gfootball")
+    return _engine("gfootball", envs, "bash scripts/install_gfootball.sh")
 
 
-def _extra(what: str, remedy: str, envs: FootballEnvs) -> Finding:
-    """Look at an engine that nobody has to have."""
+def _engine(what: str, envs: AtariEnvs | FootballEnvs, remedy: str) -> Finding:
+    """Begin a game; football's engines are extras, which nobody has to have."""
     try:
-        return _engine(what, remedy, lambda: envs.group([0]).reset([0]))
-    except ConfigurationError as error:
-        return Finding(what, f"not installed: {str(error).rpartition(': ')[2]}")
+        envs.group([0]).reset([0])
+    except Exception as error:
+        if isinstance(envs, FootballEnvs) and isinstance(error, ConfigurationError):
+            return Finding(what, f"not installed: {str(error).rpartition(': ')[2]}")
+        return Finding(what, f"{type(error).__name__}: {error}", remedy)
+    return Finding(what, "plays")
 
 
 def _ray() -> Finding:
@@ -134,16 +137,6 @@ def _ray() -> Finding:
         return Finding("Ray", version("ray"))
     except PackageNotFoundError:
         return Finding("Ray", "not installed: pip install 'hts-torchrl[ray]'")
-
-
-def _engine(what: str, remedy: str, reset: Callable[[], object]) -> Finding:
-    try:
-        reset()
-    except ConfigurationError:
-        raise
-    except Exception as error:
-        return Finding(what, f"{type(error).__name__}: {error}", remedy)
-    return Finding(what, "plays")
 
 
 def _gpu() -> Finding:

@@ -40,10 +40,11 @@ def short_fit(
         precision: instead of the trainer's.
     """
     seed_everything(data.seed, verbose=False)
-    learner = copy.deepcopy(learner)
+    learner, device = copy.deepcopy(learner), trainer.strategy.root_device
     with _warnings_only():
         Trainer(
-            accelerator=trainer.strategy.root_device.type, devices=1, max_epochs=1,
+            accelerator=device.type, max_epochs=1,
+            devices=1 if device.index is None else [device.index],  # the same GPU, not the first
             limit_val_batches=0, precision=precision or trainer.precision, logger=False,
             gradient_clip_val=trainer.gradient_clip_val,
             gradient_clip_algorithm=trainer.gradient_clip_algorithm,

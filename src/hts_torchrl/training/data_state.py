@@ -10,7 +10,6 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 
 from hts_torchrl.collectors.round_source import RoundSource
-from hts_torchrl.config import CollectorSettings
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.portable import is_portable
 from hts_torchrl.training.run_settings import (
@@ -46,7 +45,7 @@ _OWN = (
 )
 
 
-def plain_settings(data: HTSDataModule) -> dict[str, Any]:
+def _plain_settings(data: HTSDataModule) -> dict[str, Any]:
     """Return all settings of a data module as plain data, in the words of a config file."""
     settings = {name: each for name, each in vars(data.pool).items() if name not in _NOT_KEPT}
     settings |= {
@@ -61,7 +60,11 @@ def plain_settings(data: HTSDataModule) -> dict[str, Any]:
 def deciding_bits(settings: dict[str, Any]) -> dict[str, Any]:
     """Return those of all settings that decide bits, and so stay the same when a run goes on."""
     deciding = {name: settings[name] for name in _DECIDE_BITS}
-    return {**deciding, "env": _without_threads(deciding["env"])}
+    env = deciding["env"]
+    if env["class_path"] == "AtariEnvs":  # of its arguments, one decides no bit
+        arguments = {n: value for n, value in env["init_args"].items() if n != "num_threads"}
+        deciding["env"] = {**env, "init_args": arguments}
+    return deciding
 
 
 def _plain_choice(compile_arguments: dict[str, Any] | None) -> bool | dict[str, Any]:
@@ -73,15 +76,12 @@ class DataState:
     """The collector's state and the run's settings, as a checkpoint holds them.
 
     Args:
-        pool: settings of the collector.
-        settings: of the data module, as plain data in the words of a config file.
-        accept_changes: go on with other settings that decide bits.
+        data: whose state and settings they are.
     """
 
-    def __init__(
-        self, pool: CollectorSettings, settings: dict[str, Any], *, accept_changes: bool
-    ) -> None:
-        self._pool, self._settings, self._accept_changes = pool, settings, accept_changes
+    def __init__(self, data: HTSDataModule) -> None:
+        self._data = data
+        self.settings = _plain_settings(data)
         self._updates_before = 0
         self.first_round = 0
         self.loaded: dict[str, Any] = {}
@@ -116,7 +116,7 @@ class DataState:
             cut_off: whether weights have moved, or may have, in a round that has not ended.
         """
         round_index = updates - self._updates_before
-        state = dict(collector.state_at(round_index, envs=self._settings["resume_envs"]))
+        state = dict(collector.state_at(round_index, envs=self._data.resume_envs))
         state["frames"] *= trainer.world_size
         if cut_off:
             state["cut_off"] = True
@@ -138,7 +138,7 @@ class DataState:
             "gradient_clip_algorithm": str(algorithm),
             "world_size": trainer.world_size,
         }
-        return {"data": self._settings, "trainer": of_trainer, "portable": is_portable()}
+        return {"data": self.settings, "trainer": of_trainer, "portable": is_portable()}
 
     def changes_from(self, state: dict[str, Any], trainer: Trainer) -> Changes:
         """Return what decides bits and is not as in a state that was saved.
@@ -146,6 +146,9 @@ class DataState:
         Args:
             state: as :meth:`of` returned it.
             trainer: of the training that would go on.
+
+        Raises:
+            ConfigurationError: for a setting with which no run can go on, accepted or not.
         """
         own = self._run_settings(trainer)
         if getattr(trainer.lightning_module, "gradient_chunks", 1) > 1:
@@ -162,6 +165,13 @@ class DataState:
         was, now = bool(saved.get("portable")), is_portable()
         if saved["data"] and was != now:
             differing["portable"] = (was, now)
+        for name in ("data.normalize_observation", "data.normalize_reward"):
+            if name in differing:
+                was, now = differing[name]
+                raise ConfigurationError(
+                    f"{name}={now!r}, the checkpoint has {was!r}: weights go on with the scale of "
+                    "what they have learned from; keep it, or begin a new run"
+                )
         return differing
 
     def load(self, state: dict[str, Any], trainer: Trainer | None) -> None:
@@ -173,11 +183,11 @@ class DataState:
         if trainer is not None and (trainer.evaluating or trainer.predicting):
             self.final = state
             return
-        if not self._settings["resume_envs"]:
+        if not self._data.resume_envs:
             state.pop("games", None)
         if trainer is not None and trainer.state.fn == TrainerFn.FITTING:
             differing = self.changes_from(state, trainer)
-            if not self._accept_changes:
+            if not self._data.accept_changes:
                 refuse(differing)
             if differing:
                 state = self._changed(state, differing, trainer)
@@ -198,38 +208,31 @@ class DataState:
         if trainer.is_global_zero:
             games = "; new games begin" if new_games else ""
             _log.warning("%s%s", told(differing, update), games)
-        if not self._pool.schedule.starts_before_update():
+        pool = self._data.pool
+        if not pool.schedule.starts_before_update():
             state = {name: value for name, value in state.items() if "acting_" not in name}
-        before, now = state["settings"]["data"]["frames_per_batch"], self._pool.frames_per_batch
+        before, now = state["settings"]["data"]["frames_per_batch"], pool.frames_per_batch
         state["round"] = -(-state["round"] * before // now)
         state["frames"] = state["round"] * now
         return state
 
     def _refuse_end(self, state: dict[str, Any], trainer: Trainer) -> None:
         """Refuse an end that lies before what has been done, and more games than there are."""
-        total, round_index = self._pool.total_frames, int(state.get("round", 0))
-        done = round_index * self._pool.frames_per_batch
-        if not self._pool.schedule.exists(round_index - 1):
+        pool, round_index = self._data.pool, int(state.get("round", 0))
+        total, done = pool.total_frames, round_index * pool.frames_per_batch
+        if not pool.schedule.exists(round_index - 1):
             raise ConfigurationError(
                 f"data.total_frames={total}, but the checkpoint's run has done {done}"
             )
-        wanted = self._pool.num_envs
+        wanted = pool.num_envs
         if "games" in state and (games := len(state["games"]["seeds"])) < wanted:
             raise ConfigurationError(
                 f"the checkpoint has the games of {games} environments, but data.num_envs={wanted} "
                 "are wanted: give the same number, or data.resume_envs=false for new games"
             )
-        if not self._pool.schedule.exists(round_index) and trainer.is_global_zero:
+        if not pool.schedule.exists(round_index) and trainer.is_global_zero:
             _log.warning(
                 "the checkpoint's run is finished (%d of %d frames): nothing is trained; a larger "
                 "data.total_frames extends it",
                 *(done, total),
             )
-
-
-def _without_threads(env: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings of environments without the one of Atari's that decides no bit."""
-    if env["class_path"] != "AtariEnvs":
-        return env
-    arguments = {n: value for n, value in env["init_args"].items() if n != "num_threads"}
-    return {**env, "init_args": arguments}

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 from typing import Any, Self, get_args
 
 import torch
-from lightning.pytorch import LightningDataModule, Trainer
+from lightning.pytorch import Callback, LightningDataModule, Trainer
+from lightning.pytorch.callbacks import Checkpoint
 from tensordict import TensorDictBase
 
 from hts_torchrl.collectors.asynchronous import AsynchronousCollector
@@ -22,11 +24,10 @@ from hts_torchrl.settings import takes_settings
 from hts_torchrl.specs import EnvSpec
 from hts_torchrl.training.callbacks.stop_after_round import StopAfterRound
 from hts_torchrl.training.callbacks.stop_together import StopTogether
-from hts_torchrl.training.data_state import DataState, deciding_bits, plain_settings
+from hts_torchrl.training.data_state import DataState, deciding_bits
 from hts_torchrl.training.evaluation import Evaluation, EvaluationLoader
-from hts_torchrl.training.evaluation_interval import EvaluationInterval
+from hts_torchrl.training.evaluation_interval import evaluation_interval
 from hts_torchrl.training.extended_hooks import require_extended
-from hts_torchrl.training.rank_share import share_of
 from hts_torchrl.training.round_slice import RoundLoader, RoundSlice
 from hts_torchrl.training.run_settings import Changes
 from hts_torchrl.training.trainer_limits import parts_of_epoch, parts_of_round, require_fitting
@@ -123,13 +124,11 @@ class HTSDataModule(LightningDataModule):
         """This rank's part of it, from ``setup`` on."""
         self.parts_per_epoch = 0
         """Batches of the Trainer in each of its epochs, from ``setup`` on."""
-        self._env_spec: EnvSpec | None = None
-        self._interval: EvaluationInterval | None = None
+        self._replaced_interval: float | None = None
         """The Trainer's, where ``evaluation_frames`` has set another."""
         self._moved: TensorDictBase | None = None
         """The running round on a learner's GPU, for all of its parts."""
-        self._settings = plain_settings(self)
-        self._state = DataState(self.pool, self._settings, accept_changes=accept_changes)
+        self._state = DataState(self)
         self.save_hyperparameters({})  # saves none, and lets loggers ask for hparams_initial
 
     @property
@@ -141,7 +140,7 @@ class HTSDataModule(LightningDataModule):
         told = super().hparams_initial
         of_module = getattr(getattr(self.trainer, "lightning_module", None), "hparams", {})
         if "data" not in of_module:  # Lightning refuses two values of a name
-            told["data"] = deciding_bits(self._settings)
+            told["data"] = deciding_bits(self._state.settings)
         return told
 
     @classmethod
@@ -183,25 +182,21 @@ class HTSDataModule(LightningDataModule):
             rounds: of the whole run.
             changes: settings of the constructor that are to differ.
         """
-        frames = {"total_frames": self.schedule.frames_per_round * rounds}
-        own = (
-            *("collection", "policy_device", "cudagraph_policy"),
-            *("normalize_observation", "normalize_reward"),
-        )
-        settings = {name: getattr(self, name) for name in own} | vars(self.pool)
+        devices = ("policy_device", "cudagraph_policy")
+        own = ("collection", *devices, "normalize_observation", "normalize_reward")
+        settings = vars(self.pool) | {name: getattr(self, name) for name in own}
+        settings["total_frames"] = self.schedule.frames_per_round * rounds
         del settings["first_env"], settings["reward_discount"]  # no arguments of the constructor
-        return HTSDataModule(self.env, **{**settings, **frames, **changes})
+        return HTSDataModule(self.env, **settings | changes)
 
     def __str__(self) -> str:
         """Return what ``repr`` does: Lightning would start a collector to ask how long it is."""
         return repr(self)
 
-    @property
+    @functools.cached_property
     def env_spec(self) -> EnvSpec:
         """Observations and actions of the environments; makes one to ask it."""
-        if self._env_spec is None:
-            self._env_spec = env_spec_of(self.env)
-        return self._env_spec
+        return env_spec_of(self.env)
 
     @property
     def collector(self) -> RoundSource:
@@ -245,25 +240,23 @@ class HTSDataModule(LightningDataModule):
         if stage != "fit":
             return
         require_fitting(self, self._trainer)
-        self._share = share_of(self.pool, self._trainer.global_rank, self._trainer.world_size)
+        self._share = self.pool.of_rank(self._trainer.global_rank, self._trainer.world_size)
         StopTogether.put_into(self._trainer)
-        StopAfterRound.put_into(self._trainer)
-        self._set_publisher()
+        own = getattr(self._trainer.lightning_module, "publishes_weights", False)
+        self._publisher = None if own else WeightPublisher()
+        self._add_callbacks(StopAfterRound(), *filter(None, [self._publisher]))
         assert self.schedule.num_rounds is not None
         self.parts_per_epoch = parts_of_epoch(self._trainer, self.schedule.num_rounds)
-        self._interval = EvaluationInterval(
-            self._trainer,
-            parts_per_round=parts_of_round(self._trainer),
-            in_epoch=self.parts_per_epoch,
-            whole_rounds=self._publisher is None,
-        )
-        self._interval.set(self.evaluation_frames, self.schedule.frames_per_round)
+        if (interval := evaluation_interval(self, self._trainer)) is not None:
+            self._replaced_interval = self._trainer.val_check_interval
+            self._trainer.val_check_interval = interval
 
-    def _set_publisher(self) -> None:
-        """Let a callback publish the weights of a module that does not do so itself."""
-        own = getattr(self._trainer.lightning_module, "publishes_weights", False)
-        self._publisher = None if own else WeightPublisher(self.seed)
-        WeightPublisher.put_into(self._trainer, self._publisher)
+    def _add_callbacks(self, *added: Callback) -> None:
+        """Give the Trainer these, before those that save, instead of those of an earlier run."""
+        callbacks: list[Callback] = self._trainer.callbacks  # type: ignore[attr-defined]
+        others = [e for e in callbacks if not isinstance(e, StopAfterRound | WeightPublisher)]
+        saving = [each for each in others if isinstance(each, Checkpoint)]
+        callbacks[:] = [*(each for each in others if each not in saving), *added, *saving]
 
     @property
     def _updates(self) -> int:
@@ -285,10 +278,9 @@ class HTSDataModule(LightningDataModule):
         self._state.begin(collector, self._updates, self._trainer.world_size)
         self._collector = collector  # not before: what could not be loaded has no state to save
         collector.start()
-        if self._publisher is not None:
-            return RoundLoader(collector, parts_of_round(self._trainer))
         learner: Any = self._trainer.lightning_module
-        return RoundLoader(collector, parts_of_round(self._trainer), learner.before_round)
+        before_round = [] if self._publisher else [learner.before_round]
+        return RoundLoader(collector, parts_of_round(self._trainer), *before_round)
 
     def _make_collector(self) -> RoundSource:
         policy: Any = getattr(self._trainer.lightning_module, "policy", None)
@@ -397,22 +389,24 @@ class HTSDataModule(LightningDataModule):
 
     def teardown(self, stage: str) -> None:  # noqa: ARG002
         """Stop all workers; what they had come to can still be saved."""
-        if self._interval is not None:
-            self._interval.restore()
+        self._restore_interval()
         self._state.final = self.state_dict()
-        WeightPublisher.put_into(self._trainer, None)
-        StopAfterRound.take_out_of(self._trainer)
+        self._add_callbacks()
         self._close()
 
     def on_exception(self, exception: BaseException) -> None:  # noqa: ARG002
         """Stop all workers: Lightning calls no teardown after an exception."""
-        if self._interval is not None:
-            self._interval.restore()
+        self._restore_interval()
         self._state.loaded = {}  # of a run that could not go on
         leave_round = getattr(self._trainer.lightning_module, "leave_round", None)
         if leave_round is not None:
             leave_round()
         self._close()
+
+    def _restore_interval(self) -> None:
+        if self._replaced_interval is not None:
+            self._trainer.val_check_interval = self._replaced_interval
+            self._replaced_interval = None
 
     def _close(self) -> None:
         self._moved = None

@@ -277,22 +277,18 @@ def _require_kept_statistics(data: HTSDataModule, trainer: Trainer) -> None:
 
 def _require_collection(data: HTSDataModule, trainer: Trainer) -> None:
     """Refuse data of any age, and rollout nodes, where they cannot be used or were never tried."""
-    ranks = trainer.world_size
-    if data.collection != "rounds":
-        setting = f"collection={data.collection}"
-        _require_any_age(setting, data, trainer)
-        require(ranks == 1, f"{setting} on {ranks} ranks", "1")
-        if data.pool.num_nodes:
-            raise ConfigurationError(
-                f"backend=ray with {setting}: rollout nodes play rounds; leave one of the two out"
-            )
-    if data.pool.num_nodes:
+    setting, ranks, nodes = f"collection={data.collection}", trainer.world_size, data.pool.num_nodes
+    if nodes:
         require(ranks == 1, f"backend=ray on {ranks} ranks", "1")
-
-
-def _require_any_age(setting: str, data: HTSDataModule, trainer: Trainer) -> None:
+    if data.collection == "rounds":
+        return
     if not getattr(trainer.lightning_module, "corrects_any_lag", False):
         raise ConfigurationError(f"{setting} needs a learner for data of any age: model=Impala")
+    require(ranks == 1, f"{setting} on {ranks} ranks", "1")
+    if nodes:
+        raise ConfigurationError(
+            f"backend=ray with {setting}: rollout nodes play rounds; leave one of the two out"
+        )
     for name in ("policy_device", "cudagraph_policy"):
         if value := getattr(data, name):
             raise ConfigurationError(

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import Checkpoint
 
 from hts_torchrl.compat.lightning import FitLoop
 from hts_torchrl.rng import update_seed
@@ -23,28 +22,13 @@ class WeightPublisher(Callback):
         on_train_batch_start(...)   # seeds what is drawn for the part: a resumed run draws the same
         module.training_step(part, index), the optimiser's step
         on_train_batch_end(...)     # after the last part: weights are published, updates += 1
-
-    Args:
-        seed: of the run.
     """
 
-    def __init__(self, seed: int) -> None:
-        self._seed = seed
+    def __init__(self) -> None:
         self.updates = 0
         """Rounds that the module has learned from, since the start of the run."""
         self.in_round = False
         """Whether a round has been learned from in part."""
-
-    @classmethod
-    def put_into(cls, trainer: Trainer, publisher: WeightPublisher | None) -> None:
-        """Replace the Trainer's publisher of an earlier run, or take it away.
-
-        Callbacks that save come last, as Lightning has them.
-        """
-        others = [each for each in _callbacks(trainer) if not isinstance(each, cls)]
-        saving = [each for each in others if isinstance(each, Checkpoint)]
-        first = [each for each in others if not isinstance(each, Checkpoint)]
-        _callbacks(trainer)[:] = [*first, *([publisher] if publisher else []), *saving]
 
     def on_load_checkpoint(
         self,
@@ -76,7 +60,8 @@ class WeightPublisher(Callback):
     ) -> None:
         """Seed torch's generators for the part."""
         self.in_round = True
-        torch.manual_seed(update_seed(self._seed, self.updates, batch.index, trainer.global_rank))
+        seed: int = trainer.datamodule.seed  # type: ignore[attr-defined]
+        torch.manual_seed(update_seed(seed, self.updates, batch.index, trainer.global_rank))
 
     def on_train_batch_end(
         self,
@@ -92,8 +77,3 @@ class WeightPublisher(Callback):
             data.collector.update_policy_weights_(pl_module.policy)
             self.updates += 1
             self.in_round = False
-
-
-def _callbacks(trainer: Trainer) -> list[Callback]:
-    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
-    return callbacks

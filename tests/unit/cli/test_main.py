@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import resource
 import shutil
 import tomllib
@@ -14,6 +15,7 @@ import yaml
 from lightning.pytorch import Callback
 from lightning.pytorch.loggers import Logger
 
+import hts_torchrl
 from hts_torchrl import A2C as A2CLearner
 from hts_torchrl import PPO, LearningCurve
 from hts_torchrl.cli.command_line import HTSCommandLine
@@ -321,7 +323,7 @@ WRONG = {
     "a name that is empty": (["--name="], "--name=: the name of a folder is needed"),
     "a base outside of a file": (["--base=foo"], "--base: it belongs into a config file"),
     "a run of nothing": (["--trainer.limit_train_batches=0"], "limit_train_batches=0: no part of"),
-    "a seed out of bounds": (["--seed_everything=-1"], "--seed_everything: "),
+    "a seed out of bounds": (["--seed_everything=-1"], "--seed_everything=-1; 0 to 4294967295 is "),
     "a folder that cannot be made": (["--name=/proc/none"], "the run's folder /proc/none/version_"),
     "games without a step": (
         ['--data.env.kwargs={"max_episode_steps": 0}'],
@@ -826,3 +828,12 @@ def test_help_knows_the_chosen_subcommand_or_all(arguments, monkeypatch, capsys)
     out = capsys.readouterr().out
     assert ("--data.num_envs" in out) == (arguments[0] == "fit")
     assert all(f"\n    {name} " in out for name in built - {"fit"})
+
+
+def test_help_lists_the_classes_that_users_name(capsys):
+    with pytest.raises(SystemExit):
+        run("fit", "--help")
+    listed = set(re.findall(r"hts_torchrl\.[\w.]+", "".join(capsys.readouterr().out.split())))
+    checkpoints = ("training.callbacks.BestCheckpoint", "training.callbacks.LastCheckpoint")
+    assert {f"hts_torchrl.{name}" for name in ("PPO", "GymEnvs", "LearningCurve")} < listed
+    assert listed <= {f"hts_torchrl.{name}" for name in (*hts_torchrl.__all__, *checkpoints)}

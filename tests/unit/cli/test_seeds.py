@@ -112,8 +112,8 @@ def test_a_seed_that_is_killed_ends_the_loop_as_a_shell_does(monkeypatch, capsys
 @pytest.mark.processes
 @pytest.mark.parametrize(
     ("number", "send"),
-    [(signal.SIGINT, os.killpg), (signal.SIGTERM, os.kill)],
-    ids=["Ctrl-C to all", "SIGTERM to the parent alone"],
+    [(signal.SIGINT, os.killpg), (signal.SIGINT, os.kill), (signal.SIGTERM, os.kill)],
+    ids=["Ctrl-C to all", "SIGINT to the parent alone", "SIGTERM to the parent alone"],
 )
 def test_a_signal_ends_the_seed_and_then_the_loop(number, send):
     with subprocess.Popen(

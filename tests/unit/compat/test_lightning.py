@@ -182,7 +182,7 @@ class TestFitLoop:
             assert compat.FitLoop.of({"state_dict": {}}) is None
 
 
-def test_the_command_line_calls_its_steps_before_it_makes_classes(monkeypatch):
+def test_the_command_line_calls_its_step_before_it_makes_classes(monkeypatch):
     monkeypatch.setattr("sys.argv", ["program"])
     with private_names_of("lightning") as compat:
         called = []
@@ -192,17 +192,13 @@ def test_the_command_line_calls_its_steps_before_it_makes_classes(monkeypatch):
                 called.append("checkpoint")
                 super().prepare_checkpoint()
 
-            def seed_run(self):
-                called.append("seed")
-                super().seed_run()
-
             def instantiate_classes(self):
                 called.append("classes")
                 super().instantiate_classes()
 
         args = ["--trainer.max_epochs=3", "--trainer.logger=false", "--seed_everything=5"]
         cli = Program(BoringModel, run=False, args=args)
-        assert called == ["checkpoint", "seed", "classes"]
+        assert called == ["checkpoint", "classes"]
         assert cli.setting("trainer")["max_epochs"] == 3
 
 

@@ -224,6 +224,13 @@ class TestAcceptedChanges:
         ):
             go_on(checkpoint, A2C(optimizer="adam"), accept_changes=True)
 
+    @pytest.mark.parametrize("name", ["normalize_observation", "normalize_reward"])
+    def test_another_scale_is_refused_with_the_cause(self, checkpoint, name):
+        cause = rf"^data\.{name}=True, the checkpoint has False: .*; keep it, or begin a new run"
+        for accepts in (True, False):
+            with pytest.raises(ConfigurationError, match=cause):
+                go_on(checkpoint, accept_changes=accepts, **{name: True})
+
 
 class TestMoreEnvironments:
     def test_than_there_are_games_are_refused_with_the_cause(self, checkpoint):

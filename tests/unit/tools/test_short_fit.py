@@ -1,8 +1,11 @@
 """A trial leaves nothing behind, and says nothing."""
 
 import logging
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
+import torch
 
 from hts_torchrl import A2C
 from hts_torchrl.tools.short_fit import short_fit
@@ -56,3 +59,19 @@ def test_the_learner_stays_as_it_is():
     trained = short_fit(learner, data, quiet_trainer())
     assert flat(learner.policy).equal(before)
     assert not flat(trained.policy).equal(before)
+
+
+@pytest.mark.parametrize(
+    ("device", "accelerator", "devices"), [("cuda:1", "cuda", [1]), ("cpu", "cpu", 1)]
+)
+def test_the_device_is_the_trainers(device, accelerator, devices, monkeypatch):
+    given = {}
+
+    def trainer_of(**settings):
+        given.update(settings)
+        return SimpleNamespace(fit=lambda *_, **__: None)
+
+    trainer = Mock(strategy=SimpleNamespace(root_device=torch.device(device)))
+    monkeypatch.setattr("hts_torchrl.tools.short_fit.Trainer", trainer_of)
+    short_fit(A2C(), cartpole(2), trainer)
+    assert (given["accelerator"], given["devices"]) == (accelerator, devices)

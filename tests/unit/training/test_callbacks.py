@@ -15,6 +15,7 @@ from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities.exceptions import SIGTERMException
+from tensordict import TensorDict
 
 from hts_torchrl import A2C, PPO, AtariEnvs, HTSDataModule, make_actor_critic
 from hts_torchrl.errors import ConfigurationError, NotFiniteError, WorkerError
@@ -85,6 +86,25 @@ class TestTrainingStatistics:
         numbers = TrainingStatistics()
         numbers._returns.extend(float(score) for score in range(250))
         assert numbers.mean_return == np.mean(range(150, 250))
+
+    def test_games_of_another_rank_count_too(self, monkeypatch):
+        """Or a callback that monitors them would miss them on a rank whose games go on."""
+        others = {torch.bool: True, torch.float32: 5.0, torch.int64: 7}
+        monkeypatch.setattr(
+            statistics,
+            "of_all_ranks",
+            lambda own: [own, torch.full_like(own, others[own.dtype])],
+        )
+        after = {
+            "episode_end": torch.tensor([[False]]),
+            "episode_reward": torch.tensor([[1.0]]),
+            "step_count": torch.tensor([[3]]),
+        }
+        numbers = TrainingStatistics()
+        trainer = SimpleNamespace(world_size=2, global_step=1, log_every_n_steps=0)
+        part = RoundSlice(TensorDict({"next": TensorDict(after, [1, 1])}, [1, 1]), 0, 1)
+        numbers.on_train_batch_end(trainer, None, None, part)
+        assert (numbers.mean_return, numbers.episodes, numbers._lengths[0]) == (5.0, 1, 7)
 
     def test_before_the_first_game_ends_there_is_no_return(self):
         assert TrainingStatistics().mean_return is None

@@ -50,7 +50,7 @@ def test_threads_of_atari_may_change_and_its_game_may_not():
         return {"class_path": "AtariEnvs", "init_args": vars(AtariEnvs("pong", **fields))}
 
     def changes(**fields):
-        data._state._settings["env"] = env(**fields)
+        data._state.settings["env"] = env(**fields)
         return data._state.changes_from(state, data.trainer)
 
     state["settings"]["data"]["env"] = env()

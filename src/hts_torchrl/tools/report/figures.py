@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import Literal, TypeAlias
 
-import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -13,9 +12,10 @@ from matplotlib.lines import Line2D
 from hts_torchrl.specs import Array
 from hts_torchrl.tools.report.groups import Group
 from hts_torchrl.tools.report.intervals import interquartile_curve
-from hts_torchrl.tools.report.run_folder import ROLES, Run
+from hts_torchrl.tools.report.run_folder import ROLES
 
 Series: TypeAlias = Literal["evaluations", "training"]
+"""Attributes of a run."""
 _UNITS = {"frames": "environment steps", "minutes": "minutes of training"}
 _SCORES = {"evaluations": "evaluation score", "training": "return of the last 100 training games"}
 _BAR = 0.25
@@ -57,7 +57,7 @@ def _draw(axes: Axes, group: Group, series: Series, unit: str, *, color: str) ->
     """Draw a group's curves, and return the thick one, if there is one."""
     curves = [
         (curve[unit].to_numpy(), curve["score"].to_numpy())
-        for curve in (_series(run, series) for run in group.runs)
+        for curve in (getattr(run, series) for run in group.runs)
         if len(curve)
     ]
     if not curves:
@@ -77,10 +77,6 @@ def _draw(axes: Axes, group: Group, series: Series, unit: str, *, color: str) ->
 def _dot_if_alone(places: Array) -> str:
     """Return a format that shows a curve of one point too, which has no line."""
     return "o" if len(places) == 1 else "-"
-
-
-def _series(run: Run, series: Series) -> pd.DataFrame:
-    return run.evaluations if series == "evaluations" else run.training
 
 
 def waiting(groups: list[Group]) -> Figure:

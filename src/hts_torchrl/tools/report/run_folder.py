@@ -130,15 +130,12 @@ def run_folders(paths: list[Path]) -> list[Path]:
     """
     found: dict[Path, Path] = {}
     for path in paths:
-        folders = [path] if (path / _CONFIG).is_file() else _below(path)
+        below = (file.parent for file in path.rglob(_CONFIG))
+        folders = [path] if (path / _CONFIG).is_file() else sorted(below)
         if not folders:
             raise ConfigurationError(f"{path}: no run of fit is there (no {_CONFIG})")
         found |= {folder.resolve(): folder for folder in folders}
     return list(found.values())
-
-
-def _below(path: Path) -> list[Path]:
-    return sorted(file.parent for file in path.rglob(_CONFIG))
 
 
 def _config(folder: Path) -> dict[str, Any]:

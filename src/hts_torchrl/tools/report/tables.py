@@ -37,9 +37,9 @@ def _run_row(group: Group, run: Run) -> dict[str, object]:
 
 def group_table(groups: list[Group]) -> pd.DataFrame:
     """Return one row a group: final scores, their IQM with its 95 % interval, and medians."""
-    runs, rows = run_table(groups), []
+    rows = []
     for group in groups:
-        mine = runs[(runs["group"] == group.label) & (runs["environment"] == group.environment)]
+        runs = run_table([group])
         iqm = interquartile_mean(group.scores)
         rows.append(
             {
@@ -50,13 +50,13 @@ def group_table(groups: list[Group]) -> pd.DataFrame:
                 "score_iqm": iqm.value,
                 "score_low": iqm.low,
                 "score_high": iqm.high,
-                "score_least": mine["score"].min(),
-                "score_most": mine["score"].max(),
+                "score_least": runs["score"].min(),
+                "score_most": runs["score"].max(),
                 **{
-                    f"{name}_median": mine[name].median()
+                    f"{name}_median": runs[name].median()
                     for name in ("frames", "minutes", "frames_per_second")
                 },
-                **{f"{role}_waiting": mine[f"{role}_waiting"].mean() for role in ROLES},
+                **{f"{role}_waiting": runs[f"{role}_waiting"].mean() for role in ROLES},
             }
         )
     return pd.DataFrame(rows)

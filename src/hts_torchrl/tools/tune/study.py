@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import csv
 import fcntl
 import json
 import os
@@ -18,6 +19,7 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
 
+from hts_torchrl.durable_file import replacing
 from hts_torchrl.errors import ConfigurationError, reason_of
 from hts_torchrl.tools.tune.study_file import StudyFile, Value
 from hts_torchrl.tools.tune.trial import Budget, Outcome
@@ -83,7 +85,7 @@ class Study:
         self, folder: Path, study_file: StudyFile, budget: Budget, described: dict[str, Any]
     ) -> None:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        self._file = study_file
+        self._folder, self._file = folder, study_file
         self._study = optuna.create_study(
             storage=_storage(folder),
             pruner=_pruner(study_file, budget),
@@ -101,19 +103,19 @@ class Study:
         self.give_up()
 
     @property
-    def trials(self) -> list[FrozenTrial]:
+    def _trials(self) -> list[FrozenTrial]:
         """All trials, in order."""
         return self._study.get_trials(deepcopy=False)
 
     @property
     def settled(self) -> int:
         """Trials that have an outcome."""
-        return sum(not is_cut_off(trial) for trial in self.trials)
+        return sum(not _is_cut_off(trial) for trial in self._trials)
 
     @property
     def best(self) -> FrozenTrial | None:
         """The complete trial with the best value, the first of equal ones; None without any."""
-        complete = [trial for trial in self.trials if trial.state == TrialState.COMPLETE]
+        complete = [trial for trial in self._trials if trial.state == TrialState.COMPLETE]
         sign = 1 if self._file.objective.direction == "minimize" else -1
         return min(complete, key=lambda trial: sign * (trial.value or 0.0), default=None)
 
@@ -134,6 +136,25 @@ class Study:
         """Mark trials that were cut off, in this process or an earlier one, as failed."""
         for trial in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
             self._study.tell(trial.number, state=TrialState.FAIL)
+
+    def write_table(self) -> None:
+        """Write ``trials.csv`` anew: one row a trial, small enough to be committed."""
+        path = self._folder / "trials.csv"
+        with replacing(path) as new, new.open("w", newline="", encoding="utf-8") as file:
+            table = csv.writer(file, lineterminator="\n")
+            figures, space = ("score", "frames", "minutes", "reason"), self._file.space
+            table.writerow(["number", "state", "value", *space, *figures])
+            for trial in self._trials:
+                about = trial.user_attrs
+                state = "cut off" if _is_cut_off(trial) else about.get("state", "running")
+                value = trial.value if state == "complete" else None
+                values = [trial.params.get(flag) for flag in space]
+                told = [_shown(about.get(name)) for name in figures]
+                table.writerow([trial.number, state, _shown(value), *values, *told])
+
+
+def _shown(value: object) -> object:
+    return f"{value:.6g}" if isinstance(value, float) else value
 
 
 def _storage(folder: Path) -> JournalStorage:
@@ -159,7 +180,7 @@ def _storage(folder: Path) -> JournalStorage:
         ) from error
 
 
-def is_cut_off(trial: FrozenTrial) -> bool:
+def _is_cut_off(trial: FrozenTrial) -> bool:
     """Return whether a trial ended without an outcome."""
     return trial.state == TrialState.FAIL
 

@@ -10,7 +10,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, get_args
 
-from hts_torchrl.errors import ConfigurationError
+from hts_torchrl.errors import ConfigurationError, require
 from hts_torchrl.yaml_file import read_yaml
 
 if TYPE_CHECKING:
@@ -115,9 +115,9 @@ class StudyFile:
 
     @classmethod
     def _of(cls, content: object) -> Self:
-        given, known = _mapping(content, "it"), [field.name for field in fields(cls)]
-        if unknown := set(given) - set(known):
-            raise ConfigurationError(f"{min(map(str, unknown))} is none of {', '.join(known)}")
+        given, names = _mapping(content, "it"), [field.name for field in fields(cls)]
+        if unknown := set(given) - set(names):
+            raise ConfigurationError(f"{min(map(str, unknown))} is none of {', '.join(names)}")
         read: dict[str, Any] = {"space": _space(given.pop("space", {}))}
         if "objective" in given:
             read["objective"] = _objective(given.pop("objective"))
@@ -127,9 +127,12 @@ class StudyFile:
             if name in given:
                 value = given.pop(name)
                 read[name] = "none" if value is None else value
-                _require(read[name] in get_args(words), name, value, " or ".join(get_args(words)))
+                require(
+                    read[name] in get_args(words), f"{name}={value}", " or ".join(get_args(words))
+                )
         for name, value in given.items():
-            _require(type(value) is int and value >= 0, name, value, "a whole number, 0 or more")
+            whole = type(value) is int and value >= 0
+            require(whole, f"{name}={value}", "a whole number, 0 or more")
         return cls(**read, **given)
 
     def examples(self) -> list[dict[str, Value]]:
@@ -157,11 +160,6 @@ def flags(values: Mapping[str, Value]) -> list[str]:
     ]
 
 
-def _require(condition: bool, name: str, value: object, wanted: str) -> None:
-    if not condition:
-        raise ConfigurationError(f"{name}={value}; {wanted} is needed")
-
-
 def _mapping(value: object, name: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ConfigurationError(
@@ -172,7 +170,7 @@ def _mapping(value: object, name: str) -> dict[str, Any]:
 
 def _space(given: object) -> dict[str, Range | Choices]:
     space = {str(flag).removeprefix("--"): each for flag, each in _mapping(given, "space").items()}
-    _require(bool(space), "space", {}, "a flag of fit")
+    require(bool(space), "space={}", "a flag of fit")
     for flag in space:
         if flag in _OF_A_RUN or flag.startswith("trainer.logger."):
             raise ConfigurationError(f"space.{flag}: a study cannot search this flag")
@@ -182,7 +180,8 @@ def _space(given: object) -> dict[str, Range | Choices]:
 def _searched(given: object, name: str) -> Range | Choices:
     if isinstance(given, list):
         values = tuple(_plain(value, name) for value in given)
-        _require(0 < len(values) == len(set(map(repr, values))), name, given, "different values")
+        different = 0 < len(values) == len(set(map(repr, values)))
+        require(different, f"{name}={given}", "different values")
         return Choices(values)
     return _range(_mapping(given, name), name)
 
@@ -202,37 +201,32 @@ def _range(given: dict[str, Any], name: str) -> Range:
             f"{name} has {', '.join(map(str, given)) or 'nothing'}; low and high are needed, and "
             "step or log may follow (or a list of choices)"
         )
-    numbers = {
-        part: _number(given[part], f"{name}.{part}")
-        for part in ("low", "high", "step")
-        if given.get(part) is not None
-    }
-    low, high, step = numbers["low"], numbers["high"], numbers.get("step")
+    low, high = (_number(given[part], f"{name}.{part}") for part in ("low", "high"))
+    step = None if given.get("step") is None else _number(given["step"], f"{name}.step")
     log = given.get("log", False)
-    _require(isinstance(log, bool), f"{name}.log", log, "true or false")
-    _require(low < high, f"{name}.high", high, f"more than low={low}")
-    _require(step is None or step > 0, f"{name}.step", step, "more than 0")
+    require(isinstance(log, bool), f"{name}.log={log}", "true or false")
+    require(low < high, f"{name}.high={high}", f"more than low={low}")
+    require(step is None or step > 0, f"{name}.step={step}", "more than 0")
     whole = isinstance(low, int) and isinstance(high, int)
-    _require(not whole or isinstance(step, int | None), f"{name}.step", step, "a whole number")
+    fits = not whole or isinstance(step, int | None)
+    require(fits, f"{name}.step={step}", "a whole number")
     span = Decimal(str(high)) - Decimal(str(low))
     ends = step is None or span % Decimal(str(step)) == 0  # else Optuna moves the upper one
-    _require(ends, f"{name}.step", step, f"a divisor of high - low = {span}")
-    _require(not log or low > 0, f"{name}.low", low, "with log, more than 0")
-    _require(not (log and step), f"{name}.step", step, "with log, none")
+    require(ends, f"{name}.step={step}", f"a divisor of high - low = {span}")
+    require(not log or low > 0, f"{name}.low={low}", "with log, more than 0")
+    require(not (log and step), f"{name}.step={step}", "with log, none")
     return Range(low, high, step, log)
 
 
 def _number(given: object, name: str) -> float:
     """Return a number; YAML takes ``1e-4``, without a point, for text."""
-    if isinstance(given, str):
-        try:
-            given = float(given)
-        except ValueError:
-            given = math.nan
-    number = isinstance(given, int | float) and not isinstance(given, bool)
-    if not number or not math.isfinite(given):  # type: ignore[arg-type]
-        raise ConfigurationError(f"{name}={given}; a number is needed")
-    return given  # type: ignore[return-value]
+    try:
+        number: Any = float(given) if isinstance(given, str) else given
+        known = type(number) in (int, float) and math.isfinite(number)
+    except (ValueError, OverflowError):
+        known = False
+    require(known, f"{name}={given}", "a number")
+    return number  # type: ignore[no-any-return]
 
 
 def _objective(given: object) -> Objective:
@@ -250,5 +244,6 @@ def _objective(given: object) -> Objective:
 def _seeds(given: object) -> tuple[int, ...]:
     whole = isinstance(given, list) and all(type(seed) is int and seed >= 0 for seed in given)
     seeds = tuple(given) if whole and isinstance(given, list) else ()
-    _require(0 < len(seeds) == len(set(seeds)), "seeds", given, "a list of different whole numbers")
+    different = 0 < len(seeds) == len(set(seeds))
+    require(different, f"seeds={given}", "a list of different whole numbers")
     return seeds

@@ -10,6 +10,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from hts_torchrl.compat.lightning import logs_after, set_callback_metrics
+from hts_torchrl.compat.torch import of_all_ranks
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.training.round_slice import RoundSlice
 
@@ -21,10 +22,11 @@ class TrainingStatistics(Callback):
 
     ``train/frames`` are environment steps of all ranks, ``train/minutes`` the time of training
     without evaluation; ``episode/return`` (raw score) and ``episode/length`` are means over the
-    last 100 finished games; ``wait/...`` are shares of the time since the last logging in which
-    executors, actors and the learner waited for each other. ``rendezvous/skew_ms`` is the mean time
-    between the first executor's end of a round and the last one's, ``rendezvous/slowest_env`` the
-    first environment of the executor that was last in the latest round.
+    last 100 finished games of all ranks; ``wait/...`` are shares of the time since the last logging
+    in which executors, actors and the learner waited for each other. ``rendezvous/skew_ms`` is the
+    mean time between the first executor's end of a round and the last one's,
+    ``rendezvous/slowest_env`` the first environment of the executor that was last in the latest
+    round.
     """
 
     def __init__(self) -> None:
@@ -112,11 +114,13 @@ class TrainingStatistics(Callback):
         self.frames += part.round.numel() * world_size
         self._rounds += 1
         self._counted_s = self.minutes * 60
-        after = part.round["next"]
-        ended = after["episode_end"]
+        ended, scores, lengths = (
+            torch.cat(of_all_ranks(part.round["next", name].contiguous()))
+            for name in ("episode_end", "episode_reward", "step_count")
+        )
         if ended.any():
-            self._returns.extend(after["episode_reward"][ended].tolist())
-            self._lengths.extend(after["step_count"][ended].tolist())
+            self._returns.extend(scores[ended].tolist())
+            self._lengths.extend(lengths[ended].tolist())
             self.episodes += int(ended.sum())
 
     def _log(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import Checkpoint
 
 from hts_torchrl.training.round_slice import RoundSlice
 
@@ -20,20 +19,6 @@ class StopAfterRound(Callback):
 
     def __init__(self) -> None:
         self._asked = False
-
-    @classmethod
-    def put_into(cls, trainer: Trainer) -> None:
-        """Add a new one behind the callbacks that may ask a Trainer to stop."""
-        cls.take_out_of(trainer)
-        callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
-        saving = [isinstance(each, Checkpoint) for each in callbacks]
-        callbacks.insert([*saving, True].index(True), cls())
-
-    @classmethod
-    def take_out_of(cls, trainer: Trainer) -> None:
-        """Leave the Trainer with the callbacks that it was given."""
-        callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
-        callbacks[:] = [each for each in callbacks if not isinstance(each, cls)]
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: RoundSlice, *_: Any
