@@ -35,9 +35,9 @@ from hts_torchrl.specs import Array
 from hts_torchrl.workers.diagnostics import Silence, StackPipe
 from hts_torchrl.workers.process import WorkerTask, end_group, reap, run_worker
 from hts_torchrl.workers.starting import (
+    children_environment,
     deaf_children,
     one_thread_starts,
-    single_threaded_children,
     start_process,
 )
 
@@ -136,8 +136,12 @@ class ProcessPool:
         context = multiprocessing.get_context(self._shared.config.start_method)
         if self._shared.config.start_method == "forkserver":
             context.set_forkserver_preload(["hts_torchrl.workers.fork_server", *preload])
-        with one_thread_starts, single_threaded_children(), without_main_module(), deaf_children():
-            variables = dict(os.environ)  # a fork server, and so its children, have older ones
+        with (
+            one_thread_starts,
+            children_environment() as variables,
+            without_main_module(),
+            deaf_children(),
+        ):
             for task in self._tasks:
                 name = f"hts-{type(task).__name__.removesuffix('Task').lower()}-{task.index}"
                 process = context.Process(  # type: ignore[attr-defined]
