@@ -6,10 +6,9 @@ from dataclasses import dataclass, fields
 from numbers import Real
 from typing import Any, Literal, TypeAlias
 
-import numpy as np
-
 from hts_torchrl.errors import ConfigurationError, require
 from hts_torchrl.schedule import Schedule
+from hts_torchrl.settings import loadable
 
 Precision: TypeAlias = Literal["32-true", "bf16-mixed", "bf16-true", "64-true"]
 StartMethod: TypeAlias = Literal["forkserver", "spawn"]
@@ -68,7 +67,7 @@ class PoolConfig:
 
     def __post_init__(self) -> None:
         """Refuse what cannot work."""
-        self._take_plain_numbers()
+        self._take_plain_values()
         self._refuse_counts()
         starts = self.start_method in ("forkserver", "spawn")
         require(starts, f"start_method={self.start_method!r}", "'forkserver' or 'spawn'")
@@ -81,16 +80,14 @@ class PoolConfig:
         require(self.timeout_s > 0, f"timeout_s={self.timeout_s}", "a positive time")
         self._refuse_backend()
 
-    def _take_plain_numbers(self) -> None:
-        """Make numpy's numbers Python's, as a checkpoint takes them, and 1e6 an integer.
+    def _take_plain_values(self) -> None:
+        """Make values Python's own, as a checkpoint takes them, and 1e6 an integer.
 
         Raises:
             ConfigurationError: naming a setting that is no integer where one is needed.
         """
         for setting in fields(self):
-            value, kind = getattr(self, setting.name), str(setting.type)
-            if isinstance(value, np.generic):
-                value = value.item()
+            value, kind = loadable(getattr(self, setting.name)), str(setting.type)
             wanted = kind == "int" or (kind == "int | None" and value is not None)
             if wanted and not isinstance(value, int):
                 whole = isinstance(value, Real) and value % 1 == 0
@@ -225,7 +222,7 @@ class CollectorSettings(PoolConfig):
 
     def __post_init__(self) -> None:
         """Refuse what cannot work."""
-        self._take_plain_numbers()
+        self._take_plain_values()
         _ = self.schedule
         super().__post_init__()
         compiles = self.compile_policy

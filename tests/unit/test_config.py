@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+from omegaconf import OmegaConf
 
 from hts_torchrl.config import CollectorSettings, PoolConfig
 from hts_torchrl.errors import ConfigurationError
@@ -84,3 +85,12 @@ def test_whole_numbers_of_other_types_are_taken_as_integers():
 def test_what_is_no_whole_number_is_refused_by_name(settings, named):
     with pytest.raises(ConfigurationError, match=named):
         CollectorSettings(**{"frames_per_batch": 32, **settings})
+
+
+def test_containers_of_omegaconf_become_pythons_own():
+    """``torch.compile`` takes no others, and Hydra gives no others."""
+    given = OmegaConf.create({"options": {"max_autotune": True}, "names": ["a"]})
+    settings = CollectorSettings(frames_per_batch=32, compile_policy=given)
+    arguments = settings.compile_arguments
+    assert arguments == {"options": {"max_autotune": True}, "names": ["a"]}
+    assert [type(each) for each in (arguments, *arguments.values())] == [dict, dict, list]

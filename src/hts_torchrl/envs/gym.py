@@ -60,7 +60,7 @@ class GymEnvs(EnvFactory):
     def __post_init__(self) -> None:
         """Refuse what is no collection."""
         require(isinstance(self.kwargs, Mapping), f"kwargs={self.kwargs!r}", "a mapping")
-        lists = isinstance(self.imports, list | tuple)
+        lists = isinstance(self.imports, Sequence) and not isinstance(self.imports, str)
         require(lists, f"imports={self.imports!r}", "a list of modules")
 
     def group(self, indices: Sequence[int], *, render: bool = False) -> EnvGroup:

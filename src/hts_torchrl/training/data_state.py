@@ -13,11 +13,11 @@ from hts_torchrl.collectors.round_source import RoundSource
 from hts_torchrl.config import CollectorSettings
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.portable import is_portable
+from hts_torchrl.settings import loadable
 from hts_torchrl.training.run_settings import (
     Changes,
     changes,
     described,
-    loadable,
     plain,
     refuse,
     told,
