@@ -11,7 +11,7 @@ from hts_torchrl.envs.make_group import make_group
 from hts_torchrl.envs.observed import as_declared, observing, require_choice
 from hts_torchrl.envs.registered import unpickle_envs
 from hts_torchrl.errors import ConfigurationError
-from hts_torchrl.rng import draws_of, env_seed
+from hts_torchrl.rng import action_draws, env_seed
 from hts_torchrl.shared.action_log import Segment
 from hts_torchrl.shared.buffers import SharedBuffers
 from hts_torchrl.shared.memory import Memory
@@ -141,10 +141,11 @@ class Executor:
     def begin_round(self, round_index: int) -> None:
         """Draw the round's random numbers and turn to its storage."""
         steps, action = self._schedule.steps_per_round, self._shared.spec.action
-        draw = draws_of(action.kind, len(action.sizes))
         self._draws = np.stack(
             [
-                draw(self._seed, env, round_index * steps, steps, action.num_draws)
+                action_draws(
+                    len(action.sizes), self._seed, env, round_index * steps, steps, action.num_draws
+                )
                 for env in self._global_envs
             ],
             axis=1,
