@@ -58,7 +58,7 @@ class Executor:
         envs = shared.config.envs_of(index)
         self.envs = np.asarray(envs, np.int32)
         self._rows = slice(envs[0], envs[-1] + 1)
-        self._global_envs = [shared.config.first_env + env for env in envs]
+        self._global_envs = shared.config.global_envs_of(index)
         self._group = make_group(unpickle_envs(create_env_fn), self._global_envs)
         self._seeded = self._group if isinstance(self._group, SeededGroup) else None
 
