@@ -16,12 +16,11 @@ from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.shared.action_log import ActionLog, Segment
 from hts_torchrl.shared.buffers import SharedBuffers
 from hts_torchrl.workers.actor import Actor, ActorSettings, make_actor
-from hts_torchrl.workers.actor_task import ActorTask
 from hts_torchrl.workers.executor import Executor
-from hts_torchrl.workers.executor_task import ExecutorTask
 from hts_torchrl.workers.pool import ProcessPool, WorkerPool
 from hts_torchrl.workers.process import WorkerTask
 from hts_torchrl.workers.serial_pool import SerialPool
+from hts_torchrl.workers.tasks import ActorTask, ExecutorTask
 
 _COMPILES_S = 300.0
 """More than all actors take to compile at once. They do it in seconds, from torch's cache."""
