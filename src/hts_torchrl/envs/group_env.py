@@ -11,9 +11,9 @@ from tensordict import TensorDict, TensorDictBase
 from torchrl.data import Binary, Composite, Unbounded
 from torchrl.envs import EnvBase
 
-from hts_torchrl.envs.action_spec import tensor_spec_of
 from hts_torchrl.envs.group import CreateEnv, EnvFactory
 from hts_torchrl.envs.make_group import make_group
+from hts_torchrl.envs.torchrl_specs import tensor_spec_of
 from hts_torchrl.specs import Array
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -12,18 +13,11 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, VectorEnv
 
 from hts_torchrl.envs.group import Observation, Transition
 from hts_torchrl.envs.gym import spec_of, store
-from hts_torchrl.envs.gym_action import action_maker
-from hts_torchrl.envs.observed import (
-    DeclaredSpace,
-    as_declared,
-    as_flag,
-    as_reward,
-    observing,
-    require_known,
-)
+from hts_torchrl.envs.observed import DeclaredSpace, as_flag, as_reward, observing
 from hts_torchrl.envs.own_generators import OwnGenerators
+from hts_torchrl.envs.spaces import action_maker
 from hts_torchrl.errors import ConfigurationError
-from hts_torchrl.specs import Array, ArraySpec
+from hts_torchrl.specs import Array
 
 _INSTEAD = {"AtariVectorEnv": "; hts_torchrl.AtariEnvs('pong') makes ale-py's own"}
 
@@ -49,23 +43,22 @@ class VectorGroup:
         self.num_envs = envs.num_envs
         space, action_space = envs.single_observation_space, envs.single_action_space
         self.spec = spec_of(envs, self.indices[0], space, action_space)
-        self._action_of = action_maker(self.spec.action, action_space)
+        self._action_of = action_maker(action_space)
         self._declared = DeclaredSpace(space, self.spec.observations)
+        self._batch = DeclaredSpace(
+            space,
+            {
+                key: replace(array, shape=(self.num_envs, *array.shape))
+                for key, array in self.spec.observations.items()
+            },
+        )
         self._generators = OwnGenerators()
-        self._batch = {
-            key: ArraySpec((self.num_envs, *array.shape), array.dtype)
-            for key, array in self.spec.observations.items()
-        }
         self._stepping = observing("step", self.indices)
         self._resetting = observing("reset", self.indices)
 
     def _arrays(self, observation: Any, seeing: observing) -> Observation:  # noqa: ANN401
         with seeing:
-            leaves = self._declared.leaves(observation)
-            arrays = {key: as_declared(key, leaves[key], spec) for key, spec in self._batch.items()}
-            for key, spec in self.spec.observations.items():
-                require_known(key, arrays[key], spec)
-            return arrays
+            return self._batch.entries(observation)
 
     def _flags(self, name: str, values: Any) -> Array:  # noqa: ANN401
         return self._of_each(name, values, "b", partial(as_flag, name))

@@ -10,7 +10,7 @@ from torchrl.envs.transforms import TensorDictPrimer
 
 from hts_torchrl import ConfigurationError, HTSCollector, env_spec_of, make_actor_critic
 from hts_torchrl.envs.make_group import make_group
-from hts_torchrl.envs.torchrl_batch import BatchedEnvGroup
+from hts_torchrl.envs.torchrl import BatchedEnvGroup
 from hts_torchrl.policy.inference import one_thread
 from tests.runs import digest, play
 from tests.unit.envs.test_torchrl import ACTIONS, BothEnv, CountingEnv, DrawingEnv
