@@ -32,13 +32,14 @@ from hts_torchrl.shared.buffers import SharedBuffers
 from hts_torchrl.shared.pipes import sleep_until_readable
 from hts_torchrl.specs import Array
 from hts_torchrl.workers.diagnostics import Silence, StackPipe
-from hts_torchrl.workers.process import WorkerTask, end_group, reap, run_worker
+from hts_torchrl.workers.process import end_group, reap, run_worker
 from hts_torchrl.workers.starting import (
     children_environment,
     deaf_children,
     one_thread_starts,
     start_process,
 )
+from hts_torchrl.workers.tasks import WorkerTask
 
 _log = logging.getLogger(__name__)
 _STOP_S = 3.0

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import cloudpickle
 import numpy as np
@@ -104,3 +104,7 @@ class ActorTask:
 
     def close(self) -> None:
         """Do nothing: a policy holds nothing that outlives its process."""
+
+
+WorkerTask: TypeAlias = ExecutorTask | ActorTask
+"""What a worker process is started with."""
