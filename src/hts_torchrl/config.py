@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from numbers import Real
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 from hts_torchrl.errors import ConfigurationError, require
 from hts_torchrl.schedule import Schedule
@@ -69,10 +69,9 @@ class PoolConfig:
         """Refuse what cannot work."""
         self._take_plain_values()
         self._refuse_counts()
-        starts = self.start_method in ("forkserver", "spawn")
-        require(starts, f"start_method={self.start_method!r}", "'forkserver' or 'spawn'")
-        recovers = self.recover in ("fail", "replay")
-        require(recovers, f"recover={self.recover!r}", "'fail' or 'replay'")
+        for name, kind in (("start_method", StartMethod), ("recover", Recover)):
+            value, known = getattr(self, name), get_args(kind)
+            require(value in known, f"{name}={value!r}", " or ".join(map(repr, known)))
         discount = self.reward_discount
         sound = discount is None or 0 <= discount <= 1
         require(sound, f"reward_discount={discount}", "None, or 0 to 1,")
@@ -140,24 +139,19 @@ class PoolConfig:
                 raise ConfigurationError(
                     f"{name}={getattr(self, name)}; at most {MOST_ENVS} is possible"
                 )
-        require(self.num_actors >= 0, f"num_actors={self.num_actors}", "0 or more")
-        if self.num_actors > self.num_envs:
-            raise ConfigurationError(
-                f"num_actors={self.num_actors} is more than num_envs={self.num_envs}"
-            )
-        owned = self.envs_per_executor
-        require(owned >= 1, f"envs_per_executor={owned}", "at least 1")
-        if self.envs_per_executor > self.num_envs:
-            raise ConfigurationError(
-                f"envs_per_executor={self.envs_per_executor} is more than num_envs={self.num_envs}"
-            )
+        rows = self.inference_batch_size
+        require(rows is None or rows >= 1, f"inference_batch_size={rows}", "at least 1")
+        least = {"num_actors": (0, "0 or more"), "envs_per_executor": (1, "at least 1")}
+        for name, (fewest, wanted) in least.items():
+            count = getattr(self, name)
+            require(count >= fewest, f"{name}={count}", wanted)
+            if count > self.num_envs:
+                raise ConfigurationError(f"{name}={count} is more than num_envs={self.num_envs}")
         if self.num_envs % self.envs_per_executor:
             raise ConfigurationError(
                 f"num_envs={self.num_envs} is no multiple of "
                 f"envs_per_executor={self.envs_per_executor}"
             )
-        rows = self.inference_batch_size
-        require(rows is None or rows >= 1, f"inference_batch_size={rows}", "at least 1")
         if self.step_barrier and self.num_actors > 1:
             raise ConfigurationError(
                 f"step_barrier with num_actors={self.num_actors}; at a barrier one actor answers "
