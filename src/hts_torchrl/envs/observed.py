@@ -32,7 +32,7 @@ def as_declared(key: Key, value: Any, spec: ArraySpec) -> Array:  # noqa: ANN401
     array = value if isinstance(value, np.ndarray) else _array_of(value, spec.dtype)
     same_type = array.dtype == spec.dtype
     if array.shape != spec.shape or not (same_type or _holds(spec.dtype, array)):
-        found = "missing" if value is None else f"{array.dtype} {list(array.shape)}"
+        found = "missing" if value is None else kind_of(array)
         raise ConfigurationError(f"{key!r} is {found}, but {spec} is declared")
     if spec.choices:
         _require_known(key, array, spec.choices)
@@ -108,7 +108,7 @@ def as_reward(reward: Any) -> float:  # noqa: ANN401
     array = np.asarray(reward)
     if array.size != 1 or array.dtype.kind not in "biuf":
         raise ConfigurationError(
-            f"the reward is {_kind(reward)}, but one number is needed: where it has several "
+            f"the reward is {kind_of(reward)}, but one number is needed: where it has several "
             "objectives, gymnasium.wrappers.TransformReward or mo-gymnasium's LinearReward weighs "
             "them into one"
         )
@@ -125,7 +125,7 @@ def as_flag(name: str, value: Any) -> bool:  # noqa: ANN401
         return bool(value)
     array = np.asarray(value)
     if array.size != 1 or array.dtype.kind not in "biu":
-        raise ConfigurationError(f"{name} is {_kind(value)}, but True or False is needed")
+        raise ConfigurationError(f"{name} is {kind_of(value)}, but True or False is needed")
     return bool(array.item())
 
 
@@ -137,7 +137,7 @@ def as_returned(value: Any, names: Sequence[str]) -> Sequence[Any]:  # noqa: ANN
     """
     several = isinstance(value, _SEVERAL)
     if not several or len(value) != len(names):
-        found = f"{len(value)} values" if several else _kind(value)
+        found = f"{len(value)} values" if several else kind_of(value)
         raise ConfigurationError(
             f"{found}, but Gymnasium's ({', '.join(names)}) are needed; shimmy's "
             "GymV21CompatibilityV0 and GymV26CompatibilityV0 wrap environments of the old Gym"
@@ -146,7 +146,8 @@ def as_returned(value: Any, names: Sequence[str]) -> Sequence[Any]:  # noqa: ANN
     return returned
 
 
-def _kind(value: Any) -> str:  # noqa: ANN401
+def kind_of(value: Any) -> str:  # noqa: ANN401
+    """Return type and shape of an array, and the type of anything else, for messages."""
     if isinstance(value, np.ndarray):
         return f"{value.dtype} {list(value.shape)}"
     return "None" if value is None else f"a {type(value).__name__}"

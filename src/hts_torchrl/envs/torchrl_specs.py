@@ -147,19 +147,15 @@ def _observation_spec(key: Key, spec: TensorSpec) -> ArraySpec:
 
 def _action_spec(env: EnvBase) -> ActionSpec:
     if len(env.action_keys) != 1:
-        return joined(_parts_of(env))
+        return joined({key: _action_of(spec) for key, spec in _action_specs(env).items()})
     key = env.action_key
     masks = [layer.in_keys for layer in layers_of(env) if is_a(layer, "torchrl.ActionMask")]
     mask = next((mask for masked, mask in masks if masked == key), None)
     return replace(_action_of(env.full_action_spec_unbatched[key]), key=key, mask=mask)
 
 
-def _parts_of(env: EnvBase) -> dict[Key, ActionSpec]:
-    """Return what one environment accepts under each key of actions."""
-    return {key: _action_of(spec) for key, spec in _action_specs(env).items()}
-
-
 def _action_specs(env: EnvBase) -> dict[Key, TensorSpec]:
+    """Return what one environment accepts under each key of actions."""
     specs = env.full_action_spec_unbatched
     return {key: specs[key] for key in env.action_keys}
 
@@ -170,12 +166,13 @@ def action_maker(env: EnvBase) -> Callable[[Array], dict[Key, torch.Tensor]]:
     Args:
         env: one environment, which is given one answer, or a batch, which is given a batch.
     """
-    specs, parts = _action_specs(env), _parts_of(env)
+    specs = _action_specs(env)
+    parts = [_action_of(spec) for spec in specs.values()]
 
     def actions_of(answer: Array) -> dict[Key, torch.Tensor]:
-        apart = [answer] if len(parts) == 1 else split(answer, [*parts.values()])
-        each = zip(parts.items(), specs.values(), apart, strict=True)
-        return {key: _env_action(part, spec, action) for (key, part), spec, action in each}
+        apart = [answer] if len(parts) == 1 else split(answer, parts)
+        each = zip(specs.items(), parts, apart, strict=True)
+        return {key: _env_action(part, spec, action) for (key, spec), part, action in each}
 
     return actions_of
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from hts_torchrl.envs.group import Observation, SeededGroup, Transition, require_alike
 from hts_torchrl.envs.make_group import make_group
-from hts_torchrl.envs.observed import as_declared, observing, require_choice
+from hts_torchrl.envs.observed import as_declared, kind_of, observing, require_choice
 from hts_torchrl.envs.registered import unpickle_envs
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.rng import action_draws, env_seed
@@ -198,14 +198,10 @@ class Executor:
         with self._observing["step"]:
             for name, kinds in _KINDS.items():
                 array = getattr(transition, name)
-                if not isinstance(array, np.ndarray):
-                    found = f"a {type(array).__name__}"
-                elif array.shape != (count,) or array.dtype.kind not in kinds:
-                    found = f"{array.dtype} {list(array.shape)}"
-                else:
-                    continue
-                wanted = "bool" if kinds == "b" else "float32"
-                raise ConfigurationError(f"{name} is {found}; {wanted} [{count}] is needed")
+                fits = isinstance(array, np.ndarray) and array.shape == (count,)
+                if not fits or array.dtype.kind not in kinds:
+                    wanted = f"{'bool' if kinds == 'b' else 'float32'} [{count}]"
+                    raise ConfigurationError(f"{name} is {kind_of(array)}; {wanted} is needed")
 
     def _count(self, transition: Transition) -> None:
         self._episode_reward += transition.score
