@@ -112,17 +112,8 @@ class EnvBaseGroup:
             return as_reward(_array(step, self._reward_keys[row]))
 
     def render(self) -> Array:
-        """Return the first environment's picture, from its ``pixels`` key.
-
-        Raises:
-            ConfigurationError: if it observes none.
-        """
-        if (pixels := self._act_on[0].get("pixels", None)) is None:
-            raise ConfigurationError(
-                "the environment observes no 'pixels', so there are no pictures of it: "
-                "GymEnv(..., from_pixels=True, pixels_only=False) adds them"
-            )
-        return np.asarray(pixels.cpu())
+        """Return the first environment's picture, from its ``pixels`` key."""
+        return _pixels(self._act_on[0])
 
     def close(self) -> None:
         """Close every environment."""
@@ -194,7 +185,7 @@ class BatchedEnvGroup:
 
     def render(self) -> Array:
         """Return the first environment's picture, from its ``pixels`` key."""
-        return np.asarray(self._act_on.get("pixels")[0].cpu())
+        return np.asarray(_pixels(self._act_on)[0])
 
     def close(self) -> None:
         """Close the environments."""
@@ -209,6 +200,16 @@ def _observed(tensordict: Any, specs: Mapping[Key, ArraySpec]) -> Observation:  
 def _array(tensordict: Any, key: Any) -> Any:  # noqa: ANN401
     tensor = tensordict.get(key, None)
     return None if tensor is None else tensor.cpu().numpy()
+
+
+def _pixels(tensordict: Any) -> Array:  # noqa: ANN401
+    """Return what is observed as pictures; refuses an environment that observes none."""
+    if (pixels := _array(tensordict, "pixels")) is None:
+        raise ConfigurationError(
+            "the environment observes no 'pixels', so there are no pictures of it: "
+            "GymEnv(..., from_pixels=True, pixels_only=False) adds them"
+        )
+    return np.asarray(pixels)
 
 
 def limited(env: EnvBase, most_steps: int) -> EnvBase:

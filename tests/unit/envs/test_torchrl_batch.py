@@ -54,6 +54,14 @@ def test_each_environment_does_what_it_does_alone(kind):
     together.close()
 
 
+def test_a_batch_without_pictures_says_how_it_would_have_some():
+    group = batch()
+    group.reset([7, 8])
+    with pytest.raises(ConfigurationError, match=r"observes no 'pixels'.*from_pixels=True"):
+        group.render()
+    group.close()
+
+
 class InPlace(EnvBase):
     """A batch of two that counts, and ends after 2 and 3 steps, in tensors that it writes again."""
 
