@@ -24,6 +24,14 @@ def test_a_number_of_threads_that_the_user_chose_is_kept(monkeypatch):
     assert os.environ["OMP_NUM_THREADS"] == "3"
 
 
+def test_what_workers_start_looks_for_modules_as_usual(monkeypatch):
+    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
+    with children_environment() as variables:
+        inside = os.environ["PYTHONSAFEPATH"]
+    assert inside == "1"
+    assert "PYTHONSAFEPATH" not in {**os.environ, **variables}
+
+
 @pytest.mark.parametrize("name", ["INT", "TERM"])
 def test_children_do_not_die_of_a_signal_to_the_whole_group_while_they_start(name):
     """Theirs is to wait for what the parent makes of it."""
