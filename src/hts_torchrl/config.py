@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 from numbers import Real
-from typing import Any, Literal, TypeAlias
-
-import numpy as np
+from typing import Any, Literal, TypeAlias, get_args
 
 from hts_torchrl.errors import ConfigurationError, require
 from hts_torchrl.schedule import Schedule
+from hts_torchrl.settings import loadable
 
 Precision: TypeAlias = Literal["32-true", "bf16-mixed", "bf16-true", "64-true"]
 StartMethod: TypeAlias = Literal["forkserver", "spawn"]
@@ -68,12 +67,11 @@ class PoolConfig:
 
     def __post_init__(self) -> None:
         """Refuse what cannot work."""
-        self._take_plain_numbers()
+        self._take_plain_values()
         self._refuse_counts()
-        starts = self.start_method in ("forkserver", "spawn")
-        require(starts, f"start_method={self.start_method!r}", "'forkserver' or 'spawn'")
-        recovers = self.recover in ("fail", "replay")
-        require(recovers, f"recover={self.recover!r}", "'fail' or 'replay'")
+        for name, kind in (("start_method", StartMethod), ("recover", Recover)):
+            value, known = getattr(self, name), get_args(kind)
+            require(value in known, f"{name}={value!r}", " or ".join(map(repr, known)))
         discount = self.reward_discount
         sound = discount is None or 0 <= discount <= 1
         require(sound, f"reward_discount={discount}", "None, or 0 to 1,")
@@ -81,16 +79,14 @@ class PoolConfig:
         require(self.timeout_s > 0, f"timeout_s={self.timeout_s}", "a positive time")
         self._refuse_backend()
 
-    def _take_plain_numbers(self) -> None:
-        """Make numpy's numbers Python's, as a checkpoint takes them, and 1e6 an integer.
+    def _take_plain_values(self) -> None:
+        """Make values Python's own, as a checkpoint takes them, and 1e6 an integer.
 
         Raises:
             ConfigurationError: naming a setting that is no integer where one is needed.
         """
         for setting in fields(self):
-            value, kind = getattr(self, setting.name), str(setting.type)
-            if isinstance(value, np.generic):
-                value = value.item()
+            value, kind = loadable(getattr(self, setting.name)), str(setting.type)
             wanted = kind == "int" or (kind == "int | None" and value is not None)
             if wanted and not isinstance(value, int):
                 whole = isinstance(value, Real) and value % 1 == 0
@@ -143,24 +139,19 @@ class PoolConfig:
                 raise ConfigurationError(
                     f"{name}={getattr(self, name)}; at most {MOST_ENVS} is possible"
                 )
-        require(self.num_actors >= 0, f"num_actors={self.num_actors}", "0 or more")
-        if self.num_actors > self.num_envs:
-            raise ConfigurationError(
-                f"num_actors={self.num_actors} is more than num_envs={self.num_envs}"
-            )
-        owned = self.envs_per_executor
-        require(owned >= 1, f"envs_per_executor={owned}", "at least 1")
-        if self.envs_per_executor > self.num_envs:
-            raise ConfigurationError(
-                f"envs_per_executor={self.envs_per_executor} is more than num_envs={self.num_envs}"
-            )
+        rows = self.inference_batch_size
+        require(rows is None or rows >= 1, f"inference_batch_size={rows}", "at least 1")
+        least = {"num_actors": (0, "0 or more"), "envs_per_executor": (1, "at least 1")}
+        for name, (fewest, wanted) in least.items():
+            count = getattr(self, name)
+            require(count >= fewest, f"{name}={count}", wanted)
+            if count > self.num_envs:
+                raise ConfigurationError(f"{name}={count} is more than num_envs={self.num_envs}")
         if self.num_envs % self.envs_per_executor:
             raise ConfigurationError(
                 f"num_envs={self.num_envs} is no multiple of "
                 f"envs_per_executor={self.envs_per_executor}"
             )
-        rows = self.inference_batch_size
-        require(rows is None or rows >= 1, f"inference_batch_size={rows}", "at least 1")
         if self.step_barrier and self.num_actors > 1:
             raise ConfigurationError(
                 f"step_barrier with num_actors={self.num_actors}; at a barrier one actor answers "
@@ -225,7 +216,7 @@ class CollectorSettings(PoolConfig):
 
     def __post_init__(self) -> None:
         """Refuse what cannot work."""
-        self._take_plain_numbers()
+        self._take_plain_values()
         _ = self.schedule
         super().__post_init__()
         compiles = self.compile_policy

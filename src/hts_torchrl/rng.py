@@ -6,10 +6,8 @@ step can be made without those before it. What a learner draws is keyed by (seed
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import struct
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -42,25 +40,17 @@ def uniform_draws(
     return ((words >> np.uint64(13)) + 0.5) * 2.0**-51
 
 
-def normal_draws(
-    seed: int, env: int, first_step: int, num_steps: int, width: int
-) -> np.ndarray[Any, Any]:
-    """Return standard normal draws ``[num_steps, width]``, keyed like :func:`uniform_draws`.
-
-    By the Box-Muller transform, which takes a fixed number of uniform draws. It runs where the
-    environment lives and not on a batch: there its last bits would depend on the row's place.
-    The arguments are those of :func:`uniform_draws`.
-    """
-    return mixed_draws(0, seed, env, first_step, num_steps, width)
-
-
-def mixed_draws(
+def action_draws(
     choices: int, seed: int, env: int, first_step: int, num_steps: int, width: int
 ) -> np.ndarray[Any, Any]:
-    """Return draws ``[num_steps, width]``, of which the first are uniform, the others normal.
+    """Return draws ``[num_steps, width]``: uniform for choices, and standard normal for numbers.
+
+    The latter come by the Box-Muller transform, which takes a fixed number of uniform draws. It
+    runs where the environment lives and not on a batch: there its last bits would depend on the
+    row's place.
 
     Args:
-        choices: how many are uniform.
+        choices: how many of a step are uniform, the first ones.
         seed: as in :func:`uniform_draws`, and so are the others.
         env: global index of the environment.
         first_step: number of the environment's step.
@@ -74,18 +64,6 @@ def mixed_draws(
     angle = 2.0 * np.pi * uniform[:, pairs:]
     parts = [both[:, :choices], radius * np.cos(angle), radius * np.sin(angle)]
     return np.concatenate(parts, 1)[:, :width]
-
-
-def draws_of(kind: str, choices: int) -> Callable[[int, int, int, int, int], np.ndarray[Any, Any]]:
-    """Return what draws for actions of a kind: normal for numbers, and uniform for choices.
-
-    Args:
-        kind: of the action.
-        choices: of a ``mixed`` one.
-    """
-    if kind == "mixed":
-        return functools.partial(mixed_draws, choices)
-    return normal_draws if kind == "continuous" else uniform_draws
 
 
 def env_seed(seed: int, env: int, stream: str = "train", *, number: int = 0) -> int:

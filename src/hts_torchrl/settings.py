@@ -9,9 +9,11 @@ import functools
 import inspect
 import itertools
 import textwrap
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping, MutableSequence
 from inspect import Parameter
 from typing import Any, TypeVar, get_type_hints
+
+import numpy as np
 
 Class = TypeVar("Class", bound=type)
 
@@ -94,3 +96,18 @@ def field_docs(record: type) -> dict[str, str]:
                 case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(ast.Constant(str(text))):
                     docs[name] = " ".join(text.split())
     return docs
+
+
+def loadable(value: Any) -> Any:  # noqa: ANN401 - a setting, or a part of a checkpoint
+    """Return a value in which numpy's numbers and OmegaConf's containers are Python's own.
+
+    ``torch.load`` of plain values takes no others.
+    """
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, Mapping):
+        return {name: loadable(each) for name, each in value.items()}
+    if isinstance(value, tuple | MutableSequence):
+        several = [loadable(each) for each in value]
+        return tuple(several) if isinstance(value, tuple) else several
+    return value

@@ -173,15 +173,20 @@ class EnvSpec:
         return f"observations {seen} and actions {accepted}"
 
     def __eq__(self, other: object) -> bool:
-        """Compare shapes, kinds and bounds; what is remembered is the policy's."""
+        """Compare shapes, kinds, bounds and names of parts; what is remembered is the policy's."""
         if not isinstance(other, EnvSpec):
             return NotImplemented
         ours, theirs = self.action, other.action
         bounds = ((ours.low, theirs.low), (ours.high, theirs.high))
         return (
             self.observations == other.observations
-            and (ours.kind, ours.array, ours.sizes) == (theirs.kind, theirs.array, theirs.sizes)
+            and _forms(ours) == _forms(theirs)
             and all(np.array_equal(np.asarray(one), np.asarray(two)) for one, two in bounds)
         )
 
     __hash__ = None  # type: ignore[assignment]
+
+
+def _forms(action: ActionSpec) -> list[tuple[Any, ...]]:
+    each = [("action", action), *action.parts.items()]
+    return [(name, part.kind, part.array, part.sizes) for name, part in each]

@@ -16,7 +16,6 @@ from hts_torchrl import HTSCollector
 from hts_torchrl.envs.registered import pickle_envs
 from hts_torchrl.workers.actor import Actor
 from hts_torchrl.workers.executor import Executor
-from hts_torchrl.workers.make_pool import segments
 
 
 class ScrambledCrew:
@@ -76,7 +75,7 @@ def make_scrambled_pool(shared, action_log, *, order, create_env_fn, make_policy
         Executor(shared, index, pickled, seed) for index in range(shared.config.num_executors)
     ]
     for executor in executors:
-        executor.restore(segments(shared, action_log, executor.index))
+        executor.restore([action_log.segment(env) for env in executor.envs])
     actors = [Actor(shared, copy.deepcopy(make_policy()), settings) for _ in range(2)]
     return ScrambledCrew(shared, executors, actors, order)
 

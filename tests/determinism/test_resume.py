@@ -32,8 +32,8 @@ from hts_torchrl import (
     PettingZooEnvs,
     make_actor_critic,
 )
+from hts_torchrl.envs import envpool
 from hts_torchrl.envs.atari import AtariGroup
-from hts_torchrl.envs.envpool import EnvPoolGroup
 from hts_torchrl.envs.make_group import make_group
 from hts_torchrl.errors import ReplayError
 from hts_torchrl.learner.optimizers import OnePassRMSprop
@@ -668,7 +668,7 @@ def test_a_collector_goes_on_with_the_same_batches(name, delay, stop, monkeypatc
     if name == "Pong, seeded often":
         monkeypatch.setattr(AtariGroup, "steps_per_seed", 20)
     if name == "EnvPool, seeded often":
-        monkeypatch.setattr(EnvPoolGroup, "steps_per_seed", 20)
+        monkeypatch.setattr(envpool, "_STEPS_PER_SEED", 20)
     torch.manual_seed(1)
     indices = range(settings.get("envs_per_executor", 1))
     policy = make_actor_critic(network, make_group(create, indices).spec)

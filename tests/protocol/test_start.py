@@ -1,6 +1,7 @@
 """How workers begin: with what their parent has then, and without a trace in it."""
 
 import os
+import subprocess
 import sys
 import threading
 import time
@@ -67,3 +68,32 @@ def test_threads_that_start_workers_leave_this_process_as_it_was(monkeypatch):
         thread.join()
     assert sys.modules["__main__"] is main
     assert "OMP_NUM_THREADS" not in os.environ
+
+
+SCRIPT = """
+from hts_torchrl import GymEnvs, HTSCollector, env_spec_of, make_actor_critic
+
+envs = GymEnvs("CartPole-v1")
+policy = make_actor_critic("mlp", env_spec_of(envs))
+collector = HTSCollector(envs, policy, num_envs=2, frames_per_batch=8, total_frames=8)
+print([tuple(batch.shape) for batch in collector])
+collector.shutdown()
+"""
+
+
+def test_a_file_of_the_working_folder_is_not_taken_for_a_module_of_pythons(tmp_path):
+    """``python -c``, with which a fork server begins, looks there first."""
+    here, scripts = tmp_path / "here", tmp_path / "scripts"
+    here.mkdir()
+    scripts.mkdir()
+    (here / "random.py").write_text("raise RuntimeError('of the working folder')")
+    (scripts / "train.py").write_text(SCRIPT)
+    program = subprocess.run(
+        [sys.executable, str(scripts / "train.py")],
+        cwd=here,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        capture_output=True,
+        text=True,
+    )
+    assert program.returncode == 0, program.stderr
+    assert program.stdout == "[(2, 4)]\n"

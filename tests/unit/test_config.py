@@ -2,6 +2,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from omegaconf import OmegaConf
 
 from hts_torchrl.config import CollectorSettings, PoolConfig
 from hts_torchrl.errors import ConfigurationError
@@ -117,3 +118,12 @@ class TestOfARank:
         told = "on each of 3 ranks: num_envs=4 is no multiple of envs_per_executor=3"
         with pytest.raises(ConfigurationError, match=told):
             replace(WHOLE, envs_per_executor=3).of_rank(0, 3)
+
+
+def test_containers_of_omegaconf_become_pythons_own():
+    """``torch.compile`` takes no others, and Hydra gives no others."""
+    given = OmegaConf.create({"options": {"max_autotune": True}, "names": ["a"]})
+    settings = CollectorSettings(frames_per_batch=32, compile_policy=given)
+    arguments = settings.compile_arguments
+    assert arguments == {"options": {"max_autotune": True}, "names": ["a"]}
+    assert [type(each) for each in (arguments, *arguments.values())] == [dict, dict, list]

@@ -7,16 +7,15 @@ import numpy as np
 import pytest
 
 from hts_torchrl.rng import (
-    draws_of,
+    action_draws,
     env_seed,
-    mixed_draws,
-    normal_draws,
     uniform_draws,
     update_seed,
 )
 from tests import philox
 
-DRAWS = pytest.mark.parametrize("draws", [uniform_draws, normal_draws, partial(mixed_draws, 1)])
+normal_draws = partial(action_draws, 0)
+DRAWS = pytest.mark.parametrize("draws", [uniform_draws, normal_draws, partial(action_draws, 1)])
 
 
 PI = [0x243F6A8885A308D3, 0x13198A2E03707344, 0xA4093822299F31D0, 0x082EFA98EC4E6C89]
@@ -77,13 +76,13 @@ def test_mixed_draws_are_uniform_for_choices_and_of_other_counters_for_numbers()
         math.sqrt(-2 * math.log(three)) * math.cos(2 * math.pi * four),
         math.sqrt(-2 * math.log(three)) * math.sin(2 * math.pi * four),
     ]
-    assert mixed_draws(2, 7, 3, 5, 1, 4)[0].tolist() == pytest.approx(expected, rel=1e-12)
+    assert action_draws(2, 7, 3, 5, 1, 4)[0].tolist() == pytest.approx(expected, rel=1e-12)
 
 
-def test_each_kind_of_action_has_its_draws():
-    assert np.array_equal(draws_of("discrete", 1)(7, 3, 5, 2, 1), uniform_draws(7, 3, 5, 2, 1))
-    assert np.array_equal(draws_of("continuous", 0)(7, 3, 5, 2, 3), normal_draws(7, 3, 5, 2, 3))
-    assert np.array_equal(draws_of("mixed", 2)(7, 3, 5, 2, 3), mixed_draws(2, 7, 3, 5, 2, 3))
+def test_draws_of_choices_alone_are_uniform():
+    for width in (1, 2, 5):
+        both = action_draws(width, 7, 3, 5, 2, width), uniform_draws(7, 3, 5, 2, width)
+        assert np.array_equal(*both)
 
 
 @DRAWS

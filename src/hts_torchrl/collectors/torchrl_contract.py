@@ -23,7 +23,7 @@ from hts_torchrl.collectors.run_times import RunTimes, Trace
 from hts_torchrl.collectors.torchrl_arguments import without_fixed
 from hts_torchrl.collectors.torchrl_settings import TorchRLSettings
 from hts_torchrl.config import CollectorSettings
-from hts_torchrl.envs.action_spec import tensor_spec_of
+from hts_torchrl.envs.torchrl_specs import tensor_spec_of
 from hts_torchrl.errors import ConfigurationError, ProtocolError
 from hts_torchrl.policy.as_policy import Policy
 from hts_torchrl.policy.composite import VECTOR

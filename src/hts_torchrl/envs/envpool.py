@@ -19,6 +19,8 @@ from hts_torchrl.errors import ConfigurationError, require
 from hts_torchrl.specs import Array
 
 _OURS = ("num_envs", "batch_size", "num_threads", "seed", "env_seed", "max_num_players")
+_STEPS_PER_SEED = 100_000
+"""Seeding makes a new pool, with a thread and all that the game loads."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,9 @@ class EnvPoolEnvs(EnvFactory):
         except (ImportError, TypeError, ValueError, AssertionError, RuntimeError) as error:
             told = _of_another_type(envpool, self.id, kwargs) or " ".join(str(error).split())
             raise ConfigurationError(f"EnvPool's environment {self.id!r}: {told}") from error
-        return EnvPoolGroup(envs, indices)
+        group = SerialGroup(envs, indices)
+        group.steps_per_seed = _STEPS_PER_SEED
+        return group
 
 
 def _envpool() -> ModuleType:
@@ -170,10 +174,3 @@ def _only(batch: Array | dict[str, Any]) -> Any:  # noqa: ANN401
     if isinstance(batch, dict):
         return {key: _only(each) for key, each in batch.items()}
     return batch[0]
-
-
-class EnvPoolGroup(SerialGroup):
-    """Pools of one environment, stepped one after another (a :class:`SeededGroup`)."""
-
-    steps_per_seed = 100_000
-    """Seeding makes a new pool, with a thread and all that the game loads."""

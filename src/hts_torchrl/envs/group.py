@@ -141,16 +141,12 @@ def require_alike(specs: Mapping[int, EnvSpec]) -> EnvSpec:
     """
     (first, expected), *others = specs.items()
     for index, spec in others:
-        if spec != expected or _parts(spec) != _parts(expected):
+        if spec != expected:
             raise ConfigurationError(
                 f"environment {index} has {spec}, but environment {first} has {expected}: one "
                 "policy acts in all of them"
             )
     return expected
-
-
-def _parts(spec: EnvSpec) -> list[tuple[Any, ...]]:
-    return [(key, part.kind, part.array, part.sizes) for key, part in spec.action.parts.items()]
 
 
 def require_apart(parts: Mapping[int, Iterable[object]]) -> None:

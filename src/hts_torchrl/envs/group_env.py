@@ -11,9 +11,9 @@ from tensordict import TensorDict, TensorDictBase
 from torchrl.data import Binary, Composite, Unbounded
 from torchrl.envs import EnvBase
 
-from hts_torchrl.envs.action_spec import tensor_spec_of
 from hts_torchrl.envs.group import CreateEnv, EnvFactory
 from hts_torchrl.envs.make_group import make_group
+from hts_torchrl.envs.torchrl_specs import tensor_spec_of
 from hts_torchrl.specs import Array
 
 
@@ -46,7 +46,8 @@ class GroupEnv(EnvBase):
         observations["episode_reward"] = Unbounded((count, 1))
         observations["step_count"] = Unbounded((count, 1), dtype=torch.int64)
         for key, array in spec.observations.items():
-            observations[key] = _unbounded((count, *array.shape), array.dtype)
+            dtype = getattr(torch, array.dtype.name)
+            observations[key] = Unbounded((count, *array.shape), dtype=dtype)
         self.observation_spec = observations
         self._action_key = spec.action.key
         actions = Composite(shape=(count,))
@@ -101,7 +102,3 @@ class GroupEnv(EnvBase):
         """Close the environments."""
         self._group.close()
         super().close(raise_if_closed=raise_if_closed)
-
-
-def _unbounded(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Unbounded:
-    return Unbounded(shape, dtype=torch.from_numpy(np.empty(0, dtype)).dtype)

@@ -24,12 +24,11 @@ from hts_torchrl.envs.group import (
     require_alike,
     require_apart,
 )
-from hts_torchrl.envs.gym_action import action_maker
-from hts_torchrl.envs.minatar import seeded_whole
+from hts_torchrl.envs.layers import is_a
 from hts_torchrl.envs.observed import DeclaredSpace, as_flag, as_returned, as_reward, observing
 from hts_torchrl.envs.own_generators import OwnGenerators, making
 from hts_torchrl.envs.registered import made
-from hts_torchrl.envs.spaces import env_spec, in_one_line
+from hts_torchrl.envs.spaces import action_maker, env_spec, in_one_line
 from hts_torchrl.errors import ConfigurationError, require
 from hts_torchrl.specs import Array, EnvSpec
 
@@ -60,7 +59,7 @@ class GymEnvs(EnvFactory):
     def __post_init__(self) -> None:
         """Refuse what is no collection."""
         require(isinstance(self.kwargs, Mapping), f"kwargs={self.kwargs!r}", "a mapping")
-        lists = isinstance(self.imports, list | tuple)
+        lists = isinstance(self.imports, Sequence) and not isinstance(self.imports, str)
         require(lists, f"imports={self.imports!r}", "a list of modules")
 
     def group(self, indices: Sequence[int], *, render: bool = False) -> EnvGroup:
@@ -101,7 +100,8 @@ class GymEnvs(EnvFactory):
         with called("make", index), making(index):
             _import_modules(self.id)  # torch may come with them, and is seeded only if it is there
         with called("make", index), making(index):
-            return seeded_whole(made(lambda: gymnasium.make(self.id, **kwargs)))
+            env = made(lambda: gymnasium.make(self.id, **kwargs))
+            return SeededMinAtar(env) if is_a(env.unwrapped, "minatar.BaseEnv") else env
 
 
 def _import_modules(env_id: str) -> None:
@@ -124,6 +124,18 @@ def _let_plugin_register(env_id: str) -> None:
             plugin.load()()
 
 
+class SeededMinAtar(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Forgets the last action with each seed: a sticky one would go on from the game before."""
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Begin a game; if it is seeded, as in a new environment."""
+        if seed is not None:
+            self.unwrapped.game.last_action = 0  # type: ignore[attr-defined]
+        return self.env.reset(seed=seed, options=options)
+
+
 class SerialGroup:
     """Single Gymnasium environments stepped one after another (a :class:`SeededGroup`)."""
 
@@ -143,28 +155,23 @@ class SerialGroup:
         }
         self.spec: EnvSpec = require_alike(specs)
         self._action_spaces = [space for _, space in spaces]
-        self._action_of = [action_maker(self.spec.action, each) for each in self._action_spaces]
+        self._action_of = [action_maker(each) for each in self._action_spaces]
         self._declared = [DeclaredSpace(space, self.spec.observations) for space, _ in spaces]
-        self._after = self._empty()
-        self._next = self._empty()
-        self._generators = [OwnGenerators() for _ in self.envs]
-        self._stepping = [observing("step", index) for index in self.indices]
-
-    def _empty(self) -> Observation:
-        return {
+        self._next: Observation = {
             key: np.empty((self.num_envs, *spec.shape), spec.dtype)
             for key, spec in self.spec.observations.items()
         }
+        self._generators = [OwnGenerators() for _ in self.envs]
+        self._stepping = [observing("step", index) for index in self.indices]
 
-    def _reset(self, row: int, seed: int | None) -> Observation:
+    def _begin(self, row: int, seed: int | None) -> None:
         self._require_same_actions(row)  # a game may have changed them, and reset() put them back
         with observing("reset", self.indices[row]), self._generators[row] as generators:
             if seed is not None:
                 generators.seed(seed)
             observation, _ = as_returned(self.envs[row].reset(seed=seed), _RESET)
-            entries = self._declared[row].entries(observation)
+            store(self._declared[row].entries(observation), self._next, row)
         self._require_same_actions(row)
-        return entries
 
     def _require_same_actions(self, row: int) -> None:
         space, first = self.envs[row].action_space, self._action_spaces[row]
@@ -182,7 +189,7 @@ class SerialGroup:
     def restart(self, rows: Sequence[int], seeds: Sequence[int]) -> Observation:
         """Seed and reset some environments."""
         for row, seed in zip(rows, seeds, strict=True):
-            store(self._reset(row, int(seed)), self._next, row)
+            self._begin(row, int(seed))
         return self._next
 
     def step(self, actions: Array) -> Transition:
@@ -200,23 +207,16 @@ class SerialGroup:
                     terminated[row] = as_flag("terminated", terminates)
                 if truncates is not False:
                     truncated[row] = as_flag("truncated", truncates)
-                seen = self._declared[row].entries(observation)
+                store(self._declared[row].entries(observation), self._next, row)
             if terminated[row] or truncated[row]:
                 ended.append(row)
-                store(seen, self._after, row)
-                seen = self._reset(row, None if self.next_seed is None else self.next_seed(row))
-            store(seen, self._next, row)
-        after = self._observed_after(ended) if ended else self._next
+        after = self._next
+        if ended:
+            after = {key: array.copy() for key, array in self._next.items()}
+            for row in ended:
+                self._begin(row, None if self.next_seed is None else self.next_seed(row))
         ends = terminated | truncated
         return Transition(after, self._next, rewards, rewards, terminated, truncated, ends)
-
-    def _observed_after(self, ended: list[int]) -> Observation:
-        """Return what the step led to: also where it ended an episode, whose last is stored."""
-        for key, array in self._after.items():
-            last = array[ended]
-            array[:] = self._next[key]
-            array[ended] = last
-        return self._after
 
     def render(self) -> Array:
         """Return the first environment's picture."""

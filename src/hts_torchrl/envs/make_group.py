@@ -278,10 +278,8 @@ def _group(envs: list[Any], indices: Sequence[int]) -> EnvGroup:
         return VectorGroup(envs[0], indices)
     if kind == "gymnasium.Env":
         return SerialGroup(envs, indices)
+    from hts_torchrl.envs.torchrl import BatchedEnvGroup, EnvBaseGroup  # noqa: PLC0415 - it imports torch
+
     if _batch_size(envs[0]):
-        from hts_torchrl.envs.torchrl_batch import BatchedEnvGroup  # noqa: PLC0415 - it imports torch
-
         return BatchedEnvGroup(envs[0], indices)
-    from hts_torchrl.envs.torchrl import EnvBaseGroup  # noqa: PLC0415 - it imports torch
-
     return EnvBaseGroup(envs, indices)

@@ -15,28 +15,28 @@ from hts_torchrl.specs import Array, ArraySpec, EnvSpec, Key
 
 
 def as_declared(key: Key, value: Any, spec: ArraySpec) -> Array:  # noqa: ANN401
-    """Return one entry of an observation as an array.
+    """Return one entry of an observation as an array of the declared shape and type.
 
-    Its shape must be the declared one, and its type one that the declared type holds without loss:
-    float32 where float64 is declared, and not the other way round; other integers where their
-    values fit. Numbers that carry no type (a list of floats) take the declared one.
+    Its own type must be one that the declared type holds without loss: float32 where float64 is
+    declared, and not the other way round; other integers where their values fit. Numbers that carry
+    no type (a list of floats) take the declared one.
 
     Args:
         key: of the entry, for messages.
         value: what the environment returned.
-        spec: shape and type that it declares.
+        spec: what it declares; that of a batch has the choices of one environment.
 
     Raises:
-        ConfigurationError: if the entry is another than was declared.
+        ConfigurationError: if the entry is another than was declared, or is none of the choices.
     """
     array = value if isinstance(value, np.ndarray) else _array_of(value, spec.dtype)
-    same_shape = array.shape == spec.shape
-    if not same_shape or (array.dtype != spec.dtype and not _holds(spec.dtype, array)):
-        found = "missing" if value is None else f"{array.dtype} {list(array.shape)}"
-        raise ConfigurationError(
-            f"{key!r} is {found}, but {spec.dtype} {list(spec.shape)} is declared"
-        )
-    return array
+    same_type = array.dtype == spec.dtype
+    if array.shape != spec.shape or not (same_type or _holds(spec.dtype, array)):
+        found = "missing" if value is None else kind_of(array)
+        raise ConfigurationError(f"{key!r} is {found}, but {spec} is declared")
+    if spec.choices:
+        _require_known(key, array, spec.choices)
+    return array if same_type else array.astype(spec.dtype)
 
 
 def _array_of(value: Any, declared: np.dtype[Any]) -> Array:  # noqa: ANN401
@@ -55,27 +55,16 @@ def _holds(declared: np.dtype[Any], array: Array) -> bool:
     return both_integers and bool((array.astype(declared) == array).all())
 
 
-def require_known(key: Key, array: Any, spec: ArraySpec) -> None:  # noqa: ANN401
-    """Refuse what is none of the choices that a space declares.
-
-    Args:
-        key: of the entry, for messages.
-        array: ``[E, ...]``, of E environments; one of another shape is refused elsewhere.
-        spec: of one environment.
-
-    Raises:
-        ConfigurationError: showing the first environment's that is none of them.
-    """
-    if not spec.choices or np.shape(array)[1:] != spec.shape:
-        return
-    rows = np.asarray(array).reshape(-1, len(spec.choices))
-    first = [each.start for each in spec.choices]
-    after = [each.stop for each in spec.choices]
+def _require_known(key: Key, array: Array, choices: Sequence[range]) -> None:
+    """Refuse the first environment's entry that is none of the choices."""
+    rows = array.reshape(-1, len(choices))
+    first, after = [each.start for each in choices], [each.stop for each in choices]
     unknown = ((rows < first) | (rows >= after)).any(1)
     if unknown.any():
-        declared = " ".join(map(str, spec.choices))
+        row = rows[int(unknown.argmax())]
         raise ConfigurationError(
-            f"{key!r} is {array[int(unknown.argmax())]}, but {declared} is declared"
+            f"{key!r} is {row if len(row) > 1 else row[0]}, but {' '.join(map(str, choices))} is "
+            "declared"
         )
 
 
@@ -119,7 +108,7 @@ def as_reward(reward: Any) -> float:  # noqa: ANN401
     array = np.asarray(reward)
     if array.size != 1 or array.dtype.kind not in "biuf":
         raise ConfigurationError(
-            f"the reward is {_kind(reward)}, but one number is needed: where it has several "
+            f"the reward is {kind_of(reward)}, but one number is needed: where it has several "
             "objectives, gymnasium.wrappers.TransformReward or mo-gymnasium's LinearReward weighs "
             "them into one"
         )
@@ -136,7 +125,7 @@ def as_flag(name: str, value: Any) -> bool:  # noqa: ANN401
         return bool(value)
     array = np.asarray(value)
     if array.size != 1 or array.dtype.kind not in "biu":
-        raise ConfigurationError(f"{name} is {_kind(value)}, but True or False is needed")
+        raise ConfigurationError(f"{name} is {kind_of(value)}, but True or False is needed")
     return bool(array.item())
 
 
@@ -148,7 +137,7 @@ def as_returned(value: Any, names: Sequence[str]) -> Sequence[Any]:  # noqa: ANN
     """
     several = isinstance(value, _SEVERAL)
     if not several or len(value) != len(names):
-        found = f"{len(value)} values" if several else _kind(value)
+        found = f"{len(value)} values" if several else kind_of(value)
         raise ConfigurationError(
             f"{found}, but Gymnasium's ({', '.join(names)}) are needed; shimmy's "
             "GymV21CompatibilityV0 and GymV26CompatibilityV0 wrap environments of the old Gym"
@@ -157,7 +146,8 @@ def as_returned(value: Any, names: Sequence[str]) -> Sequence[Any]:  # noqa: ANN
     return returned
 
 
-def _kind(value: Any) -> str:  # noqa: ANN401
+def kind_of(value: Any) -> str:  # noqa: ANN401
+    """Return type and shape of an array, and the type of anything else, for messages."""
     if isinstance(value, np.ndarray):
         return f"{value.dtype} {list(value.shape)}"
     return "None" if value is None else f"a {type(value).__name__}"
@@ -177,7 +167,7 @@ class DeclaredSpace:
 
     Args:
         space: of one environment.
-        specs: the same by key.
+        specs: the same by key; those of a batch take a batch.
     """
 
     def __init__(self, space: spaces.Space[Any], specs: dict[Key, ArraySpec]) -> None:
@@ -187,33 +177,21 @@ class DeclaredSpace:
         self._specs = specs
         self._paths = {key_of(path): path for path in leaves_of(space)}
 
-    def leaves(self, observation: Any) -> dict[Key, Any]:  # noqa: ANN401
-        """Return what an observation, or a batch of it, holds by key; None where it is missing.
+    def entries(self, observation: Any) -> Observation:  # noqa: ANN401
+        """Return the entries of an observation by key.
 
         Raises:
-            ConfigurationError: if it is no dictionary or tuple, but such a space was declared.
+            ConfigurationError: if it is no dictionary or tuple, but such a space was declared; or
+                if an entry is missing, or is another than was declared (:func:`as_declared`).
         """
-        if self._form is None:
-            return {"observation": observation}
-        if not isinstance(observation, self._form):
+        if self._form is not None and not isinstance(observation, self._form):
             raise ConfigurationError(
                 f"a {type(observation).__name__} came, but a {self._form[0].__name__} is declared"
             )
-        return {key: _at(observation, path) for key, path in self._paths.items()}
-
-    def entries(self, observation: Any) -> Observation:  # noqa: ANN401
-        """Return the entries of one observation by key.
-
-        Raises:
-            ConfigurationError: if one is missing, is another than was declared
-                (:func:`as_declared`), or is none of the choices of a ``Discrete`` or
-                ``MultiDiscrete`` space.
-        """
-        leaves = self.leaves(observation)
-        entries = {key: as_declared(key, leaves[key], spec) for key, spec in self._specs.items()}
-        for key, spec in self._specs.items():
-            require_known(key, entries[key][None], spec)
-        return entries
+        return {
+            key: as_declared(key, _at(observation, self._paths[key]), spec)
+            for key, spec in self._specs.items()
+        }
 
 
 class observing(called):

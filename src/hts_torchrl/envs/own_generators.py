@@ -29,11 +29,7 @@ class GlobalGenerator:
 
 
 def _torch() -> Any:  # noqa: ANN401
-    return sys.modules["torch"]
-
-
-def _torch_state() -> Any:  # noqa: ANN401
-    return _torch().default_generator.get_state()
+    return sys.modules["torch"].default_generator
 
 
 PYTHON = GlobalGenerator(
@@ -47,10 +43,10 @@ NUMPY = GlobalGenerator(
     lambda bits: pickle.dumps(bits.state),
 )
 TORCH = GlobalGenerator(
-    _torch_state,
-    _torch_state,
-    lambda state: _torch().default_generator.set_state(state),
-    lambda seed: _torch().default_generator.manual_seed(seed),
+    lambda: _torch().get_state(),
+    lambda: _torch().get_state(),
+    lambda state: _torch().set_state(state),
+    lambda seed: _torch().manual_seed(seed),
     lambda state: state.numpy().tobytes(),
 )
 

@@ -20,10 +20,9 @@ from hts_torchrl.envs.group import (
     require_apart,
 )
 from hts_torchrl.envs.gym import store
-from hts_torchrl.envs.gym_action import action_maker
 from hts_torchrl.envs.observed import DeclaredSpace, as_flag, as_returned, as_reward, observing
 from hts_torchrl.envs.own_generators import OwnGenerators, making
-from hts_torchrl.envs.spaces import env_spec
+from hts_torchrl.envs.spaces import action_maker, env_spec
 from hts_torchrl.errors import ConfigurationError, require
 from hts_torchrl.specs import Array
 
@@ -120,7 +119,7 @@ class AgentsGroup:
                     "policy acts for all; SuperSuit's pad_observations_v0 and pad_action_space_v0 "
                     "make them alike"
                 )
-        self._action_of = [action_maker(self.spec.action, action) for _, action in spaces.values()]
+        self._action_of = [action_maker(action) for _, action in spaces.values()]
         self._declared = [
             DeclaredSpace(space, self.spec.observations) for space, _ in spaces.values()
         ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -12,18 +13,11 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, VectorEnv
 
 from hts_torchrl.envs.group import Observation, Transition
 from hts_torchrl.envs.gym import spec_of, store
-from hts_torchrl.envs.gym_action import action_maker
-from hts_torchrl.envs.observed import (
-    DeclaredSpace,
-    as_declared,
-    as_flag,
-    as_reward,
-    observing,
-    require_known,
-)
+from hts_torchrl.envs.observed import DeclaredSpace, as_flag, as_reward, kind_of, observing
 from hts_torchrl.envs.own_generators import OwnGenerators
+from hts_torchrl.envs.spaces import action_maker
 from hts_torchrl.errors import ConfigurationError
-from hts_torchrl.specs import Array, ArraySpec
+from hts_torchrl.specs import Array
 
 _INSTEAD = {"AtariVectorEnv": "; hts_torchrl.AtariEnvs('pong') makes ale-py's own"}
 
@@ -49,23 +43,18 @@ class VectorGroup:
         self.num_envs = envs.num_envs
         space, action_space = envs.single_observation_space, envs.single_action_space
         self.spec = spec_of(envs, self.indices[0], space, action_space)
-        self._action_of = action_maker(self.spec.action, action_space)
+        self._action_of = action_maker(action_space)
         self._declared = DeclaredSpace(space, self.spec.observations)
+        self._batch = DeclaredSpace(
+            space,
+            {
+                key: replace(array, shape=(self.num_envs, *array.shape))
+                for key, array in self.spec.observations.items()
+            },
+        )
         self._generators = OwnGenerators()
-        self._batch = {
-            key: ArraySpec((self.num_envs, *array.shape), array.dtype)
-            for key, array in self.spec.observations.items()
-        }
         self._stepping = observing("step", self.indices)
         self._resetting = observing("reset", self.indices)
-
-    def _arrays(self, observation: Any, seeing: observing) -> Observation:  # noqa: ANN401
-        with seeing:
-            leaves = self._declared.leaves(observation)
-            arrays = {key: as_declared(key, leaves[key], spec) for key, spec in self._batch.items()}
-            for key, spec in self.spec.observations.items():
-                require_known(key, arrays[key], spec)
-            return arrays
 
     def _flags(self, name: str, values: Any) -> Array:  # noqa: ANN401
         return self._of_each(name, values, "b", partial(as_flag, name))
@@ -85,7 +74,7 @@ class VectorGroup:
         array = np.asarray(values)
         if array.shape[:1] != (self.num_envs,):
             raise ConfigurationError(
-                f"{name} is {array.dtype} {list(array.shape)}, but one is needed for each of "
+                f"{name} is {kind_of(array)}, but one is needed for each of "
                 f"{self.num_envs} environments"
             )
         as_it_is = array.ndim == 1 and array.dtype.kind in kinds
@@ -110,15 +99,16 @@ class VectorGroup:
                 "with a seed for each, as that of make_vec(..., vectorization_mode='sync') does"
                 f"{_INSTEAD.get(type(self.envs.unwrapped).__name__, '')}"
             ) from error
-        return self._arrays(observation, self._resetting)
+        with self._resetting:
+            return self._batch.entries(observation)
 
     def step(self, actions: Array) -> Transition:
         """Step all environments at once, and reset those whose episode ended."""
         batch = self._action_of(actions)
         with self._generators:
             observation, reward, terminated, truncated, info = self.envs.step(batch)
-        following = self._arrays(observation, self._stepping)
         with self._stepping:
+            following = self._batch.entries(observation)
             terminated = self._flags("terminated", terminated)
             truncated = self._flags("truncated", truncated)
             reward = self._of_each("the reward", reward, "biuf", as_reward)
@@ -156,9 +146,11 @@ class VectorGroup:
                 f"environments {self.indices} cannot be reset one by one: {error} Wrap each single "
                 "environment instead"
             ) from error
-        following = self._arrays(observation, self._resetting)
+        with self._resetting:
+            following = self._batch.entries(observation)
         for key, array in following.items():
-            if array.shape != before[key].shape or _differ(array[~ends], before[key][~ends]):
+            # In any bit, of which NaN has some too.
+            if array[~ends].tobytes() != before[key][~ends].tobytes():
                 raise ConfigurationError(
                     f"reset(options={{'reset_mask': ...}}) of environments {self.indices} changed "
                     "those whose episode goes on: the vector environment must heed the mask, be "
@@ -204,11 +196,6 @@ def _mode_of(envs: VectorEnv[Any, Any, Any]) -> AutoresetMode:
             "reset at once: make it with autoreset_mode=AutoresetMode.SAME_STEP"
         )
     return mode
-
-
-def _differ(some: Array, others: Array) -> bool:
-    """Return whether two arrays differ in any bit, of which NaN has some too."""
-    return some.tobytes() != others.tobytes()
 
 
 def _last_of(info: Any, row: int) -> Any:  # noqa: ANN401

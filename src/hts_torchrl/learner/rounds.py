@@ -32,11 +32,12 @@ from hts_torchrl.policy.forward import path_of, probabilistic_module
 from hts_torchrl.policy.normalization import NormalizedPolicy
 from hts_torchrl.rng import update_seed
 from hts_torchrl.schedule import DELAYS
+from hts_torchrl.settings import loadable
 from hts_torchrl.specs import Key
 from hts_torchrl.training.evaluation import Evaluation
 from hts_torchrl.training.extended_hooks import is_of_the_user
 from hts_torchrl.training.round_slice import RoundSlice
-from hts_torchrl.training.run_settings import class_name, loadable, plain
+from hts_torchrl.training.run_settings import class_name, plain
 from hts_torchrl.training.trainer_limits import warn_of_schedules
 
 _FEW = 64

@@ -21,8 +21,8 @@ from torchrl.data import Bounded, Categorical, Composite, OneHot, TensorSpec
 from torchrl.modules import AdditiveGaussianModule, EGreedyModule, RandomPolicy
 
 from hts_torchrl.compat.torch import uncompiled
-from hts_torchrl.envs.action_spec import tensor_spec_of
 from hts_torchrl.envs.spaces import in_one_line
+from hts_torchrl.envs.torchrl_specs import tensor_spec_of
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.models.distributions import action_head, parameter_keys
 from hts_torchrl.policy.exploration import RandomActions

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 from torchrl.modules import GRUModule, LSTMModule
 
-from hts_torchrl.envs.torchrl import primer_values
+from hts_torchrl.envs.torchrl_specs import primer_values
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.policy.exploration import noise_memory
 from hts_torchrl.policy.forward import modules_of, path_of

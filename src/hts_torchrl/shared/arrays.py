@@ -40,7 +40,7 @@ class SharedArrays:
 
     def __init__(self, layout: Layout) -> None:
         self.layout = dict(layout)
-        self._offsets, size = _place(self.layout)
+        _, size = _place(self.layout)
         require_memory(
             size,
             "the shared arrays of a round take",
@@ -50,11 +50,11 @@ class SharedArrays:
         self._map()
 
     def _map(self) -> None:
-        _, size = _place(self.layout)
+        offsets, size = _place(self.layout)
         memory = mmap.mmap(self._fd, size)
         self._arrays = {
             name: np.frombuffer(
-                memory, dtype, count=math.prod(shape), offset=self._offsets[name]
+                memory, dtype, count=math.prod(shape), offset=offsets[name]
             ).reshape(shape)
             for name, (shape, dtype) in self.layout.items()
         }
@@ -81,7 +81,6 @@ class SharedArrays:
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Map the same memory in the new process."""
         self.layout = state["layout"]
-        self._offsets, _ = _place(self.layout)
         self._fd = state["fd"].detach()
         self._map()
 

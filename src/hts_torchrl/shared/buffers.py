@@ -11,7 +11,7 @@ from hts_torchrl.machine import require_descriptors
 from hts_torchrl.schedule import Schedule
 from hts_torchrl.shared.arrays import Layout, SharedArrays
 from hts_torchrl.shared.pipes import Doorbell, ReadyQueue
-from hts_torchrl.shared.rollout import DoubleStorage
+from hts_torchrl.shared.rollout import DoubleStorage, storage_specs
 from hts_torchrl.shared.slots import ActionBuffer, StateBuffer
 from hts_torchrl.shared.worker_status import WorkerStatus
 from hts_torchrl.specs import ArraySpec, EnvSpec, Key
@@ -40,6 +40,8 @@ class SharedBuffers:
         self.config = config
         self.schedule = schedule
         num_envs = config.num_envs
+        discounted = config.reward_discount is not None
+        self._cells = storage_specs(spec, outputs, discounted=discounted)
         # Two ends of a bell for each executor, two descriptors of multiprocessing for each process.
         # Where they are on rollout nodes, each of these has buffers of its own for its slice.
         if not config.num_nodes:
@@ -53,7 +55,7 @@ class SharedBuffers:
             StateBuffer.layout(spec, num_envs)
             | ActionBuffer.layout(outputs, num_envs)
             | DoubleStorage.layout(
-                spec, outputs, num_envs, schedule.steps_per_round, **self._kind_of_storage
+                self._cells, num_envs, schedule.steps_per_round, debug=config.debug
             )
             | WorkerStatus.layout(
                 config.num_executors + config.num_actors,
@@ -73,13 +75,8 @@ class SharedBuffers:
     def _attach(self) -> None:
         self.state = StateBuffer(self.arrays, self.spec)
         self.actions = ActionBuffer(self.arrays, self.outputs)
-        self.storages = DoubleStorage(self.arrays, self.spec, self.outputs, **self._kind_of_storage)
+        self.storages = DoubleStorage(self.arrays, self._cells, debug=self.config.debug)
         self.status = WorkerStatus(self.arrays)
-
-    @property
-    def _kind_of_storage(self) -> dict[str, bool]:
-        discounted = self.config.reward_discount is not None
-        return {"debug": self.config.debug, "discounted": discounted}
 
     def renew_signals(self) -> None:
         """Replace all pipes, and empty the worker status, for another pool; the arrays stay."""

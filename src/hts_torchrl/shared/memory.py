@@ -14,7 +14,7 @@ class Memory:
 
     Whoever steps the environments calls, in this order::
 
-        memory.begin()                      # all trajectories begin
+        memory = Memory.blank(spec, G)      # all trajectories begin
         answers = ...                       # a pass reads memory.arrays
         memory.carry(answers, ended)        # bool [G]: which trajectories the step ended
 
@@ -32,19 +32,12 @@ class Memory:
     def blank(cls, spec: MemorySpec, num_envs: int) -> Memory:
         """Return the memory of environments whose trajectories begin, in arrays of its own."""
         arrays = {
-            key: np.empty((num_envs, *array.shape), array.dtype)
-            for key, array in spec.arrays.items()
+            key: np.full((num_envs, *value.shape), value, value.dtype)
+            for key, value in spec.initial.items()
         }
-        memory = cls(spec, arrays)
-        memory.begin()
-        return memory
-
-    def begin(self) -> None:
-        """Forget all: a trajectory begins in every environment."""
-        for key, value in self._spec.initial.items():
-            self.arrays[key][...] = value
-        if self._spec.reads_is_init:
-            self.arrays[IS_INIT][...] = True
+        if spec.reads_is_init:
+            arrays[IS_INIT] = np.full((num_envs, 1), True)
+        return cls(spec, arrays)
 
     def carry(self, answers: Mapping[Key, Array], ended: Array) -> None:
         """Take what the policy wrote under ``next``; forget it where a trajectory ended.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Protocol
 
 import numpy as np
@@ -149,17 +149,7 @@ class DoubleStorage:
     signal the exchange. In debug mode both count what is written into them.
     """
 
-    def __init__(
-        self,
-        arrays: SharedArrays,
-        spec: EnvSpec,
-        outputs: Mapping[Key, ArraySpec],
-        *,
-        debug: bool = False,
-        discounted: bool = False,
-    ) -> None:
-        keys = list(storage_specs(spec, outputs, discounted=discounted))
-
+    def __init__(self, arrays: SharedArrays, keys: Collection[Key], *, debug: bool = False) -> None:
         def half(index: int, kind: str) -> dict[Key, Array]:
             return {key: arrays[f"{kind}/{array_name(key)}"][index] for key in keys}
 
@@ -172,26 +162,17 @@ class DoubleStorage:
 
     @staticmethod
     def layout(
-        spec: EnvSpec,
-        outputs: Mapping[Key, ArraySpec],
-        num_envs: int,
-        steps: int,
-        *,
-        debug: bool = False,
-        discounted: bool = False,
+        specs: Mapping[Key, ArraySpec], num_envs: int, steps: int, *, debug: bool = False
     ) -> Layout:
         """Shapes ``[2, N, T, ...]``; in debug mode also of the counts of writes, ``[2, N, T]``.
 
         Args:
-            spec: of one environment.
-            outputs: what the policy answers, by key.
+            specs: of :func:`storage_specs`.
             num_envs: N.
             steps: T, of a round.
             debug: whether writes are counted.
-            discounted: whether there are discounted returns.
         """
         cells = (NUM_STORAGES, num_envs, steps)
-        specs = storage_specs(spec, outputs, discounted=discounted)
         layout: Layout = {
             f"rollout/{array_name(key)}": ((*cells, *array.shape), array.dtype.str)
             for key, array in specs.items()

@@ -12,11 +12,11 @@ from lightning.pytorch.trainer.states import TrainerFn
 from hts_torchrl.collectors.round_source import RoundSource
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.portable import is_portable
+from hts_torchrl.settings import loadable
 from hts_torchrl.training.run_settings import (
     Changes,
     changes,
     described,
-    loadable,
     plain,
     refuse,
     told,

@@ -19,7 +19,7 @@ from hts_torchrl.policy.examination import require_fitting
 from hts_torchrl.policy.forward import with_parts
 from hts_torchrl.policy.inference import PolicyInference
 from hts_torchrl.policy.memory import with_memory
-from hts_torchrl.rng import draws_of, env_seed
+from hts_torchrl.rng import action_draws, env_seed
 from hts_torchrl.shared.memory import Memory
 from hts_torchrl.specs import Array
 
@@ -124,13 +124,15 @@ class Evaluation:
         )
         require_fitting(inference, greedy=self.greedy)
         action = spec.action
-        draw = draws_of(action.kind, len(action.sizes))
         seeds = {game: env_seed(self.seed, game, "evaluation") for game in games}
         observation = group.reset([*seeds.values()])
         first = 0
         while True:
             draws = np.stack(
-                [draw(seed, game, first, _CHUNK, action.num_draws) for game, seed in seeds.items()]
+                [
+                    action_draws(len(action.sizes), seed, game, first, _CHUNK, action.num_draws)
+                    for game, seed in seeds.items()
+                ]
             )
             for step in range(_CHUNK):
                 inputs = observation | memory.arrays

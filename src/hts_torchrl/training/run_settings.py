@@ -7,10 +7,8 @@ import types
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
 
-import numpy as np
-from omegaconf import ListConfig
-
 from hts_torchrl.errors import ConfigurationError
+from hts_torchrl.settings import loadable
 
 Changes: TypeAlias = dict[str, tuple[Any, Any]]
 """Name of a setting: its value in the checkpoint, and the one it would have now."""
@@ -41,21 +39,6 @@ def described(thing: object) -> dict[str, Any]:
 def plain(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values as a checkpoint can hold them: of what is not plain, the type's name."""
     return {name: _plain(value) for name, value in values.items()}
-
-
-def loadable(value: Any) -> Any:  # noqa: ANN401 - a part of a checkpoint
-    """Return a value in which numpy's numbers and OmegaConf's containers are Python's own.
-
-    ``torch.load`` of plain values takes no others.
-    """
-    if isinstance(value, np.generic):
-        return value.item()
-    if isinstance(value, Mapping):
-        return {name: loadable(each) for name, each in value.items()}
-    if isinstance(value, list | tuple | ListConfig):
-        several = [loadable(each) for each in value]
-        return tuple(several) if isinstance(value, tuple) else several
-    return value
 
 
 def _plain(value: object) -> Any:  # noqa: ANN401

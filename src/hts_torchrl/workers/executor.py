@@ -8,10 +8,10 @@ import numpy as np
 
 from hts_torchrl.envs.group import Observation, SeededGroup, Transition, require_alike
 from hts_torchrl.envs.make_group import make_group
-from hts_torchrl.envs.observed import as_declared, observing, require_choice
+from hts_torchrl.envs.observed import as_declared, kind_of, observing, require_choice
 from hts_torchrl.envs.registered import unpickle_envs
 from hts_torchrl.errors import ConfigurationError
-from hts_torchrl.rng import draws_of, env_seed
+from hts_torchrl.rng import action_draws, env_seed
 from hts_torchrl.shared.action_log import Segment
 from hts_torchrl.shared.buffers import SharedBuffers
 from hts_torchrl.shared.memory import Memory
@@ -58,7 +58,7 @@ class Executor:
         envs = shared.config.envs_of(index)
         self.envs = np.asarray(envs, np.int32)
         self._rows = slice(envs[0], envs[-1] + 1)
-        self._global_envs = [shared.config.first_env + env for env in envs]
+        self._global_envs = shared.config.global_envs_of(index)
         self._group = make_group(unpickle_envs(create_env_fn), self._global_envs)
         self._seeded = self._group if isinstance(self._group, SeededGroup) else None
 
@@ -141,10 +141,11 @@ class Executor:
     def begin_round(self, round_index: int) -> None:
         """Draw the round's random numbers and turn to its storage."""
         steps, action = self._schedule.steps_per_round, self._shared.spec.action
-        draw = draws_of(action.kind, len(action.sizes))
         self._draws = np.stack(
             [
-                draw(self._seed, env, round_index * steps, steps, action.num_draws)
+                action_draws(
+                    len(action.sizes), self._seed, env, round_index * steps, steps, action.num_draws
+                )
                 for env in self._global_envs
             ],
             axis=1,
@@ -197,14 +198,10 @@ class Executor:
         with self._observing["step"]:
             for name, kinds in _KINDS.items():
                 array = getattr(transition, name)
-                if not isinstance(array, np.ndarray):
-                    found = f"a {type(array).__name__}"
-                elif array.shape != (count,) or array.dtype.kind not in kinds:
-                    found = f"{array.dtype} {list(array.shape)}"
-                else:
-                    continue
-                wanted = "bool" if kinds == "b" else "float32"
-                raise ConfigurationError(f"{name} is {found}; {wanted} [{count}] is needed")
+                fits = isinstance(array, np.ndarray) and array.shape == (count,)
+                if not fits or array.dtype.kind not in kinds:
+                    wanted = f"{'bool' if kinds == 'b' else 'float32'} [{count}]"
+                    raise ConfigurationError(f"{name} is {kind_of(array)}; {wanted} is needed")
 
     def _count(self, transition: Transition) -> None:
         self._episode_reward += transition.score

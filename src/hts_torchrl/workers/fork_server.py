@@ -8,8 +8,11 @@ what is held back, and others start children from it, too.
 
 import os
 import signal
+import sys
 from functools import partial
 
 from hts_torchrl.workers.process import HELD_BACK
 
 os.register_at_fork(after_in_child=partial(signal.pthread_sigmask, signal.SIG_UNBLOCK, HELD_BACK))
+# Modules to be imported here may lie in the working folder, as the parent's script does.
+sys.path.append("")

@@ -16,12 +16,10 @@ from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.shared.action_log import ActionLog, Segment
 from hts_torchrl.shared.buffers import SharedBuffers
 from hts_torchrl.workers.actor import Actor, ActorSettings, make_actor
-from hts_torchrl.workers.actor_task import ActorTask
 from hts_torchrl.workers.executor import Executor
-from hts_torchrl.workers.executor_task import ExecutorTask
 from hts_torchrl.workers.pool import ProcessPool, WorkerPool
-from hts_torchrl.workers.process import WorkerTask
 from hts_torchrl.workers.serial_pool import SerialPool
+from hts_torchrl.workers.tasks import ActorTask, ExecutorTask, WorkerTask
 
 _COMPILES_S = 300.0
 """More than all actors take to compile at once. They do it in seconds, from torch's cache."""
@@ -51,17 +49,19 @@ def make_pool(
     Raises:
         ConfigurationError: if the policy cannot be pickled for actor processes.
     """
+    pickled = pickle_envs(create_env_fn)
     if shared.config.num_nodes:
         from hts_torchrl.workers.ray_pool import RayPool  # noqa: PLC0415 - its nodes call this
 
-        parts = {"create_env_fn": pickle_envs(create_env_fn), "make_policy": make_policy}
-        return RayPool(
-            shared, action_log, cloudpickle.dumps({**parts, "settings": settings, "seed": seed})
-        )
-    pickled = pickle_envs(create_env_fn)
+        parts = {"make_policy": make_policy, "settings": settings, "seed": seed}
+        return RayPool(shared, action_log, cloudpickle.dumps({"create_env_fn": pickled, **parts}))
+    played = [
+        [action_log.segment(env) for env in shared.config.envs_of(executor)]
+        for executor in range(shared.config.num_executors)
+    ]
     if shared.config.num_actors == 0:
         actor = Actor(shared, copy.deepcopy(make_policy()), settings)
-        return SerialPool(shared, _executors(shared, action_log, pickled, seed), actor)
+        return SerialPool(shared, _executors(shared, played, pickled, seed), actor)
     try:
         make = cloudpickle.dumps(partial(make_actor, make_policy, settings))
     except Exception as error:
@@ -72,14 +72,9 @@ def make_pool(
         ) from error
     tasks: list[WorkerTask] = [
         ExecutorTask(
-            shared.for_executor(index),
-            index,
-            pickled,
-            seed,
-            segments(shared, action_log, index),
-            action_log.round_index,
+            shared.for_executor(index), index, pickled, seed, segments, action_log.round_index
         )
-        for index in range(shared.config.num_executors)
+        for index, segments in enumerate(played)
     ]
     tasks += [
         ActorTask(shared.for_actor(), index, make) for index in range(shared.config.num_actors)
@@ -90,29 +85,18 @@ def make_pool(
 
 
 def _executors(
-    shared: SharedBuffers, action_log: ActionLog, create_env_fn: bytes, seed: int
+    shared: SharedBuffers, played: list[list[Segment]], create_env_fn: bytes, seed: int
 ) -> list[Executor]:
     """Make all executors in this process; those that are made are closed if one cannot be."""
     executors = []
     with contextlib.ExitStack() as stack:
-        for index in range(shared.config.num_executors):
+        for index, segments in enumerate(played):
             executor = Executor(shared, index, create_env_fn, seed)
             stack.callback(executor.close)
-            executor.restore(segments(shared, action_log, index))
+            executor.restore(segments)
             executors.append(executor)
         stack.pop_all()
     return executors
-
-
-def segments(shared: SharedBuffers, action_log: ActionLog, executor: int) -> list[Segment]:
-    """Return what the environments of one executor have played.
-
-    Args:
-        shared: of the pool.
-        action_log: of the round that is to begin.
-        executor: its index.
-    """
-    return [action_log.segment(env) for env in shared.config.envs_of(executor)]
 
 
 def _preload(create_env_fn: CreateEnv | EnvFactory) -> list[str]:

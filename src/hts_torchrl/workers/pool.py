@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
-import os
 import select
 import signal
 import time
@@ -33,13 +32,14 @@ from hts_torchrl.shared.buffers import SharedBuffers
 from hts_torchrl.shared.pipes import sleep_until_readable
 from hts_torchrl.specs import Array
 from hts_torchrl.workers.diagnostics import Silence, StackPipe
-from hts_torchrl.workers.process import WorkerTask, end_group, reap, run_worker
+from hts_torchrl.workers.process import end_group, reap, run_worker
 from hts_torchrl.workers.starting import (
+    children_environment,
     deaf_children,
     one_thread_starts,
-    single_threaded_children,
     start_process,
 )
+from hts_torchrl.workers.tasks import WorkerTask
 
 _log = logging.getLogger(__name__)
 _STOP_S = 3.0
@@ -70,20 +70,21 @@ class WorkerPool(Protocol):
         """Return when every executor has finished the round."""
         ...
 
-    def replace_dead_nodes(self, action_log: ActionLog) -> bool:
+    def replace_dead_nodes(self, action_log: ActionLog) -> bool:  # noqa: ARG002 - without nodes
         """Replace the rollout nodes that died in the running round, whose action log this is.
 
         Returns:
-            Whether the round goes on so; False, also of a pool without nodes, asks for another.
+            Whether the round goes on so. False asks for another pool: without nodes, a worker may
+            have died while it wrote to a pipe that all share.
         """
-        ...
+        return False
 
     def shutdown(self) -> None:
         """Stop whatever runs; may be called twice."""
         ...
 
 
-class ProcessPool:
+class ProcessPool(WorkerPool):
     """Executor and actor processes.
 
     Each holds the reading end of one pipe, the lifeline: when the parent closes it, or dies, all of
@@ -136,8 +137,12 @@ class ProcessPool:
         context = multiprocessing.get_context(self._shared.config.start_method)
         if self._shared.config.start_method == "forkserver":
             context.set_forkserver_preload(["hts_torchrl.workers.fork_server", *preload])
-        with one_thread_starts, single_threaded_children(), without_main_module(), deaf_children():
-            variables = dict(os.environ)  # a fork server, and so its children, have older ones
+        with (
+            one_thread_starts,
+            children_environment() as variables,
+            without_main_module(),
+            deaf_children(),
+        ):
             for task in self._tasks:
                 name = f"hts-{type(task).__name__.removesuffix('Task').lower()}-{task.index}"
                 process = context.Process(  # type: ignore[attr-defined]
@@ -189,10 +194,6 @@ class ProcessPool:
                 self._require_signs_of_life(round_index, missing, silence.lasts_s())
         self._waited = round_index
 
-    def replace_dead_nodes(self, action_log: ActionLog) -> bool:  # noqa: ARG002 - of nobody
-        """Return False: a worker may have died while it wrote to a pipe that all share."""
-        return False
-
     def _require_signs_of_life(self, round_index: int, missing: set[int], silence_s: Array) -> None:
         if self._waited < 0:  # they start one after another: a sign of any of them will do
             silence_s[:] = silence_s.min() - self._starts_s
@@ -202,7 +203,7 @@ class ProcessPool:
     def _place(self, worker: int, round_index: int) -> WorkerPlace:
         config, status = self._shared.config, self._shared.status
         if worker < config.num_executors:
-            envs = tuple(config.first_env + env for env in config.envs_of(worker))
+            envs = tuple(config.global_envs_of(worker))
             started = int(status.rounds[worker]) == round_index
             step = int(status.steps[worker]) if started else 0
             return WorkerPlace("executor", worker, envs, round_index, step)
@@ -210,33 +211,27 @@ class ProcessPool:
 
     def _raise_dead_worker(self, round_index: int) -> None:
         """Raise for the worker that failed first: one with a traceback, else any that died."""
+        status = self._shared.status
         dead = [n for n, process in enumerate(self._processes) if process.exitcode is not None]
-        with_error = [worker for worker in dead if self._shared.status.read_error(worker)]
         if not dead:
             return
         self._failed = True
-        worker = (with_error or dead)[0]
-        code = self._processes[worker].exitcode or 0
-        killed = not with_error and (code < 0 or self._server_is_gone())
-        if not self._server_is_gone():  # else they may live, and close their environments
+        lost = self._server_is_gone()
+        if not lost:  # else they may live, and close their environments
             for each in dead:
-                end_group(int(self._shared.status.groups[each]))
-        place = self._place(worker, round_index)
-        if self._shared.status.refused[worker]:
-            refusal = self._shared.status.read_error(worker)
-            raise ConfigurationError(f"{refusal} (in {place.role} {place.index})")
-        raise (WorkerKilled if killed else WorkerError)(place, self._cause(worker))
-
-    def _cause(self, worker: int) -> str:
-        error = self._shared.status.read_error(worker)
+                end_group(int(status.groups[each]))
+        worker = next(filter(status.read_error, dead), dead[0])
+        place, error = self._place(worker, round_index), status.read_error(worker)
+        code = self._processes[worker].exitcode or 0
+        if status.refused[worker]:
+            raise ConfigurationError(f"{error} (in {place.role} {place.index})")
         if error:
-            return f"raised\n{error}"
-        code = self._processes[worker].exitcode
-        if code is not None and code < 0:
-            return f"was killed by {signal.Signals(-code).name}"
-        if self._server_is_gone():
-            return "is lost, as all workers are: their fork server was killed"
-        return f"ended with status {code}"
+            raise WorkerError(place, f"raised\n{error}")
+        if code < 0:
+            raise WorkerKilled(place, f"was killed by {signal.Signals(-code).name}")
+        if lost:
+            raise WorkerKilled(place, "is lost, as all workers are: their fork server was killed")
+        raise WorkerError(place, f"ended with status {code}")
 
     def _server_is_gone(self) -> bool:
         """Return whether multiprocessing has lost all workers at once, which may well live."""

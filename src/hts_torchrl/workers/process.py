@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
-import select
 import signal
 import sys
 import threading
@@ -15,35 +14,16 @@ from collections.abc import Iterable, Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import FrameType
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.machine import process_limit
-from hts_torchrl.shared.buffers import SharedBuffers
 from hts_torchrl.shared.pipes import PoolStopped
 from hts_torchrl.specs import Array
 from hts_torchrl.workers.diagnostics import STACK_SIGNAL, StackPipe
 
-
-class WorkerTask(Protocol):
-    """What a worker process is started with."""
-
-    shared: SharedBuffers
-    index: int
-
-    @property
-    def worker(self) -> int:
-        """Row in the worker status."""
-        ...
-
-    def run(self, lifeline: Connection) -> None:
-        """Work until the lifeline ends."""
-        ...
-
-    def close(self) -> None:
-        """Free what was made for the work."""
-        ...
-
+if TYPE_CHECKING:
+    from hts_torchrl.workers.tasks import WorkerTask
 
 # They reach the whole process group: the parent alone answers them.
 LEFT_TO_THE_PARENT = (signal.SIGINT, signal.SIGTERM)
@@ -92,9 +72,7 @@ def run_worker(
 
 def exit_with_parent(lifeline: Connection, group: ProcessGroup) -> None:
     """Sleep until the lifeline ends, and end the process soon after it."""
-    poll = select.poll()
-    poll.register(lifeline.fileno(), select.POLLIN)
-    poll.poll()
+    lifeline.poll(None)
     _end_soon(group, status=1)
 
 

@@ -57,9 +57,10 @@ class RayCluster:
                 "backend='ray' needs Ray, which is not installed: pip install 'hts-torchrl[ray]'"
             )
         self.ray: Any = importlib.import_module("ray")
+        self._lease = contextlib.ExitStack()
         try:
             with _same_answer_to_sigterm():
-                self._release = use_ray({**_INIT, **given})
+                self._lease.callback(use_ray({**_INIT, **given}))
         except (ConnectionError, OSError, RuntimeError, TypeError, ValueError) as error:
             raise ConfigurationError(
                 f"backend_options['ray_init_config']={given}: ray.init refuses ({_line(error)})"
@@ -104,8 +105,8 @@ class RayCluster:
             self.ray.kill(handle)
 
     def leave(self) -> None:
-        """Leave the cluster; one that was started for this process ends."""
-        self._release()
+        """Leave the cluster; one that was started for this process ends. May be called twice."""
+        self._lease.close()
 
 
 @contextlib.contextmanager

@@ -79,9 +79,7 @@ class RayPool:
         self._lost: dict[int, str] = {}
         """Nodes that have died, and of what."""
         self._nodes: dict[int, _Placed] = {}
-        self._cluster: RayCluster | None = RayCluster(
-            config.backend_options or {}, config.num_nodes
-        )
+        self._cluster = RayCluster(config.backend_options or {}, config.num_nodes)
         self._ray = self._cluster.ray
         try:
             self._place(list(range(config.num_nodes)), action_log)
@@ -91,7 +89,6 @@ class RayPool:
 
     def _place(self, nodes: list[int], action_log: ActionLog, *, replaces: bool = False) -> None:
         """Ask for nodes whose environments are where the action log says."""
-        assert self._cluster is not None
         games = action_log.arrays()
         for node in nodes:
             handle = self._cluster.place(node)
@@ -110,32 +107,23 @@ class RayPool:
 
     def _task(self, node: int, action_log: ActionLog, games: dict[str, Array]) -> NodeTask:
         shared, config, rows = self._shared, self._shared.config, self._rows(node)
-        changes = {
-            "num_envs": config.envs_per_node,
-            "first_env": config.first_env + rows.start,
-            "backend": None,
-            "num_collectors": None,
-            "backend_options": None,
-        }
-        names = [each.name for each in dataclasses.fields(PoolConfig)]
-        own = PoolConfig(**{**{name: getattr(config, name) for name in names}, **changes})
-        log = ActionLog.from_arrays(
-            games,
-            rows,
-            shared.spec.memory,
-            steps_per_seed=action_log.steps_per_seed,
-            round_index=action_log.round_index,
-        )
+        own = {each.name: getattr(config, each.name) for each in dataclasses.fields(PoolConfig)}
+        own |= {"num_envs": config.envs_per_node, "first_env": config.first_env + rows.start}
+        own |= dict.fromkeys(("backend", "num_collectors", "backend_options"))
         weights = ("weights", "weights_acting")
         return NodeTask(
-            own,
+            PoolConfig(**own),
             dataclasses.replace(shared.schedule, num_envs=config.envs_per_node),
             shared.spec,
             shared.outputs,
             {name: shared.arrays.layout[name] for name in weights},
-            log.arrays(),
-            action_log.steps_per_seed,
-            action_log.round_index,
+            ActionLog.from_arrays(
+                games,
+                rows,
+                shared.spec.memory,
+                steps_per_seed=action_log.steps_per_seed,
+                round_index=action_log.round_index,
+            ),
             self._parts,
         )
 
@@ -290,7 +278,6 @@ class RayPool:
             if self._ray.wait([placed.kind], timeout=0)[0]:
                 with contextlib.suppress(self._ray.exceptions.RayError):  # its round tells of it
                     self._meet(node)
-                assert self._cluster is not None
                 placed.kind, placed.asked_s = self._cluster.ask(placed.handle), now_s
             elif now_s - placed.asked_s > (patience_s := placed.patience_s(timeout_s)):
                 if not placed.known:
@@ -298,7 +285,6 @@ class RayPool:
                 self._lost[node] = f"shows no sign of life for {timeout_s:g} s"
 
     def _raise_without_a_place(self, node: int, patience_s: float) -> None:
-        assert self._cluster is not None
         raise WorkerError(
             self._place_of(node),
             f"did not start within {patience_s:g} s; free in the cluster: "
@@ -317,7 +303,6 @@ class RayPool:
         """
         if not self._lost:
             return False
-        assert self._cluster is not None
         nodes, self._lost = sorted(self._lost), {}
         self._cluster.stop([self._nodes[node].handle for node in nodes])
         self._place(nodes, action_log, replaces=True)
@@ -327,15 +312,12 @@ class RayPool:
 
     def shutdown(self) -> None:
         """End all nodes, and leave the cluster; may be called twice."""
-        if self._cluster is None:
-            return
-        cluster, self._cluster = self._cluster, None
         try:
-            cluster.stop([placed.handle for placed in self._nodes.values()])
+            self._cluster.stop([placed.handle for placed in self._nodes.values()])
         finally:
             self._nodes.clear()
             self._weights = None
-            cluster.leave()
+            self._cluster.leave()
 
 
 def _first_line(error: Exception) -> str:

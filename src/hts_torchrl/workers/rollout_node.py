@@ -57,24 +57,10 @@ class NodeTask:
     spec: EnvSpec
     outputs: dict[Key, ArraySpec]
     weights_layout: Layout
-    games: dict[str, Array]
-    """Of :meth:`ActionLog.arrays`."""
-    steps_per_seed: int | None
-    round_index: int
-    """With which it begins."""
+    action_log: ActionLog
+    """Of the slice alone, and of the round with which it begins."""
     parts: bytes
     """Pickled arguments by keyword of :func:`make_pool`."""
-
-    @property
-    def action_log(self) -> ActionLog:
-        """The games of the slice."""
-        return ActionLog.from_arrays(
-            self.games,
-            slice(None),
-            self.spec.memory,
-            steps_per_seed=self.steps_per_seed,
-            round_index=self.round_index,
-        )
 
 
 @dataclass(frozen=True)

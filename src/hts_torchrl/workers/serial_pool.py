@@ -9,15 +9,15 @@ from collections.abc import Sequence
 import numpy as np
 
 from hts_torchrl.compat.processes import Finalize
-from hts_torchrl.shared.action_log import ActionLog
 from hts_torchrl.shared.buffers import SharedBuffers
 from hts_torchrl.workers.actor import Actor
 from hts_torchrl.workers.executor import Executor
+from hts_torchrl.workers.pool import WorkerPool
 
 _log = logging.getLogger(__name__)
 
 
-class SerialPool:
+class SerialPool(WorkerPool):
     """The same rounds in the caller's process, one plain loop: what every pool must equal."""
 
     def __init__(self, shared: SharedBuffers, executors: Sequence[Executor], actor: Actor) -> None:
@@ -41,10 +41,6 @@ class SerialPool:
 
     def wait_round(self, round_index: int) -> None:
         """Do nothing: the round was finished when it was started."""
-
-    def replace_dead_nodes(self, action_log: ActionLog) -> bool:  # noqa: ARG002 - of nobody
-        """Return False: nobody can die alone."""
-        return False
 
     def shutdown(self) -> None:
         """Close the environments; an exception is logged, as in processes."""

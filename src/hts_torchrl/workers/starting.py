@@ -52,18 +52,23 @@ def start_process(process: BaseProcess) -> None:
 
 
 @contextlib.contextmanager
-def single_threaded_children() -> Iterator[None]:
-    """Keep numerical libraries of the children at one thread, unless the user chose a number."""
-    names = [
-        name
-        for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-        if name not in os.environ
-    ]
-    os.environ.update(dict.fromkeys(names, "1"))
+def children_environment() -> Iterator[dict[str, str]]:
+    """Keep numerical libraries of children at one thread, unless the user chose a number.
+
+    Children begin with ``python -c``, which takes a file ``random.py`` of the working folder for
+    Python's own. They do not, and workers look for modules where this process does.
+
+    Yields:
+        The variables of a worker; its fork server may have been started with older ones.
+    """
+    before = dict(os.environ)
+    threads = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+    added = {*threads, "PYTHONSAFEPATH"} - before.keys()
+    os.environ.update(dict.fromkeys(added, "1"))
     try:
-        yield
+        yield {**dict.fromkeys(threads, "1"), **before}
     finally:
-        for name in names:
+        for name in added:
             del os.environ[name]
 
 

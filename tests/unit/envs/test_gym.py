@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from omegaconf import OmegaConf
 
 from hts_torchrl.envs.gym import GymEnvs
 from hts_torchrl.envs.make_group import make_group
@@ -467,8 +468,9 @@ class TestGymEnvs:
         with pytest.raises(ConfigurationError, match=message):
             GymEnvs("Mine-v0").group([0])
 
-    def test_modules_are_imported_before_an_environment_is_made(self, package):
-        group = GymEnvs("Mine-v0", imports=[package]).group([0])
+    @pytest.mark.parametrize("several", [list, OmegaConf.create])
+    def test_modules_are_imported_before_an_environment_is_made(self, package, several):
+        group = GymEnvs("Mine-v0", imports=several([package])).group([0])
         assert group.reset([3])["observation"].tolist() == [[0, 0, 0, -1, 3]]
         group.close()
 

@@ -26,7 +26,8 @@ from torchrl.envs.transforms import ActionMask, DTypeCastTransform, LineariseRew
 
 from hts_torchrl import HTSCollector, make_actor_critic
 from hts_torchrl.envs.make_group import make_group
-from hts_torchrl.envs.torchrl import EnvBaseGroup, spec_of_one
+from hts_torchrl.envs.torchrl import EnvBaseGroup
+from hts_torchrl.envs.torchrl_specs import spec_of_one
 from hts_torchrl.errors import ConfigurationError
 
 ACTIONS = {

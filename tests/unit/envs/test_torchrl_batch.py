@@ -10,7 +10,7 @@ from torchrl.envs.transforms import TensorDictPrimer
 
 from hts_torchrl import ConfigurationError, HTSCollector, env_spec_of, make_actor_critic
 from hts_torchrl.envs.make_group import make_group
-from hts_torchrl.envs.torchrl_batch import BatchedEnvGroup
+from hts_torchrl.envs.torchrl import BatchedEnvGroup
 from hts_torchrl.policy.inference import one_thread
 from tests.runs import digest, play
 from tests.unit.envs.test_torchrl import ACTIONS, BothEnv, CountingEnv, DrawingEnv
@@ -52,6 +52,14 @@ def test_each_environment_does_what_it_does_alone(kind):
             one, other = getattr(found, name), getattr(wanted, name)
             assert (one.tolist(), one.dtype) == (other.tolist(), other.dtype)
     together.close()
+
+
+def test_a_batch_without_pictures_says_how_it_would_have_some():
+    group = batch()
+    group.reset([7, 8])
+    with pytest.raises(ConfigurationError, match=r"observes no 'pixels'.*from_pixels=True"):
+        group.render()
+    group.close()
 
 
 class InPlace(EnvBase):

@@ -26,7 +26,7 @@ from hts_torchrl.policy.composite import VECTOR, SeveralActions
 from hts_torchrl.policy.examination import depends_on_row_alone, find_outputs
 from hts_torchrl.policy.forward import evaluate, inputs_of, with_parts
 from hts_torchrl.policy.inference import PolicyInference
-from hts_torchrl.rng import mixed_draws
+from hts_torchrl.rng import action_draws
 from hts_torchrl.specs import ActionSpec, ArraySpec, EnvSpec
 from tests.fakes import NestedActionEnv
 from tests.policies import composite_policy
@@ -49,7 +49,7 @@ def inputs():
     return {"observation": generator.standard_normal((ROWS, 6)).astype(np.float32)}
 
 
-DRAWS = mixed_draws(3, 5, 0, 0, ROWS, 5)
+DRAWS = action_draws(3, 5, 0, 0, ROWS, 5)
 
 
 def answered(inputs, policy=None, spec=SPEC, **settings):

@@ -16,7 +16,7 @@ from torch import nn
 from torch.distributions import Categorical, Distribution
 from torchrl.modules import EGreedyModule, QValueActor, TruncatedNormal
 
-from hts_torchrl.envs.action_spec import tensor_spec_of
+from hts_torchrl.envs.torchrl_specs import tensor_spec_of
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.models.heads import NarrowLinear
 from hts_torchrl.policy import cuda_graph

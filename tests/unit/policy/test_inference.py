@@ -14,7 +14,7 @@ from torch.distributions import (
 from hts_torchrl.models import make_actor_critic
 from hts_torchrl.policy.as_policy import as_policy
 from hts_torchrl.policy.inference import PolicyInference, one_thread
-from hts_torchrl.rng import normal_draws, uniform_draws
+from hts_torchrl.rng import action_draws, uniform_draws
 from hts_torchrl.specs import ActionSpec, ArraySpec, EnvSpec
 from tests.policies import echo_policy
 
@@ -76,7 +76,7 @@ class TestAnswers:
     def test_an_answer_does_not_depend_on_how_many_were_asked_for(self):
         spec = continuous(3)
         inference = PolicyInference(make_actor_critic("mlp", spec), spec, batch_size=8)
-        rows, draws = observations(11), normal_draws(0, 0, 0, 11, 3)
+        rows, draws = observations(11), action_draws(0, 0, 0, 0, 11, 3)
         together = inference.answer(rows, draws)
         for row in range(11):
             one = {"observation": rows["observation"][row : row + 1]}

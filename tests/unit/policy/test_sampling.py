@@ -19,7 +19,7 @@ from torchrl.modules import (
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.models.distributions import ChoicesAndNumbers, DiagonalNormal, MultiCategorical
 from hts_torchrl.policy.sampling import _sums_of_first, mode, sample
-from hts_torchrl.rng import normal_draws, uniform_draws
+from hts_torchrl.rng import action_draws, uniform_draws
 
 ROWS = 20_000
 ONE_HOT = [d.OneHotCategorical, OneHotCategorical, tensordict.nn.OneHotCategorical]
@@ -31,7 +31,7 @@ def uniform(rows: int = ROWS, width: int = 1) -> torch.Tensor:
 
 
 def normal(rows: int = ROWS, width: int = 1) -> torch.Tensor:
-    return torch.from_numpy(normal_draws(0, 0, 0, rows, width))
+    return torch.from_numpy(action_draws(0, 0, 0, 0, rows, width))
 
 
 def frequencies(actions: torch.Tensor, categories: int) -> list[float]:

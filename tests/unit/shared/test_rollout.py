@@ -74,8 +74,9 @@ def test_every_array_has_cells(storage):
 
 @pytest.fixture
 def storages():
-    arrays = SharedArrays(DoubleStorage.layout(SPEC, OUTPUTS, num_envs=3, steps=5))
-    yield DoubleStorage(arrays, SPEC, OUTPUTS)
+    specs = storage_specs(SPEC, OUTPUTS)
+    arrays = SharedArrays(DoubleStorage.layout(specs, num_envs=3, steps=5))
+    yield DoubleStorage(arrays, specs)
     arrays.close()
 
 
@@ -102,9 +103,9 @@ def test_no_two_entries_share_memory(storages):
 
 
 def test_in_debug_mode_each_storage_counts_its_own_cells():
-    settings = {"num_envs": 3, "steps": 5}
-    arrays = SharedArrays(DoubleStorage.layout(SPEC, OUTPUTS, **settings, debug=True))
-    storages = DoubleStorage(arrays, SPEC, OUTPUTS, debug=True)
+    specs, settings = storage_specs(SPEC, OUTPUTS), {"num_envs": 3, "steps": 5}
+    arrays = SharedArrays(DoubleStorage.layout(specs, **settings, debug=True))
+    storages = DoubleStorage(arrays, specs, debug=True)
     for storage in (storages[0], storages[1]):
         storage.poison()
     for cells in storages[0].cells(slice(None)).values():

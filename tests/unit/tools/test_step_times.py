@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from hts_torchrl.envs.gym_action import action_maker
 from hts_torchrl.envs.make_group import make_group
 from hts_torchrl.envs.pettingzoo import PettingZooEnvs
-from hts_torchrl.envs.spaces import env_spec
+from hts_torchrl.envs.spaces import action_maker, env_spec
 from hts_torchrl.tools.step_times import _random_action, busy_cores, measured_step_times
 from tests.fakes import MaskedEnvs, NestedActionEnv
 
@@ -48,7 +47,7 @@ def test_random_actions_are_actions(space):
 
 def test_a_random_action_of_choices_and_numbers_is_one():
     spec = env_spec(spaces.Box(0, 1, (1,)), NestedActionEnv.action_space).action
-    to_env = action_maker(spec, NestedActionEnv.action_space)
+    to_env = action_maker(NestedActionEnv.action_space)
     env, random = NestedActionEnv(0), np.random.default_rng(0)
     for _ in range(50):
         env.step(to_env(_random_action(spec, random)[0]))  # raises for what is none

@@ -19,7 +19,7 @@ from hts_torchrl.shared.buffers import SharedBuffers
 from hts_torchrl.shared.pipes import PoolStopped
 from hts_torchrl.specs import ArraySpec
 from hts_torchrl.workers.executor import Executor
-from hts_torchrl.workers.executor_task import ExecutorTask
+from hts_torchrl.workers.tasks import ExecutorTask
 from tests import philox
 from tests.fakes import SEED_RANGE, CoordinateEnv, CoordinateEnvs, UndeclaredEnv
 

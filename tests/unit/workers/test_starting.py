@@ -7,21 +7,29 @@ from types import SimpleNamespace
 import pytest
 
 from hts_torchrl.errors import ConfigurationError
-from hts_torchrl.workers.starting import deaf_children, single_threaded_children, start_process
+from hts_torchrl.workers.starting import children_environment, deaf_children, start_process
 
 
 def test_children_start_with_one_thread(monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    with single_threaded_children():
+    with children_environment():
         inside = os.environ["OMP_NUM_THREADS"]
     assert (inside, os.environ.get("OMP_NUM_THREADS")) == ("1", None)
 
 
 def test_a_number_of_threads_that_the_user_chose_is_kept(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    with single_threaded_children():
+    with children_environment():
         assert os.environ["OMP_NUM_THREADS"] == "3"
     assert os.environ["OMP_NUM_THREADS"] == "3"
+
+
+def test_what_workers_start_looks_for_modules_as_usual(monkeypatch):
+    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
+    with children_environment() as variables:
+        inside = os.environ["PYTHONSAFEPATH"]
+    assert inside == "1"
+    assert "PYTHONSAFEPATH" not in {**os.environ, **variables}
 
 
 @pytest.mark.parametrize("name", ["INT", "TERM"])

@@ -179,11 +179,12 @@ class FootballGroup:
     def restart(self, rows: Sequence[int], seeds: Sequence[int]) -> Observation:
         """Begin new games in some environments; all that is random in them comes from the seeds."""
         for row, seed in zip(rows, seeds, strict=True):
-            self._random[row] = np.random.default_rng(int(seed))
-            self._begin(row)
+            self._begin(row, int(seed))
         return self._observation
 
-    def _begin(self, row: int) -> None:
+    def _begin(self, row: int, new_seed: int | None) -> None:
+        if new_seed is not None:
+            self._random[row] = np.random.default_rng(new_seed)
         # With one seed for all of them, the episodes of an academy scenario would all be the same.
         seed, kick_off = self._random[row].integers([2_000_000_001, 2])
         self._games[row].reset(episode=int(kick_off), seed=int(seed))
@@ -214,11 +215,7 @@ class FootballGroup:
         if ends.any():
             after = {"observation": after["observation"].copy()}
         for row in np.flatnonzero(ends).tolist():
-            seed = None if self.next_seed is None else self.next_seed(row)
-            if seed is None:
-                self._begin(row)
-            else:
-                self.restart([row], [seed])
+            self._begin(row, None if self.next_seed is None else self.next_seed(row))
         return Transition(after, following, reward, score, terminated, truncated, ends)
 
     def render(self) -> Array:

@@ -11,7 +11,7 @@ from hts_torchrl.schedule import Schedule
 from hts_torchrl.shared.buffers import SharedBuffers
 from hts_torchrl.shared.pipes import PoolStopped
 from hts_torchrl.specs import ArraySpec
-from hts_torchrl.workers.actor_task import ActorTask
+from hts_torchrl.workers.tasks import ActorTask
 from tests.fakes import CoordinateEnvs
 
 
