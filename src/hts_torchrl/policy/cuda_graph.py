@@ -16,8 +16,8 @@ from hts_torchrl.compat.torch import CopiesFromCPU, unvalidated_distributions
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.specs import Array, Key
 
-Compute: TypeAlias = Callable[[dict[Key, Tensor], Tensor, bool, bool], dict[Key, Tensor]]
-"""A pass: inputs and draws on the device, greedy, random; returns the answers there."""
+Compute: TypeAlias = Callable[[dict[Key, Tensor], Tensor, bool], tuple[dict[Key, Tensor], object]]
+"""A pass: inputs and draws on the device, and random; returns the answers there, and all else."""
 
 SETTING = "cudagraph_policy"
 _ALIGNMENT = 512  # that of torch's own allocator, so that kernels find what they always find
@@ -93,16 +93,13 @@ class StagedPass:
         """``[B, ...]`` by key, on the CPU."""
         self.draws = self._from_cpu.tensors[_DRAWS]
         """float64 ``[B, K]``, on the CPU."""
-        self._variants: dict[tuple[bool, bool], _Variant] = {}
+        self._variants: dict[bool, _Variant] = {}
 
-    def run(
-        self, compute: Compute, *, greedy: bool = False, random: bool = False
-    ) -> dict[Key, Array]:
+    def run(self, compute: Compute, *, random: bool = False) -> dict[Key, Array]:
         """Run a pass over inputs and draws.
 
         Args:
             compute: the pass, the same in every call.
-            greedy: given to it.
             random: given to it.
 
         Returns:
@@ -112,14 +109,13 @@ class StagedPass:
             ConfigurationError: if it cannot be captured.
         """
         self._there.copy_from(self._from_cpu)
-        kind = (greedy, random)
-        if kind not in self._variants:
+        if random not in self._variants:
             inputs = {key: self._there.tensors[key] for key in self.inputs}
             draws = self._there.tensors[_DRAWS]
-            self._variants[kind] = _Variant(
-                lambda: compute(inputs, draws, greedy, random), self._device, self._cudagraph
+            self._variants[random] = _Variant(
+                lambda: compute(inputs, draws, random)[0], self._device, self._cudagraph
             )
-        return self._variants[kind].run()
+        return self._variants[random].run()
 
 
 class _Variant:

@@ -61,7 +61,6 @@ def examine(
     *,
     all_outputs: bool,
     compile_policy: Mapping[str, Any] | None = None,
-    greedy: bool = False,
 ) -> Examined:
     """Find what a policy answers, and in passes of how many rows it can.
 
@@ -70,34 +69,29 @@ def examine(
         all_outputs: False leaves out what is neither action, log-probability nor value.
         compile_policy: arguments of ``torch.compile``; None compiles nothing. The compiled pass
             is examined beside the other, which answers random actions.
-        greedy: whether actors take the likeliest action.
 
     Raises:
         ConfigurationError: as :func:`find_outputs`, ``mode`` and ``CompiledPass``.
     """
     outputs = find_outputs(inference)
-    if greedy:
-        inference.run_batch(greedy)
-    extras = tuple(inference.extras)
     if not all_outputs:
-        outputs = {key: array for key, array in outputs.items() if key not in extras}
-        extras = ()
+        outputs = {key: array for key, array in outputs.items() if key not in inference.extras}
+        inference.extras = []
     batch_size = inference.batch_size
     answers_numbers = find_readable(inference)
     with _tried_at_random():
         is_exact = batch_size == 1 or depends_on_row_alone(inference)
     if compile_policy is not None:
-        inference.extras = list(extras)  # what is examined is what actors compile
         inference.compiled = CompiledPass(inference, compile_policy)
-        inference.run_batch(greedy)
-        is_exact &= batch_size == 1 or depends_on_row_alone(inference, greedy=greedy)
+        inference.run_batch()
+        is_exact &= batch_size == 1 or depends_on_row_alone(inference)
     if batch_size == 1 or not is_exact:
         with _tried_at_random():
             _refuse_own_memory(inference)
     if not is_exact:
         warnings.warn(_DEPENDS if answers_numbers else _ANSWERS_NAN, stacklevel=5)
         batch_size = 1
-    return Examined(outputs, extras, batch_size)
+    return Examined(outputs, tuple(inference.extras), batch_size)
 
 
 @contextlib.contextmanager
@@ -142,24 +136,18 @@ def find_outputs(inference: PolicyInference) -> dict[Key, ArraySpec]:
     return {key: ArraySpec(value.shape[1:], value.dtype) for key, value in answers.items()}
 
 
-def require_fitting(inference: PolicyInference, *, greedy: bool) -> None:
+def require_fitting(inference: PolicyInference) -> None:
     """Refuse a policy for observations or actions of another environment.
-
-    Args:
-        inference: of the policy.
-        greedy: whether it is asked for the likeliest actions.
 
     Raises:
         ConfigurationError: with what the environment has, and what the policy.
     """
-    _refuse_other_actions(inference, *_first_pass(inference, greedy=greedy))
+    _refuse_other_actions(inference, *_first_pass(inference))
 
 
-def _first_pass(
-    inference: PolicyInference, *, greedy: bool = False
-) -> tuple[dict[Key, Tensor], PolicyOutput]:
+def _first_pass(inference: PolicyInference) -> tuple[dict[Key, Tensor], PolicyOutput]:
     try:
-        return inference.run_batch(greedy)
+        return inference.run_batch()
     except ConfigurationError:
         raise
     except _UNREADABLE as error:  # torch's words for shapes, types and numbers that do not fit
@@ -197,10 +185,9 @@ def _refuse_other_memory(inference: PolicyInference, answers: Mapping[Key, Tenso
 
 def _extras(inference: PolicyInference, written: TensorDictBase | dict[Key, Tensor]) -> list[Key]:
     """Return the keys of what the policy writes in addition to action, log-probability, value."""
-    known = {inference.action.key, *inference.log_prob_keys, "state_value", *inference.inputs}
-    known |= set(inference.carried)
     parts = list(inference.parts.specs) if inference.log_prob_keys else []
-    known |= set(parts)
+    known = {inference.action.key, *inference.log_prob_keys, "state_value", *parts}
+    known |= {*inference.inputs, *inference.carried}
     found: list[Key] = []
     out_keys: Sequence[Key] = inference.policy.out_keys  # type: ignore[assignment]
     for key in map(unravel_key, out_keys):
@@ -244,7 +231,7 @@ def _refuse_chance(inference: PolicyInference, drawn: Sequence[str], first: Poli
                 f"action would depend on which actor chose it; {_CHANCE}"
             )
     _, second = inference.run_batch()
-    if differ(_written(first), _written(second)):
+    if differ([*first.tensors().values()], [*second.tensors().values()]):
         raise _answers_vary(policy, run)
 
 
@@ -328,9 +315,7 @@ def _refuse_other_distribution(wanted: ActionSpec, action: Tensor, dist: Distrib
         )
 
 
-def depends_on_row_alone(
-    inference: PolicyInference, trials: int = 8, *, greedy: bool = False
-) -> bool:
+def depends_on_row_alone(inference: PolicyInference, trials: int = 8) -> bool:
     """Return whether a row keeps its bits at another place, and among other rows.
 
     Rolls random observations through all places of the batch, then replaces all rows but one, and
@@ -340,25 +325,22 @@ def depends_on_row_alone(
     Args:
         inference: of the policy; its inputs are overwritten.
         trials: how often, each time with other observations.
-        greedy: whether its passes are greedy.
     """
     generator = np.random.default_rng(0)
     inputs = [*inference.inputs.values(), inference.draws]
     for _ in range(trials):
         fill_at_random(inference, generator)
-        before = computed(inference, greedy)
+        before = computed(inference)
         for shift in range(1, inference.batch_size):
             _roll(inputs)
-            if not _same_bits(
-                computed(inference, greedy), [value.roll(shift, 0) for value in before]
-            ):
+            if not _same_bits(computed(inference), [value.roll(shift, 0) for value in before]):
                 return False
         _roll(inputs)
         kept = [value[:1].clone() for value in inputs]
         fill_at_random(inference, generator)
         for value, row in zip(inputs, kept, strict=True):
             value[:1] = row
-        first = [value[:1] for value in computed(inference, greedy)]
+        first = [value[:1] for value in computed(inference)]
         if not _same_bits(first, [value[:1] for value in before]):
             return False
     return True
@@ -415,23 +397,16 @@ def fill_at_random(inference: PolicyInference, generator: np.random.Generator) -
     inference.draws.numpy()[...] = generator.random(inference.draws.shape)
 
 
-def computed(inference: PolicyInference, greedy: bool = False) -> list[Tensor]:
+def computed(inference: PolicyInference) -> list[Tensor]:
     """Run a pass, and return copies of all that it computes, each ``[R, ...]``."""
     inputs = inference.inputs
     # A policy that kept a view of these would read what is written there later, and never the past.
     inference.inputs = {key: value.clone() for key, value in inputs.items()}
     try:
-        answers, result = inference.run_batch(greedy)
+        answers, result = inference.run_batch()
     finally:
         inference.inputs = inputs
-    return [value.clone() for value in (*answers.values(), *_written(result))]
-
-
-def _written(result: PolicyOutput) -> list[Tensor]:
-    written = result.written
-    if isinstance(written, TensorDictBase):
-        written = dict(written.items(include_nested=True, leaves_only=True))
-    return list(written.values())
+    return [value.clone() for value in (*answers.values(), *result.tensors().values())]
 
 
 def _roll(values: Sequence[Tensor]) -> None:
@@ -456,7 +431,7 @@ def require_capturable(inference: PolicyInference) -> None:
     fill_at_random(inference, np.random.default_rng(0))
     plain, result = inference.run_batch()
     draws = inference.draws.to(inference.device)
-    if rows := inference.row_by_row(result, draws, greedy=False):
+    if rows := inference.row_by_row(result, draws):
         raise ConfigurationError(
             f"cudagraph_policy=True: {rows} draws row by row from a generator, which no CUDA graph "
             "can hold; leave it out"

@@ -51,6 +51,12 @@ class PolicyOutput:
         return self._distribution
 
 
+    def tensors(self) -> dict[Key, Tensor]:
+        """Return all that was written, by key."""
+        if isinstance(self.written, TensorDictBase):
+            return dict(self.written.items(include_nested=True, leaves_only=True))
+        return self.written
+
 NO_DISTRIBUTION = (
     "the policy has no probabilistic module, such as torchrl's ProbabilisticActor: A2C, PPO and "
     "Impala need distributions of actions"
