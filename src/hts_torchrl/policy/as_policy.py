@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
 import torch
@@ -26,7 +26,7 @@ from hts_torchrl.envs.spaces import in_one_line
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.models.distributions import action_head, parameter_keys
 from hts_torchrl.policy.exploration import RandomActions
-from hts_torchrl.policy.forward import modules_of, path_of
+from hts_torchrl.policy.forward import evaluating, modules_of, path_of
 from hts_torchrl.policy.inference import first_inputs
 from hts_torchrl.policy.limits import misfit, named, require_called
 from hts_torchrl.policy.memory import with_memory
@@ -52,7 +52,7 @@ class FunctionPolicy(TensorDictModuleBase):
         super().__init__()
         self.function = function
         self.in_keys: list[Key] = list(spec.observations)
-        with _in_eval_mode(self), torch.no_grad():
+        with evaluating(self), torch.no_grad():
             written, again = self(_trial(spec)), self(_trial(spec))
             keys = written.keys(include_nested=True, leaves_only=True)
             self.out_keys: list[Key] = [key for key in keys if key not in spec.inputs]
@@ -191,21 +191,9 @@ def _reads_tensordict(module: nn.Module) -> bool:
 def _writes_action(module: nn.Module, spec: EnvSpec) -> bool:
     """Return whether a plain module answers the observation with one tensor, and not a pair."""
     seen = _trial(spec).select(*spec.observations).values()
-    with contextlib.suppress(RuntimeError), _in_eval_mode(module), torch.no_grad():
+    with contextlib.suppress(RuntimeError), evaluating(module), torch.no_grad():
         return isinstance(module(*seen), torch.Tensor)
     return False  # it does not fit, which is told where it is examined
-
-
-@contextlib.contextmanager
-def _in_eval_mode(policy: nn.Module) -> Iterator[None]:
-    """Try a policy without a trace in its statistics, such as those of BatchNorm."""
-    learning = [module for module in policy.modules() if module.training]
-    policy.eval()
-    try:
-        yield
-    finally:
-        for module in learning:
-            module.training = True
 
 
 def _trial(spec: EnvSpec) -> TensorDict:
@@ -239,7 +227,7 @@ def initialise(policy: TensorDictModuleBase, spec: EnvSpec) -> None:
     if any(map(is_lazy, policy.parameters())):
         trial = _trial(with_memory(policy, spec))
         try:
-            with _in_eval_mode(policy), torch.no_grad():
+            with evaluating(policy), torch.no_grad():
                 policy(trial)
         except RuntimeError as error:
             raise misfit(spec, error) from error

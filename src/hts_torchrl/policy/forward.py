@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -50,12 +51,12 @@ class PolicyOutput:
             raise ConfigurationError(NO_DISTRIBUTION)
         return self._distribution
 
-
     def tensors(self) -> dict[Key, Tensor]:
         """Return all that was written, by key."""
         if isinstance(self.written, TensorDictBase):
             return dict(self.written.items(include_nested=True, leaves_only=True))
         return self.written
+
 
 NO_DISTRIBUTION = (
     "the policy has no probabilistic module, such as torchrl's ProbabilisticActor: A2C, PPO and "
@@ -208,6 +209,19 @@ def is_of_a_library(name: str) -> bool:
 def is_sequence(module: nn.Module) -> bool:
     """Return whether a module is one of tensordict's sequences of modules."""
     return isinstance(module, TensorDictSequential | ProbabilisticTensorDictSequential)
+
+
+@contextlib.contextmanager
+def evaluating(*layers: nn.Module) -> Iterator[None]:
+    """Put layers into eval mode for a while: statistics, such as those of BatchNorm, stay."""
+    learning = [module for layer in layers for module in layer.modules() if module.training]
+    for module in learning:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module in learning:
+            module.training = True
 
 
 def path_of(key: Key) -> tuple[str, ...]:
