@@ -14,7 +14,7 @@ from torchrl.modules import OrnsteinUhlenbeckProcessModule
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.models.action_mask import mask_of
 from hts_torchrl.policy.forward import modules_of, path_of
-from hts_torchrl.policy.sampling import borrowed_generators
+from hts_torchrl.policy.sampling import by_row
 from hts_torchrl.specs import ActionSpec, Array, EnvSpec, Key
 
 
@@ -81,22 +81,15 @@ class ExploringPolicy:
 
 
 def row_by_row(steps: Sequence[nn.Module], rows: TensorDictBase, draws: Tensor) -> TensorDictBase:
-    """Give modules each row by itself, after its own draw has seeded torch's global generators.
+    """Run modules in order on each of the rows ``[B]`` by itself: see :func:`by_row`."""
 
-    Args:
-        steps: run in order.
-        rows: ``[B]``.
-        draws: float64 ``[B, K]``; the first of a row is its seed.
-    """
-    after = []
-    with borrowed_generators(draws.device) as seed:
-        for row, draw in enumerate(draws):
-            seed(int(draw[:1].view(torch.int64)))
-            tensordict = rows[row : row + 1].clone()
-            for step in steps:
-                tensordict = step(tensordict)
-            after.append(tensordict)
-    return torch.cat(after)
+    def after(row: int) -> TensorDictBase:
+        tensordict = rows[row : row + 1].clone()
+        for step in steps:
+            tensordict = step(tensordict)
+        return tensordict
+
+    return torch.cat(by_row(draws, after))
 
 
 class RandomActions(TensorDictModuleBase):
