@@ -20,8 +20,7 @@ from hts_torchrl.collectors.handing_out import HandingOut, require_rows_apart
 from hts_torchrl.collectors.progress import Progress
 from hts_torchrl.collectors.round_runner import RoundRunner
 from hts_torchrl.collectors.run_times import RunTimes, Trace
-from hts_torchrl.collectors.torchrl_arguments import without_fixed
-from hts_torchrl.collectors.torchrl_settings import TorchRLSettings
+from hts_torchrl.collectors.torchrl_settings import TorchRLSettings, without_fixed
 from hts_torchrl.config import CollectorSettings
 from hts_torchrl.envs.action_spec import tensor_spec_of
 from hts_torchrl.errors import ConfigurationError, ProtocolError
