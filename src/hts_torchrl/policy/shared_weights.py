@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypeGuard
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -194,7 +193,8 @@ def weights_by_name(source: object) -> Mapping[str, Tensor]:
     """Return weights by ``state_dict`` name, in whatever form they are handed over."""
     if isinstance(source, nn.Module):
         return source.state_dict()
-    if _is_nested(source):
+    nested = Mapping | TensorDictBase
+    if type(source) is dict and any(isinstance(each, nested) for each in source.values()):
         if workers := [name for name in source if not isinstance(name, str)]:
             raise ConfigurationError(f"weights for worker {workers[0]!r}: one policy acts")
         source = TensorDict(source)
@@ -206,11 +206,6 @@ def weights_by_name(source: object) -> Mapping[str, Tensor]:
             "its weights is needed"
         )
     return source
-
-
-def _is_nested(weights: object) -> TypeGuard[dict[Any, Any]]:
-    nested = Mapping, TensorDictBase
-    return type(weights) is dict and any(isinstance(w, nested) for w in weights.values())
 
 
 def _padded(tensor: Tensor) -> int:
