@@ -26,7 +26,7 @@ from hts_torchrl.envs.spaces import in_one_line
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.models.distributions import action_head, parameter_keys
 from hts_torchrl.policy.exploration import RandomActions
-from hts_torchrl.policy.forward import evaluating, modules_of, path_of
+from hts_torchrl.policy.forward import evaluating, modules_of, path_of, written_by
 from hts_torchrl.policy.inference import first_inputs
 from hts_torchrl.policy.limits import misfit, named, require_called
 from hts_torchrl.policy.memory import with_memory
@@ -241,7 +241,7 @@ def _require_readable(policy: TensorDictModuleBase, spec: EnvSpec) -> None:
     """
     names = {module: name for name, module in policy.named_modules()}
     steps = list(modules_of(policy))
-    ahead = {path_of(key) for step in steps for key in getattr(step, "out_keys", ())}
+    ahead = written_by(*steps)
     known = {path_of(key) for key in spec.observations} | {(IS_INIT,)}
     heads = [step for step in steps if isinstance(step, ProbabilisticTensorDictModule)]
     drawn = {path_of(key) for head in heads for key in head.dist_sample_keys}
@@ -264,7 +264,7 @@ def _require_readable(policy: TensorDictModuleBase, spec: EnvSpec) -> None:
                     f"{sorted(map(str, spec.observations))}, and which no earlier module writes; "
                     f"a memory is written as {('next', *key)}"
                 )
-        written = {path_of(key) for key in getattr(module, "out_keys", ())}
+        written = written_by(module)
         if drawn & known & written:
             raise ConfigurationError(
                 f"the policy's {step} changes an action that was drawn, whose log-probability "

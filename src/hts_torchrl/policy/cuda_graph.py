@@ -163,7 +163,14 @@ def captured(
             there, or cannot be captured else.
     """
     refused = f"{setting}=True: {what}"
-    _refuse_copies(run, device, refused, setting)
+    if device.type != "cpu":  # from there a replay would read whatever the memory holds then
+        with CopiesFromCPU(device) as copies:
+            run()
+        if copies.found:
+            raise ConfigurationError(
+                f"{refused} moves a tensor of the CPU to the GPU ({copies.found[0]}); make it a "
+                f"buffer of the policy, or leave {setting} out"
+            )
     try:
         with unvalidated_distributions():
             return _capture(run, device)
@@ -173,21 +180,6 @@ def captured(
         raise ConfigurationError(
             f"{refused} cannot be captured ({reason}); leave it out"
         ) from error
-
-
-def _refuse_copies(
-    run: Callable[[], None], device: torch.device, refused: str, setting: str
-) -> None:
-    """Refuse what a replay would read from the CPU's memory, which may hold something else then."""
-    if device.type == "cpu":
-        return
-    with CopiesFromCPU(device) as copies:
-        run()
-    if copies.found:
-        raise ConfigurationError(
-            f"{refused} moves a tensor of the CPU to the GPU ({copies.found[0]}); make it a buffer "
-            f"of the policy, or leave {setting} out"
-        )
 
 
 def _capture(run: Callable[[], None], device: torch.device) -> Callable[[], None]:

@@ -13,7 +13,7 @@ from torchrl.modules import OrnsteinUhlenbeckProcessModule
 
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.models.action_mask import mask_of
-from hts_torchrl.policy.forward import modules_of, path_of
+from hts_torchrl.policy.forward import modules_of, path_of, written_by
 from hts_torchrl.policy.sampling import by_row
 from hts_torchrl.specs import ActionSpec, Array, EnvSpec, Key
 
@@ -33,9 +33,8 @@ class ExploringPolicy:
     """
 
     def __init__(self, policy: nn.Module, action: ActionSpec) -> None:
-        self._key = action.key
-        steps = list(modules_of(policy))
-        writers = [number for number, step in enumerate(steps) if self._writes(step)]
+        steps, key = list(modules_of(policy)), path_of(action.key)
+        writers = [number for number, step in enumerate(steps) if key in written_by(step)]
         if not writers:
             raise ConfigurationError(
                 f"the policy writes no {action.key!r}: it needs a module that does, such as "
@@ -45,9 +44,6 @@ class ExploringPolicy:
         self._decides = steps[:first]
         self.explores = steps[first:]
         """Modules that change the action afterwards, each row by itself."""
-
-    def _writes(self, step: nn.Module) -> bool:
-        return path_of(self._key) in map(path_of, getattr(step, "out_keys", ()))
 
     def decide(self, inputs: dict[Key, Tensor], batch_size: int) -> TensorDictBase:
         """Return all that is written before any module explores, ``[B]``."""

@@ -162,7 +162,7 @@ def inputs_of(policy: nn.Module) -> list[Key]:
 
     TorchRL counts such an entry among the ``in_keys``: a ``CompositeDistribution``'s parameters.
     """
-    written = (path_of(key) for step in modules_of(policy) for key in getattr(step, "out_keys", ()))
+    written = written_by(*modules_of(policy))
     above = {path[:depth] for path in written for depth in range(1, len(path))}
     read: list[Key] = list(getattr(policy, "in_keys", ()))
     return [key for key in read if path_of(key) not in above]
@@ -222,6 +222,11 @@ def evaluating(*layers: nn.Module) -> Iterator[None]:
     finally:
         for module in learning:
             module.training = True
+
+
+def written_by(*modules: nn.Module) -> set[tuple[str, ...]]:
+    """Return the paths of what modules write, by their ``out_keys``."""
+    return {path_of(key) for module in modules for key in getattr(module, "out_keys", ())}
 
 
 def path_of(key: Key) -> tuple[str, ...]:

@@ -237,18 +237,13 @@ def borrowed_generators(device: torch.device) -> Iterator[Callable[[int], None]]
 
     The CPU's, and the one of ``device`` if that is a GPU.
     """
-    generators = [torch.default_generator]
-    if device.type == "cuda":
-        generators.append(torch.cuda.default_generators[device.index or 0])
-    states = [generator.get_state() for generator in generators]
+    gpus = [device.index or 0] if device.type == "cuda" else []
+    generators = [torch.default_generator, *(torch.cuda.default_generators[gpu] for gpu in gpus)]
 
     def seed(number: int) -> None:
         # These alone: torch.manual_seed takes 100 times longer and seeds every device.
         for generator in generators:
             generator.manual_seed(number)
 
-    try:
+    with torch.random.fork_rng(gpus, device_type="cuda"):
         yield seed
-    finally:
-        for generator, state in zip(generators, states, strict=True):
-            generator.set_state(state)
