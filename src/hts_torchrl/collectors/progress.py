@@ -108,14 +108,10 @@ class Progress:
         )
 
     def state_at(self, round_index: int, *, envs: bool) -> OrderedDict[str, Any]:
-        """Return counters and games of a run whose next batch is round ``round_index``.
-
-        Args:
-            round_index: the round of the last batch, or the next.
-            envs: whether to keep the running games.
+        """Return counters, and with ``envs`` games, of a run whose next batch is ``round_index``.
 
         Raises:
-            ProtocolError: for another round.
+            ProtocolError: for another round than that of the last batch, or the next.
         """
         if round_index not in self.action_logs:
             raise ProtocolError(

@@ -242,10 +242,6 @@ def batch_over(arrays: Mapping[Key, Array], spec: EnvSpec) -> TensorDict:
     """Lay a batch over the arrays of a round ``[N, T, ...]``, without copying.
 
     Flags that no array holds are False: a step before which a game ended is the next game's.
-
-    Args:
-        arrays: by key, those of :func:`storage_specs`.
-        spec: of one environment.
     """
     shape = arrays["collector", "traj_ids"].shape
     tensors = {key: torch.from_numpy(array) for key, array in arrays.items()}

@@ -160,18 +160,11 @@ class TorchRLSettings:
             )
 
     def policy_device(self, given: Device | None) -> str:
-        """Return where actors compute.
-
-        Args:
-            given: what was asked for; None is ``device``, and else the CPU.
-        """
+        """Return where actors compute: as given, or else on ``device``, or else on the CPU."""
         return str(_first_of(policy_device=given, device=self.device) or "cpu")
 
     def cudagraph(self, policy_device: str) -> bool:
-        """Return whether actors replay CUDA graphs.
-
-        Args:
-            policy_device: where they compute.
+        """Return whether actors, which compute on ``policy_device``, replay CUDA graphs.
 
         Raises:
             ConfigurationError: if that is no GPU, or they are to draw random actions first.
@@ -198,9 +191,6 @@ class TorchRLSettings:
     def greedy(self, env_spec: EnvSpec) -> bool:
         """Return whether actors answer the likeliest action instead of a drawn one.
 
-        Args:
-            env_spec: what the environments accept.
-
         Raises:
             ConfigurationError: for another kind of exploration.
         """
@@ -220,10 +210,6 @@ class TorchRLSettings:
 
     def random_rounds(self, env_spec: EnvSpec, frames_per_round: int) -> int:
         """Return in how many rounds actors answer uniform actions.
-
-        Args:
-            env_spec: what the environments accept.
-            frames_per_round: steps of all environments in a round.
 
         Raises:
             ConfigurationError: if there is nothing to draw between.

@@ -170,10 +170,8 @@ def _refuse_other_actions(
 
 def _refuse_other_memory(inference: PolicyInference, answers: Mapping[Key, Tensor]) -> None:
     """Refuse a policy that writes another memory than the one with which a trajectory begins."""
-    for key, read in inference.inputs.items():
-        written = answers.get(next_key(key))
-        if next_key(key) not in inference.carried or written is None:
-            continue
+    for key in inference.spec.memory.initial:
+        read, written = inference.inputs[key], answers[next_key(key)]
         # torch's rule is that of an assignment: 64 bits into 32, but no float into an integer.
         if written.shape != read.shape or not torch.can_cast(written.dtype, read.dtype):
             raise ConfigurationError(
@@ -211,10 +209,7 @@ def _extras(inference: PolicyInference, written: TensorDictBase | dict[Key, Tens
 def _refuse_chance(inference: PolicyInference, drawn: Sequence[str], first: PolicyOutput) -> None:
     """Refuse a policy whose answers depend on which actor gives them, and when.
 
-    Args:
-        inference: of the policy.
-        drawn: the global generators that were drawn from in a first pass.
-        first: what that pass computed.
+    The ``first`` pass has drawn from the global generators ``drawn``.
     """
 
     def run(_: object) -> None:
@@ -246,11 +241,7 @@ def _answers_vary(policy: nn.Module, run: Pass) -> ConfigurationError:
 
 
 def _refuse_own_memory(inference: PolicyInference) -> None:
-    """Refuse a policy whose answer depends on what it was asked before.
-
-    Args:
-        inference: of the policy; its inputs are overwritten.
-    """
+    """Refuse a policy whose answer depends on what it was asked before; overwrites its inputs."""
     inputs = [*inference.inputs.values(), inference.draws]
     generator = np.random.default_rng(1)  # other rows than those that it was asked before
     fill_at_random(inference, generator)
@@ -320,11 +311,7 @@ def depends_on_row_alone(inference: PolicyInference, trials: int = 8) -> bool:
 
     Rolls random observations through all places of the batch, then replaces all rows but one, and
     compares every bit of all that the policy computes: a difference in a logit shows in a
-    probability once in hundreds of times.
-
-    Args:
-        inference: of the policy; its inputs are overwritten.
-        trials: how often, each time with other observations.
+    probability once in hundreds of times. Does so ``trials`` times, and overwrites the inputs.
     """
     generator = np.random.default_rng(0)
     inputs = [*inference.inputs.values(), inference.draws]
@@ -350,13 +337,8 @@ def find_readable(inference: PolicyInference) -> bool:
     """Find random observations to which the policy has an answer; sets ``within_one``.
 
     A logarithm has none to numbers below zero, and a table of 11 objects none to the byte 200,
-    which the environment may never give.
-
-    Args:
-        inference: of the policy; its inputs are overwritten.
-
-    Returns:
-        Whether all that it answers then are numbers.
+    which the environment may never give. Returns whether all that it answers then are numbers;
+    overwrites the inputs.
     """
     for within_one in (False, True):
         inference.within_one = within_one
@@ -372,10 +354,6 @@ def fill_at_random(inference: PolicyInference, generator: np.random.Generator) -
 
     Other integers are 0 or 1. ``inference.within_one`` asks for numbers from 0 to 1 alone, but for
     choices. Several booleans, or a mask, allow something: where all are 0 they become 1.
-
-    Args:
-        inference: whose inputs and draws are overwritten.
-        generator: of the random numbers.
     """
     spec = inference.spec
     for key, value in inference.inputs.items():
@@ -421,8 +399,7 @@ def _same_bits(values: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
 def require_capturable(inference: PolicyInference) -> None:
     """Refuse a policy whose pass no CUDA graph can hold, or which gives other bits there.
 
-    Args:
-        inference: of the policy, with CUDA graphs; its inputs are overwritten.
+    Overwrites the inputs.
 
     Raises:
         ConfigurationError: naming ``cudagraph_policy``, and what stands against it.

@@ -113,9 +113,6 @@ def is_fused(policy: ActorCritic) -> bool:
     """Return whether its one pass leaves nothing out: no memory, and no hooks of its modules.
 
     Those of this package, which look at all modules for a while, do not count.
-
-    Args:
-        policy: of this package, or of a subclass.
     """
     if policy.memory is not None:
         return False

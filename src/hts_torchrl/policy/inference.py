@@ -170,11 +170,7 @@ class PolicyInference:
         return {key: array[:taken].copy() for key, array in arrays.items()}
 
     def run_batch(self, random: bool = False) -> tuple[dict[Key, Tensor], PolicyOutput]:
-        """Run one pass over ``inputs`` and ``draws``: its answers, and all that it computed.
-
-        Args:
-            random: as in :meth:`answer`.
-        """
+        """Run one pass over ``inputs`` and ``draws``: its answers, and all that it computed."""
         inputs = {key: value.to(self.device) for key, value in self.inputs.items()}
         return self._run(inputs, self.draws.to(self.device), random)
 

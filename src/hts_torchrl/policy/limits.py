@@ -97,10 +97,6 @@ def require_fitting_specs(
 ) -> None:
     """Refuse a ``safe`` module whose specs are not those of the environment's actions.
 
-    Args:
-        head: the policy's probabilistic module.
-        parts: what the environment accepts, by the keys that the module writes.
-
     Raises:
         ConfigurationError: naming the key.
     """
@@ -120,12 +116,7 @@ def require_fitting_specs(
 
 
 def misfit(spec: EnvSpec, error: Exception) -> ConfigurationError:
-    """Return the refusal of a policy that cannot read what an environment observes.
-
-    Args:
-        spec: of the environment, and of what the policy remembers of it.
-        error: in which the policy's pass ended.
-    """
+    """Return the refusal of a policy whose pass of an environment's inputs ended in an error."""
     observations = {str(key): array.shape for key, array in spec.inputs.items()}
     return ConfigurationError(
         f"the policy does not fit the environment (observations of shape {observations}, "

@@ -30,10 +30,6 @@ def with_memory(policy: nn.Module, spec: EnvSpec) -> EnvSpec:
     Shapes and first values come from ``TensorDictPrimer``: of the environment, which ``spec`` has
     already, or of the policy's modules (``make_tensordict_primer``).
 
-    Args:
-        policy: of the environment.
-        spec: of one environment.
-
     Raises:
         ConfigurationError: if a first value is not known, a primer fills what the policy does not
             write, or a memory is bidirectional.

@@ -88,12 +88,7 @@ def sample(dist: d.Distribution, draws: Tensor, of_row: RowDistribution | None =
 
 
 def is_decided(dist: d.Distribution, draws: Tensor) -> bool:
-    """Return whether draws decide all rows at once, as :func:`sample` says.
-
-    Args:
-        dist: batch of B distributions.
-        draws: float64 ``[B, K]``.
-    """
+    """Return whether draws ``[B, K]`` decide all rows at once, as :func:`sample` says."""
     return _decide(dist, draws) is not None
 
 
@@ -217,11 +212,9 @@ def _sums_of_first(values: Tensor) -> Tensor:
 
 
 def by_row(draws: Tensor, of_row: Callable[[int], Result]) -> list[Result]:
-    """Call a function for each row, whose own draw has seeded torch's global generators before.
+    """Call a function with each row's number, after the row's draw has seeded torch's generators.
 
-    Args:
-        draws: float64 ``[B, K]``; the first of a row is its seed.
-        of_row: is given 0 to B - 1.
+    The first of a row's draws ``[B, K]``, float64, is its seed.
     """
     results = []
     with borrowed_generators(draws.device) as seed:

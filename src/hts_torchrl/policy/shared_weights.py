@@ -85,20 +85,13 @@ class PolicyWeights:
     def replace_newest(self, state: Mapping[str, Tensor]) -> None:
         """Copy weights over the newest ones, whose version they keep; no actor may have them yet.
 
-        Args:
-            state: tensors by ``state_dict`` name, on any device.
-
         Raises:
             ConfigurationError: as :meth:`publish`.
         """
         self._fill(self._newest_slot, state, self.newest_version)
 
     def are_newest(self, state: Mapping[str, Tensor]) -> bool:
-        """Return whether weights are those that were published last.
-
-        Args:
-            state: tensors by ``state_dict`` name, on any device.
-        """
+        """Return whether weights are those that were published last."""
         views = self._slots[self._newest_slot]
         return all(torch.equal(view, state[name].to(view)) for name, view in views.items())
 
