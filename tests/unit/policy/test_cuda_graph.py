@@ -13,7 +13,7 @@ from tensordict.nn import (
     TensorDictSequential,
 )
 from torch import nn
-from torch.distributions import Categorical, Distribution
+from torch.distributions import Categorical, Distribution, Laplace
 from torchrl.modules import EGreedyModule, QValueActor, TruncatedNormal
 
 from hts_torchrl.envs.action_spec import tensor_spec_of
@@ -215,6 +215,13 @@ def discrete(actions: int) -> EnvSpec:
     return EnvSpec({"observation": ArraySpec((4,), np.dtype(np.float32))}, action)
 
 
+def three_numbers() -> EnvSpec:
+    bounds = np.ones(3, np.float32)
+    numbers = ArraySpec((3,), np.dtype(np.float32))
+    action = ActionSpec("continuous", numbers, low=-bounds, high=bounds)
+    return EnvSpec({"observation": ArraySpec((4,), np.dtype(np.float32))}, action)
+
+
 def probabilistic(distribution, kwargs=None, keys=("logits",)) -> nn.Module:
     net = nn.Linear(4, 3)
     split = net if len(keys) == 1 else nn.Sequential(net, Apart())
@@ -254,16 +261,17 @@ class TestRefusals:
         require_capturable(replaying(policy, spec))
         assert len(recorded_graphs) == 1
 
-    def test_a_distribution_that_samples_row_by_row(self, recorded_graphs):
-        bounds = np.ones(3, np.float32)
-        action = ActionSpec(
-            "continuous", ArraySpec((3,), np.dtype(np.float32)), low=-bounds, high=bounds
-        )
-        spec = EnvSpec({"observation": ArraySpec((4,), np.dtype(np.float32))}, action)
-        policy = probabilistic(TruncatedNormal, keys=("loc", "scale"))
-        said = self.refusal(replaying(policy, spec))
-        assert "TruncatedNormal draws row by row" in said
+    @pytest.mark.parametrize("dist", [TruncatedNormal, Laplace])
+    def test_a_distribution_that_samples_row_by_row(self, dist, recorded_graphs):
+        policy = probabilistic(dist, keys=("loc", "scale"))
+        said = self.refusal(replaying(policy, three_numbers()))
+        assert f"{dist.__name__} draws row by row" in said
         assert recorded_graphs == []
+
+    def test_greedy_actions_of_such_a_distribution_are_not_refused(self, recorded_graphs):
+        policy = probabilistic(Laplace, keys=("loc", "scale"))
+        require_capturable(replaying(policy, three_numbers(), greedy=True))
+        assert recorded_graphs == [CPU]
 
     @pytest.mark.parametrize("name", ["gru", "squashed"])
     def test_a_pass_that_asks_for_a_value(self, name, recorded_graphs):  # noqa: ARG002
