@@ -108,15 +108,16 @@ def as_policy(policy: Policy, spec: EnvSpec) -> TensorDictModuleBase:
     if not isinstance(policy, nn.Module):
         return FunctionPolicy(policy, spec)
     policy = uncompiled(policy)
-    _refuse_wrapper(policy)
-    if _reads_tensordict(policy):
-        return FunctionPolicy(policy, spec)
-    _complete(policy, spec)
     if isinstance(policy, TensorDictModuleBase):
+        _complete(policy, spec)
         require_called(policy)
         _require_readable(policy, spec)
         initialise(policy, spec)
         return policy
+    _refuse_wrapper(policy)
+    if list(inspect.signature(policy.forward).parameters) in (["tensordict"], ["td"]):
+        return FunctionPolicy(policy, spec)
+    _complete(policy, spec)
     if len(spec.observations) != 1:
         raise ConfigurationError(
             f"a plain module cannot tell the observations {sorted(map(str, spec.observations))} "
@@ -169,23 +170,14 @@ def _require_all_actions(drawn: TensorSpec, action: ActionSpec) -> None:
 def _refuse_wrapper(module: nn.Module) -> None:
     """Refuse what hands any arguments on to a TensorDict policy, as Fabric and DDP wrap one."""
     children = [*module.children()]
-    if isinstance(module, TensorDictModuleBase) or len(children) != 1:
-        return
     kinds = {each.kind for each in inspect.signature(module.forward).parameters.values()}
     hands_on = kinds <= {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
-    if hands_on and isinstance(children[0], TensorDictModuleBase):
+    if hands_on and len(children) == 1 and isinstance(children[0], TensorDictModuleBase):
         raise ConfigurationError(
             f"policy of type {type(module).__name__}: actors call the modules of the "
             f"{type(children[0]).__name__} in it one by one, and what wraps it would do nothing; "
             "give that policy itself"
         )
-
-
-def _reads_tensordict(module: nn.Module) -> bool:
-    """Return whether a module that names no keys has one argument, which is a TensorDict."""
-    if isinstance(module, TensorDictModuleBase):
-        return False
-    return list(inspect.signature(module.forward).parameters) in (["tensordict"], ["td"])
 
 
 def _writes_action(module: nn.Module, spec: EnvSpec) -> bool:

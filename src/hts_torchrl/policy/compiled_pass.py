@@ -75,7 +75,10 @@ class CompiledPass:
             # All of it, although actors use the answers alone: what is examined is what acts.
             return answers, {key: written[key] for key in written.keys() - inputs.keys()}
 
-        graph = self._graph_of(run)
+        try:
+            graph: _Graph = as_one_graph(run, self._arguments)
+        except (ValueError, RuntimeError) as error:  # torch's, of a backend that it does not know
+            raise ConfigurationError(f"{self._setting}: {compile_failure(error)[0]}") from error
         began_s = time.perf_counter()
         try:
             with compile_settings():
@@ -86,12 +89,6 @@ class CompiledPass:
         took_s = time.perf_counter() - began_s
         _log.info("a pass of %d rows was compiled in %.1f s", inference.batch_size, took_s)
         return graph
-
-    def _graph_of(self, run: _Graph) -> _Graph:
-        try:
-            return as_one_graph(run, self._arguments)
-        except (ValueError, RuntimeError) as error:  # torch's, of a backend that it does not know
-            raise ConfigurationError(f"{self._setting}: {compile_failure(error)[0]}") from error
 
     def _refuse_other_types(self, answers: dict[Key, Tensor], expected: dict[Key, Tensor]) -> None:
         """Refuse answers that do not fit where those of the plain pass do."""
