@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -79,14 +80,14 @@ def examine(
         inference.extras = []
     batch_size = inference.batch_size
     answers_numbers = find_readable(inference)
-    with _tried_at_random():
+    with _refusing(_fails_at_random):
         is_exact = batch_size == 1 or depends_on_row_alone(inference)
     if compile_policy is not None:
         inference.compiled = CompiledPass(inference, compile_policy)
         inference.run_batch()
         is_exact &= batch_size == 1 or depends_on_row_alone(inference)
     if batch_size == 1 or not is_exact:
-        with _tried_at_random():
+        with _refusing(_fails_at_random):
             _refuse_own_memory(inference)
     if not is_exact:
         warnings.warn(_DEPENDS if answers_numbers else _ANSWERS_NAN, stacklevel=5)
@@ -95,17 +96,21 @@ def examine(
 
 
 @contextlib.contextmanager
-def _tried_at_random() -> Iterator[None]:
-    """Refuse a policy that has no answer to random observations."""
+def _refusing(told: Callable[[Exception], ConfigurationError]) -> Iterator[None]:
+    """Refuse a policy that has no answer, in the words of ``told``."""
     try:
         yield
     except ConfigurationError:
         raise
     except _UNREADABLE as error:
-        raise ConfigurationError(
-            "the policy fails where it is tried with random observations: "
-            f"{' '.join(str(error).split())}"
-        ) from error
+        raise told(error) from error
+
+
+def _fails_at_random(error: Exception) -> ConfigurationError:
+    reason = " ".join(str(error).split())
+    return ConfigurationError(
+        f"the policy fails where it is tried with random observations: {reason}"
+    )
 
 
 def find_outputs(inference: PolicyInference) -> dict[Key, ArraySpec]:
@@ -119,8 +124,8 @@ def find_outputs(inference: PolicyInference) -> dict[Key, ArraySpec]:
             environment accepts, its memory is not what it reads, or more than observation and draw
             decide its answer.
     """
-    with noting_draws((*TORCH, *OTHERS)) as drawn:
-        _, result = _first_pass(inference)
+    with noting_draws((*TORCH, *OTHERS)) as drawn, _refusing(partial(misfit, inference.spec)):
+        _, result = inference.run_batch()
     inference.extras = _extras(inference, result.written)
     _refuse_chance(inference, drawn, result)
     tensors, _ = inference.run_batch()
@@ -142,16 +147,9 @@ def require_fitting(inference: PolicyInference) -> None:
     Raises:
         ConfigurationError: with what the environment has, and what the policy.
     """
-    _refuse_other_actions(inference, *_first_pass(inference))
-
-
-def _first_pass(inference: PolicyInference) -> tuple[dict[Key, Tensor], PolicyOutput]:
-    try:
-        return inference.run_batch()
-    except ConfigurationError:
-        raise
-    except _UNREADABLE as error:  # torch's words for shapes, types and numbers that do not fit
-        raise misfit(inference.spec, error) from error
+    with _refusing(partial(misfit, inference.spec)):
+        answers, result = inference.run_batch()
+    _refuse_other_actions(inference, answers, result)
 
 
 def _refuse_other_actions(

@@ -27,12 +27,14 @@ class ExploringPolicy:
     Args:
         policy: a TensorDict policy that writes the action.
         action: what the environment accepts.
+        greedy: whether modules are told not to explore.
 
     Raises:
         ConfigurationError: if no module writes the action.
     """
 
-    def __init__(self, policy: nn.Module, action: ActionSpec) -> None:
+    def __init__(self, policy: nn.Module, action: ActionSpec, *, greedy: bool) -> None:
+        self._mode = ExplorationType.DETERMINISTIC if greedy else ExplorationType.RANDOM
         steps, key = list(modules_of(policy)), path_of(action.key)
         writers = [number for number, step in enumerate(steps) if key in written_by(step)]
         if not writers:
@@ -53,26 +55,19 @@ class ExploringPolicy:
         return tensordict
 
     def explore(
-        self,
-        decided: TensorDictBase,
-        draws: Tensor,
-        *,
-        greedy: bool,
-        random: RandomActions | None = None,
+        self, decided: TensorDictBase, draws: Tensor, random: RandomActions | None
     ) -> TensorDictBase:
         """Return what the remaining modules make of each row.
 
         Args:
             decided: by :meth:`decide`, ``[B]``.
             draws: float64 ``[B, K]``; the first of a row seeds torch's generators for it.
-            greedy: whether they are told not to explore.
             random: has the last word on the action; None leaves it.
         """
         steps: list[nn.Module] = [*self.explores, *([] if random is None else [random])]
         if not steps:
             return decided
-        mode = ExplorationType.DETERMINISTIC if greedy else ExplorationType.RANDOM
-        with set_exploration_type(mode):
+        with set_exploration_type(self._mode):
             return row_by_row(steps, decided, draws)
 
 

@@ -120,7 +120,7 @@ class PolicyInference:
             self._project = Projection(self._head, self.device)
             self.log_prob_keys = self._head.log_prob_keys
         else:
-            self._exploring = ExploringPolicy(policy, spec.action)
+            self._exploring = ExploringPolicy(policy, spec.action, greedy=greedy)
         self.extras = list(extras)
         self.compiled: Pass | None = None
         """What runs in place of :meth:`compute`, except for random actions; the bits differ."""
@@ -282,7 +282,7 @@ class PolicyInference:
         with self._autocast():
             decided = exploring.decide(inputs, self.batch_size)
         last = self._random if random else None
-        written = exploring.explore(decided, draws, greedy=self._greedy, random=last)
+        written = exploring.explore(decided, draws, last)
         value = written.get("state_value", None)
         return {self.action.key: written[self.action.key]}, PolicyOutput(None, value, written)
 
