@@ -26,7 +26,7 @@ class CompiledPass:
     """A pass of an inference as one graph, from inputs and draws to the answers.
 
     The weights are inputs of the graph, so it goes on with whatever is copied into them. What the
-    policy keeps in Python is as it was when the graph was made, which is when it is first called.
+    policy keeps in Python is as it was when the graph was made: at the first call.
 
     Args:
         inference: whose :meth:`~hts_torchrl.policy.inference.PolicyInference.compute` is compiled.

@@ -19,7 +19,6 @@ from hts_torchrl.specs import Array, Key
 Compute: TypeAlias = Callable[[dict[Key, Tensor], Tensor, bool], tuple[dict[Key, Tensor], object]]
 """A pass: inputs and draws on the device, and random; returns the answers there, and all else."""
 
-SETTING = "cudagraph_policy"
 _ALIGNMENT = 512  # that of torch's own allocator, so that kernels find what they always find
 _WARM_UPS = 3  # as in torch's documents
 _DRAWS: Key = ("collector", "draws")  # no observation has this name
@@ -65,9 +64,10 @@ class StagedPass:
     The GPU reads them during the call alone, which waits once, for the copy of the answers::
 
         staged.inputs["observation"].numpy()[:rows] = observations
-        answers = staged.run(compute)
+        answers = staged.run()
 
     Args:
+        compute: the pass.
         inputs: observations and memory ``[B, ...]`` on the CPU, whose values are taken.
         draws: float64 ``[B, K]`` on the CPU, whose values are taken.
         device: of the passes.
@@ -77,13 +77,14 @@ class StagedPass:
 
     def __init__(
         self,
+        compute: Compute,
         inputs: Mapping[Key, Tensor],
         draws: Tensor,
         *,
         device: torch.device,
         cudagraph: bool = False,
     ) -> None:
-        self._device, self._cudagraph = device, cudagraph
+        self._compute, self._device, self._cudagraph = compute, device, cudagraph
         given = {**inputs, _DRAWS: draws}
         self._from_cpu = Block(given, "cpu", pinned=device.type == "cuda")
         for key, tensor in given.items():
@@ -95,12 +96,8 @@ class StagedPass:
         """float64 ``[B, K]``, on the CPU."""
         self._variants: dict[bool, _Variant] = {}
 
-    def run(self, compute: Compute, *, random: bool = False) -> dict[Key, Array]:
+    def run(self, random: bool = False) -> dict[Key, Array]:
         """Run a pass over inputs and draws.
-
-        Args:
-            compute: the pass, the same in every call.
-            random: given to it.
 
         Returns:
             Its answers ``[B, ...]`` by key, valid until the next call.
@@ -113,7 +110,7 @@ class StagedPass:
             inputs = {key: self._there.tensors[key] for key in self.inputs}
             draws = self._there.tensors[_DRAWS]
             self._variants[random] = _Variant(
-                lambda: compute(inputs, draws, random)[0], self._device, self._cudagraph
+                lambda: self._compute(inputs, draws, random)[0], self._device, self._cudagraph
             )
         return self._variants[random].run()
 
@@ -135,7 +132,9 @@ class _Variant:
 
         self._fill = fill
         if cudagraph:
-            self._fill = captured(fill, device, setting=SETTING, what="the policy's pass")
+            self._fill = captured(
+                fill, device, setting="cudagraph_policy", what="the policy's pass"
+            )
 
     def run(self) -> dict[Key, Array]:
         self._fill()

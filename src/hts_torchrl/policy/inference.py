@@ -103,7 +103,7 @@ class PolicyInference:
         self._staged: StagedPass | None = None
         if self.device.type == "cuda":
             self._staged = StagedPass(
-                self.inputs, self.draws, device=self.device, cudagraph=cudagraph
+                self._run, self.inputs, self.draws, device=self.device, cudagraph=cudagraph
             )
             self.inputs, self.draws = self._staged.inputs, self._staged.draws
         # The caller of the serial twin may have set another mode.
@@ -162,7 +162,7 @@ class PolicyInference:
             batch.numpy()[:taken] = inputs[key][rows]
         self.draws.numpy()[:taken] = draws[rows]
         if self._staged is not None:
-            arrays = self._staged.run(self._run, random=random)
+            arrays = self._staged.run(random)
         else:
             answers, _ = self.run_batch(random)
             arrays = {key: value.cpu().numpy() for key, value in answers.items()}
