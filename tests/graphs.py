@@ -90,7 +90,11 @@ def replaying(policy: nn.Module, spec: EnvSpec, batch_size: int = 4, **settings)
     """Inference on the CPU that stages and replays, as one on a GPU with ``cudagraph=True``."""
     inference = PolicyInference(policy, spec, batch_size=batch_size, **settings)
     inference._staged = staged = StagedPass(
-        inference.inputs, inference.draws, device=torch.device("cpu"), cudagraph=True
+        inference._run,
+        inference.inputs,
+        inference.draws,
+        device=torch.device("cpu"),
+        cudagraph=True,
     )
     inference.inputs, inference.draws = staged.inputs, staged.draws
     return inference

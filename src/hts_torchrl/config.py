@@ -25,6 +25,25 @@ def default_batch_size(num_envs: int) -> int:
     return min(8, num_envs)
 
 
+def take_plain_values(settings: Any) -> None:  # noqa: ANN401 - any dataclass
+    """Make values Python's own, as a checkpoint takes them, and 1e6 an integer.
+
+    Args:
+        settings: a frozen dataclass that is being made.
+
+    Raises:
+        ConfigurationError: naming a setting that is no integer where one is needed.
+    """
+    for setting in fields(settings):
+        value, kind = loadable(getattr(settings, setting.name)), str(setting.type)
+        wanted = kind == "int" or (kind == "int | None" and value is not None)
+        if wanted and not isinstance(value, int):
+            whole = isinstance(value, Real) and value % 1 == 0
+            require(whole, f"{setting.name}={value!r}", "a whole number")
+            value = int(value)
+        object.__setattr__(settings, setting.name, value)
+
+
 @dataclass(frozen=True, kw_only=True)
 class PoolConfig:
     """How many workers there are, and how they start and wait."""
@@ -67,7 +86,7 @@ class PoolConfig:
 
     def __post_init__(self) -> None:
         """Refuse what cannot work."""
-        self._take_plain_values()
+        take_plain_values(self)
         self._refuse_counts()
         for name, kind in (("start_method", StartMethod), ("recover", Recover)):
             value, known = getattr(self, name), get_args(kind)
@@ -78,21 +97,6 @@ class PoolConfig:
         # NaN is not positive either.
         require(self.timeout_s > 0, f"timeout_s={self.timeout_s}", "a positive time")
         self._refuse_backend()
-
-    def _take_plain_values(self) -> None:
-        """Make values Python's own, as a checkpoint takes them, and 1e6 an integer.
-
-        Raises:
-            ConfigurationError: naming a setting that is no integer where one is needed.
-        """
-        for setting in fields(self):
-            value, kind = loadable(getattr(self, setting.name)), str(setting.type)
-            wanted = kind == "int" or (kind == "int | None" and value is not None)
-            if wanted and not isinstance(value, int):
-                whole = isinstance(value, Real) and value % 1 == 0
-                require(whole, f"{setting.name}={value!r}", "a whole number")
-                value = int(value)
-            object.__setattr__(self, setting.name, value)
 
     def _refuse_backend(self) -> None:
         """Refuse what no backend does, in the words of TorchRL's arguments."""
@@ -216,7 +220,7 @@ class CollectorSettings(PoolConfig):
 
     def __post_init__(self) -> None:
         """Refuse what cannot work."""
-        self._take_plain_values()
+        take_plain_values(self)
         _ = self.schedule
         super().__post_init__()
         compiles = self.compile_policy

@@ -78,12 +78,9 @@ class ActingPolicy(TensorDictModuleBase):
         shape = tensordict.batch_size
         return tensordict.update({k: v.reshape(*shape, *v.shape[1:]) for k, v in answers.items()})
 
-    @torch.no_grad()
     def load(self, policy: nn.Module, version: int) -> None:
         """Take newer weights, in place."""
-        own, newest = self.policy.state_dict(), policy.state_dict()
-        for name, weights in own.items():
-            weights.copy_(newest[name])
+        self.policy.load_state_dict(policy.state_dict())
         self.version.fill_(version)
 
 

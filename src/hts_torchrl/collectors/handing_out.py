@@ -104,10 +104,6 @@ def require_rows_apart(settings: TorchRLSettings, num_envs: int) -> None:
 
     Transitions are put there environment by environment, and only some of the last have an end.
 
-    Args:
-        settings: TorchRL's.
-        num_envs: N.
-
     Raises:
         ConfigurationError: naming what reads transitions in their order.
     """
@@ -129,11 +125,8 @@ def require_rows_apart(settings: TorchRLSettings, num_envs: int) -> None:
 def extend(buffer: ReplayBuffer, batch: TensorDictBase, rows: tuple[int, int]) -> None:
     """Put a batch into a buffer: transition by transition, unless it has dimensions for rows.
 
-    Args:
-        buffer: to be extended.
-        batch: whatever is handed out.
-        rows: ``(N, T)``; a batch of another shape, as ``postproc`` and ``split_trajs`` may return
-            one, is put there as it is.
+    A batch of another shape than ``(N, T)``, as ``postproc`` and ``split_trajs`` may return one, is
+    put there as it is.
     """
     dimensions = getattr(buffer.storage, "ndim", 1)
     if dimensions == 1 and tuple(batch.shape) == rows:

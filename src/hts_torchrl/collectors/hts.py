@@ -15,9 +15,8 @@ from hts_torchrl.collectors.handing_out import extend
 from hts_torchrl.collectors.progress import Progress
 from hts_torchrl.collectors.round_runner import MakePool, RoundRunner
 from hts_torchrl.collectors.run_times import RunTimes
-from hts_torchrl.collectors.torchrl_arguments import FIXED
 from hts_torchrl.collectors.torchrl_contract import ContractCollector
-from hts_torchrl.collectors.torchrl_settings import Device, TorchRLSettings
+from hts_torchrl.collectors.torchrl_settings import FIXED, Device, TorchRLSettings
 from hts_torchrl.config import CollectorSettings, Precision
 from hts_torchrl.envs.group import CreateEnv, EnvFactory, SeededGroup
 from hts_torchrl.envs.layers import warn_of_statistics
@@ -278,6 +277,8 @@ class HTSCollector(ContractCollector):
         *,
         weights: TensorDictBase | dict[str, Any] | None = None,
         policy: nn.Module | None = None,
+        model_id: str | None = None,
+        weights_dict: dict[str, Any] | None = None,
         **kwargs: Any,  # noqa: ANN401
     ) -> None:
         """Publish weights; the round that starts at the next rendezvous acts with them.
@@ -287,18 +288,20 @@ class HTSCollector(ContractCollector):
                 takes the policy that the collector was given.
             weights: the same by keyword.
             policy: the same by keyword.
-            kwargs: TorchRL's ``model_id`` and ``weights_dict``, which can name ``policy`` only.
+            model_id: TorchRL's name of the policy, which is ``policy``.
+            weights_dict: the same by that name.
+            kwargs: TorchRL's others, which can only be None.
 
         Raises:
             ConfigurationError: if the weights are not those of a policy like the collector's, by
                 name, shape and type, or not finite; or an argument for many policies is given. What
                 was published before is kept then.
         """
-        if kwargs.pop("model_id", None) not in (None, "policy"):
-            raise ConfigurationError("model_id: one policy acts, whose name is 'policy'")
-        named = kwargs.pop("weights_dict", None) or {}
-        if unknown := [name for name in named if name != "policy"]:
-            raise ConfigurationError(f"weights_dict: no {unknown[0]!r} acts, only 'policy' does")
+        named = weights_dict or {}
+        if unknown := [name for name in (model_id or "policy", *named) if name != "policy"]:
+            raise ConfigurationError(
+                f"model_id or weights_dict: no {unknown[0]!r} acts, only 'policy' does"
+            )
         if any(value is not None for value in kwargs.values()):
             raise ConfigurationError(
                 f"arguments {sorted(kwargs)} are not supported: one policy acts"

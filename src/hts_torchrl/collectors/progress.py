@@ -69,8 +69,13 @@ class Progress:
         round_index = int(state.get("round", 0))
         games = self._restored(state["games"], round_index) if "games" in state else None
         frames, version = int(state["frames"]), int(state["policy_version"])
-        if "round" in state:  # old ones have none, and begin with the first
-            self._require_rounds(frames, round_index)
+        own = self._settings.frames_per_batch
+        # Old states have no round, and begin with the first. Others end at whole rounds of a size.
+        if "round" in state and frames != round_index * own:
+            raise ConfigurationError(
+                f"the state has done {frames} frames in {round_index} rounds, which are no rounds "
+                f"of frames_per_batch={own}: give the one with which it was made"
+            )
         acting = state.get("acting_weights")
         versions = {} if acting is None else {round_index: int(state["acting_version"])}
         # Whatever could be refused has been: a refused state changes nothing.
@@ -79,15 +84,6 @@ class Progress:
         self.action_logs = {} if games is None else {round_index: games}
         if games is None:
             self.begin_games()
-
-    def _require_rounds(self, frames: int, rounds: int) -> None:
-        """Refuse rounds of another size: the run would end at another number of frames."""
-        own = self._settings.frames_per_batch
-        if frames != rounds * own:
-            raise ConfigurationError(
-                f"the state has done {frames} frames in {rounds} rounds, which are no rounds of "
-                f"frames_per_batch={own}: give the one with which it was made"
-            )
 
     def _restored(self, games: Mapping[str, torch.Tensor], round_index: int) -> ActionLog:
         """Return the games of this collector's environments out of those of all ranks."""
@@ -108,14 +104,10 @@ class Progress:
         )
 
     def state_at(self, round_index: int, *, envs: bool) -> OrderedDict[str, Any]:
-        """Return counters and games of a run whose next batch is round ``round_index``.
-
-        Args:
-            round_index: the round of the last batch, or the next.
-            envs: whether to keep the running games.
+        """Return counters, and with ``envs`` the games, of a run before round ``round_index``.
 
         Raises:
-            ProtocolError: for another round.
+            ProtocolError: for another round than that of the last batch, or the next.
         """
         if round_index not in self.action_logs:
             raise ProtocolError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
 import torch
@@ -19,7 +19,7 @@ from hts_torchrl.schedule import NUM_STORAGES
 from hts_torchrl.shared.action_log import ActionLog
 from hts_torchrl.shared.buffers import SharedBuffers
 from hts_torchrl.shared.rollout import DebugStorage
-from hts_torchrl.specs import IS_INIT, ArraySpec, EnvSpec, Key
+from hts_torchrl.specs import IS_INIT, Array, ArraySpec, EnvSpec, Key
 from hts_torchrl.workers.pool import WorkerPool
 
 _log = logging.getLogger(__name__)
@@ -72,7 +72,10 @@ class RoundRunner:
             """Whose weights act first, until some are published or a warning says that none are."""
             self._asked = False
             """Whether a batch was asked for."""
-            self._batches = [self._tensordict(storage) for storage in range(NUM_STORAGES)]
+            self._batches = [
+                batch_over(self.shared.storages[index].arrays, env_spec)
+                for index in range(NUM_STORAGES)
+            ]
             self.pool = self._new_pool()
         except BaseException:
             self.shared.close()
@@ -108,21 +111,6 @@ class RoundRunner:
                 "those of the start act until update_policy_weights_() is called"
             )
         self._asked = True
-
-    def _tensordict(self, storage: int) -> TensorDict:
-        """Lay a TensorDict over one storage, without copying."""
-        shape = [self._schedule.num_envs, self._schedule.steps_per_round]
-        arrays = self.shared.storages[storage].arrays
-        batch = TensorDict(
-            {key: torch.from_numpy(array) for key, array in arrays.items()},
-            shape,
-            names=[None, "time"],
-        )
-        for key in ("done", "terminated", "truncated"):
-            batch[key] = torch.zeros(*shape, 1, dtype=torch.bool)
-        if self._env_spec.memory.reads_is_init:  # as TorchRL's InitTracker: no step goes on anew
-            batch["next", IS_INIT] = torch.zeros(*shape, 1, dtype=torch.bool)
-        return batch
 
     def next_batch(self, before_round: Callable[[], None] | None = None) -> TensorDictBase:
         """Finish the running round, start the following one and return the finished one ``[N, T]``.
@@ -248,3 +236,20 @@ class RoundRunner:
         """Stop all workers and free the shared memory; may be called twice."""
         self.pool.shutdown()
         self.shared.close()
+
+
+def batch_over(arrays: Mapping[Key, Array], spec: EnvSpec) -> TensorDict:
+    """Lay a batch over the arrays of a round ``[N, T, ...]``, without copying.
+
+    Flags that no array holds are False: a step before which a game ended is the next game's.
+    """
+    shape = arrays["collector", "traj_ids"].shape
+    tensors = {key: torch.from_numpy(array) for key, array in arrays.items()}
+    batch = TensorDict(tensors, shape, names=[None, "time"])
+    flags: list[Key] = ["done", "terminated", "truncated", ("next", "done")]
+    if spec.memory.reads_is_init:  # as TorchRL's InitTracker: no step goes on anew
+        flags.append(("next", IS_INIT))
+    for key in flags:
+        batch[key] = torch.zeros(*shape, 1, dtype=torch.bool)
+    batch["collector", "policy_version"] = torch.zeros(shape, dtype=torch.int64)
+    return batch

@@ -10,18 +10,16 @@ from numbers import Integral
 from typing import Any
 
 import numpy as np
-import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torchrl.collectors import BaseCollector
 from torchrl.data import Composite, TensorSpec
 
 from hts_torchrl.collectors.handing_out import HandingOut, require_rows_apart
 from hts_torchrl.collectors.progress import Progress
-from hts_torchrl.collectors.round_runner import RoundRunner
+from hts_torchrl.collectors.round_runner import RoundRunner, batch_over
 from hts_torchrl.collectors.run_times import RunTimes, Trace
-from hts_torchrl.collectors.torchrl_arguments import without_fixed
-from hts_torchrl.collectors.torchrl_settings import TorchRLSettings
+from hts_torchrl.collectors.torchrl_settings import TorchRLSettings, without_fixed
 from hts_torchrl.config import CollectorSettings
 from hts_torchrl.envs.torchrl_specs import tensor_spec_of
 from hts_torchrl.errors import ConfigurationError, ProtocolError
@@ -29,7 +27,7 @@ from hts_torchrl.policy.as_policy import Policy
 from hts_torchrl.policy.composite import VECTOR
 from hts_torchrl.schedule import Schedule
 from hts_torchrl.shared.rollout import storage_specs
-from hts_torchrl.specs import IS_INIT, ArraySpec, EnvSpec, Key
+from hts_torchrl.specs import ArraySpec, EnvSpec, Key
 
 _PUBLISH = "publish weights with update_policy_weights_()"
 
@@ -95,28 +93,10 @@ class ContractCollector(BaseCollector):
         """Return zeros in the form of a batch; no environment is stepped."""
         discounted = self.config.reward_discount is not None
         specs = storage_specs(self.env_spec, self._outputs, discounted=discounted)
-        batch = TensorDict(
-            {
-                key: torch.from_numpy(np.zeros((*self._shape, *array.shape), array.dtype))
-                for key, array in specs.items()
-            },
-            self._shape,
-            names=[None, "time"],
-        )
-        flags: list[Key] = ["done", "terminated", "truncated", ("next", "done")]
-        if self.env_spec.memory.reads_is_init:
-            flags.append(("next", IS_INIT))
-        for key in flags:
-            batch[key] = torch.zeros(*self._shape, 1, dtype=torch.bool)
-        batch["collector", "policy_version"] = torch.zeros(self._shape, dtype=torch.int64)
-        return self._handing_out.form(batch)
-
-    def _refuse_state_of_trajectories(self) -> None:
-        if self.trajs_per_batch is not None:
-            raise ConfigurationError(
-                "with trajs_per_batch no state is complete: the steps of games that have not ended "
-                "are held back; collect rounds instead, and split them with split_trajs"
-            )
+        arrays = {
+            key: np.zeros((*self._shape, *array.shape), array.dtype) for key, array in specs.items()
+        }
+        return self._handing_out.form(batch_over(arrays, self.env_spec))
 
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
         """Set the run's seed, before the first batch; returns it.
@@ -159,8 +139,13 @@ class ContractCollector(BaseCollector):
 
         Raises:
             ProtocolError: for another round.
+            ConfigurationError: with ``trajs_per_batch``.
         """
-        self._refuse_state_of_trajectories()
+        if self.trajs_per_batch is not None:
+            raise ConfigurationError(
+                "with trajs_per_batch no state is complete: the steps of games that have not ended "
+                "are held back; collect rounds instead, and split them with split_trajs"
+            )
         progress = self._progress
         state = progress.state_at(round_index, envs=envs)
         state["policy_version"] = self.policy_version

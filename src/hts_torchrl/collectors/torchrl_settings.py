@@ -1,9 +1,9 @@
-"""Settings that have the names and meanings of TorchRL's ``Collector``."""
+"""Arguments of TorchRL's ``Collector``: those that act alike, and those that change nothing."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -12,12 +12,51 @@ from tensordict import TensorDictBase
 from tensordict.nn import InteractionType
 from torchrl.data import ReplayBuffer
 
+from hts_torchrl.config import take_plain_values
 from hts_torchrl.errors import ConfigurationError, require
 from hts_torchrl.policy.exploration import RandomActions
 from hts_torchrl.specs import EnvSpec
 
 Device: TypeAlias = torch.device | str | int
 _GREEDY = (InteractionType.DETERMINISTIC, InteractionType.MODE)
+
+_BOOLEAN = "a boolean is needed"
+_PUBLISH = "weights are published with update_policy_weights_()"
+
+FIXED: Mapping[str, tuple[tuple[object, ...], str]] = {
+    "sync": ((None, True), "every round is synchronous"),
+    "env_device": ((None, "cpu"), "environments run on the CPU"),
+    "reset_at_each_iter": ((False,), "games go on in the next round, which runs already"),
+    "reset_when_done": ((True,), "a game that has ended is followed by another"),
+    "interruptor": ((None,), "a round always has all of its steps"),
+    "use_buffers": ((None, True, False), _BOOLEAN),
+    "extend_buffer": ((True,), "a buffer is extended by whole rounds"),
+    "trust_policy": ((None, True, False), _BOOLEAN),
+    "no_cuda_sync": ((False, True), _BOOLEAN),
+    "weight_updater": ((None,), _PUBLISH),
+    "weight_sync_schemes": ((None,), _PUBLISH),
+    "weight_recv_schemes": ((None,), _PUBLISH),
+    "auto_register_policy_transforms": ((None, True, False), _BOOLEAN),
+}
+"""Arguments with the values that say what happens anyway, and why no other is possible."""
+
+
+def without_fixed(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments that are not in the table :data:`FIXED`.
+
+    Raises:
+        ConfigurationError: for one of the table with a value that is not accepted.
+    """
+    for name in FIXED.keys() & arguments.keys():
+        value, (accepted, reason) = arguments[name], FIXED[name]
+        plain = str(value) if name == "env_device" and value is not None else value
+        if not any(type(plain) is type(each) and plain == each for each in accepted):
+            shown = value if isinstance(value, bool | int | str) else type(value).__name__
+            raise ConfigurationError(
+                f"{name}={shown!r} is not supported, only {' or '.join(map(repr, accepted))}: "
+                f"{reason}"
+            )
+    return {name: value for name, value in arguments.items() if name not in FIXED}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,19 +131,11 @@ class TorchRLSettings:
         frames = self.init_random_frames
         counted = frames is None or (type(frames) is int and frames >= -1)
         require(counted, f"init_random_frames={frames!r}", "a number of steps")
-        captured = self.cudagraph_policy is None or isinstance(self.cudagraph_policy, bool)
-        kind = type(self.cudagraph_policy).__name__
-        require(captured, f"cudagraph_policy of type {kind}", "True or False")
-        tracked = isinstance(self.track_policy_version, bool)
-        kind = type(self.track_policy_version).__name__
-        require(tracked, f"track_policy_version of type {kind}", "True or False")
-        for name in ("postproc", "pre_collect_hook", "post_collect_hook"):
+        take_plain_values(self)
+        for name, fits, wanted in _KINDS:
             value = getattr(self, name)
-            called = value is None or callable(value)
-            require(called, f"{name} of type {type(value).__name__}", "a function")
-        buffer = self.replay_buffer
-        extends = buffer is None or hasattr(buffer, "extend")
-        require(extends, f"replay_buffer of type {type(buffer).__name__}", "a ReplayBuffer")
+            kind = f"{name} of type {type(value).__name__}"
+            require(value is None or fits(value), kind, wanted)
         self._require_trajectories()
 
     def _require_trajectories(self) -> None:
@@ -129,20 +160,11 @@ class TorchRLSettings:
             )
 
     def policy_device(self, given: Device | None) -> str:
-        """Return where actors compute.
-
-        Args:
-            given: what was asked for; None is ``device``, and else the CPU.
-        """
-        device = self.device if given is None else given
-        setting = "device" if given is None else "policy_device"
-        return "cpu" if device is None else str(_there(setting, device))
+        """Return where actors compute: as given, or else on ``device``, or else on the CPU."""
+        return str(_first_of(policy_device=given, device=self.device) or "cpu")
 
     def cudagraph(self, policy_device: str) -> bool:
-        """Return whether actors replay CUDA graphs.
-
-        Args:
-            policy_device: where they compute.
+        """Return whether actors, which compute on ``policy_device``, replay CUDA graphs.
 
         Raises:
             ConfigurationError: if that is no GPU, or they are to draw random actions first.
@@ -164,15 +186,10 @@ class TorchRLSettings:
     @property
     def batch_device(self) -> torch.device | None:
         """Where batches lie; None leaves them where they are, and does not name it."""
-        device = self.device if self.storing_device is None else self.storing_device
-        setting = "device" if self.storing_device is None else "storing_device"
-        return None if device is None else _there(setting, device)
+        return _first_of(storing_device=self.storing_device, device=self.device)
 
     def greedy(self, env_spec: EnvSpec) -> bool:
         """Return whether actors answer the likeliest action instead of a drawn one.
-
-        Args:
-            env_spec: what the environments accept.
 
         Raises:
             ConfigurationError: for another kind of exploration.
@@ -194,10 +211,6 @@ class TorchRLSettings:
     def random_rounds(self, env_spec: EnvSpec, frames_per_round: int) -> int:
         """Return in how many rounds actors answer uniform actions.
 
-        Args:
-            env_spec: what the environments accept.
-            frames_per_round: steps of all environments in a round.
-
         Raises:
             ConfigurationError: if there is nothing to draw between.
         """
@@ -206,16 +219,34 @@ class TorchRLSettings:
         return -(-self.random_frames // frames_per_round)
 
 
-def _there(setting: str, device: Device) -> torch.device:
-    """Return a device of this machine.
+def _is_bool(value: object) -> bool:
+    return isinstance(value, bool)
+
+
+_KINDS: tuple[tuple[str, Callable[[object], bool], str], ...] = (
+    ("cudagraph_policy", _is_bool, "True or False"),
+    ("track_policy_version", _is_bool, "True or False"),
+    ("postproc", callable, "a function"),
+    ("pre_collect_hook", callable, "a function"),
+    ("post_collect_hook", callable, "a function"),
+    ("replay_buffer", lambda value: hasattr(value, "extend"), "a ReplayBuffer"),
+)
+"""What settings of some types must be, unless they are None."""
+
+
+def _first_of(**given: Device | None) -> torch.device | None:
+    """Return the first device that a setting names; None if none does.
 
     Raises:
-        ConfigurationError: naming the setting, for a device that is not there.
+        ConfigurationError: naming the setting, for a device that this machine does not have.
     """
-    try:
-        return torch.empty(0, device=device).device
-    except (AssertionError, RuntimeError, TypeError) as error:
-        reason = str(error).partition("\n")[0]
-        raise ConfigurationError(
-            f"{setting}={device!r}; a device of this machine is needed ({reason})"
-        ) from error
+    for setting, device in given.items():
+        try:
+            if device is not None:
+                return torch.empty(0, device=device).device
+        except (AssertionError, RuntimeError, TypeError) as error:
+            reason = str(error).partition("\n")[0]
+            raise ConfigurationError(
+                f"{setting}={device!r}; a device of this machine is needed ({reason})"
+            ) from error
+    return None

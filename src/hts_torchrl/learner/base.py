@@ -16,12 +16,12 @@ from torch import Tensor, nn
 
 from hts_torchrl.errors import ConfigurationError, require
 from hts_torchrl.learner.chunked_rounds import ChunkedRounds
-from hts_torchrl.learner.modes import evaluating
 from hts_torchrl.learner.optimizers import make_optimizer, require_arguments
 from hts_torchrl.learner.policy_module import NO_VALUE
 from hts_torchrl.learner.restored import restored
 from hts_torchrl.learner.settings import show_inherited
 from hts_torchrl.objectives.returns import Targets, gae_targets
+from hts_torchrl.policy.forward import evaluating
 from hts_torchrl.policy.normalization import RunningStatistics
 from hts_torchrl.specs import IS_INIT
 
@@ -401,7 +401,7 @@ class Learner(ChunkedRounds):
             Values of the B chosen ones, float32 ``[B, 1]``, without gradient.
         """
         final = after.select(*self.observation_keys)[chosen]
-        with torch.no_grad(), evaluating(self._draws.layers_of_two_modes):
+        with torch.no_grad(), evaluating(*self._draws.layers_of_two_modes):
             return self.evaluate(final)[1].unsqueeze(-1)
 
     def values_of(self, batch: TensorDictBase) -> Tensor:
@@ -414,7 +414,7 @@ class Learner(ChunkedRounds):
             Values, float32 ``[N, T, 1]``, without gradient.
         """
         parts = self.samples_of(batch).chunk(self.parts_per_pass)
-        with torch.no_grad(), evaluating(self._draws.layers_of_two_modes):
+        with torch.no_grad(), evaluating(*self._draws.layers_of_two_modes):
             return torch.cat([self.evaluate(part)[1] for part in parts]).reshape(*batch.shape, 1)
 
     def _next_value(self, batch: TensorDictBase, value: Tensor, *, of_behaviour: bool) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
@@ -42,19 +42,6 @@ def layers_of_two_modes(policy: nn.Module, observations: dict[Key, Tensor]) -> l
             "BatchNorm, or call eval() on them before fit, which keeps them in that mode"
         )
     return [policy.get_submodule(name) for name in names]
-
-
-@contextlib.contextmanager
-def evaluating(layers: Sequence[nn.Module]) -> Iterator[None]:
-    """Put layers into eval mode for a while."""
-    learning = [module for layer in layers for module in layer.modules() if module.training]
-    for module in learning:
-        module.training = False
-    try:
-        yield
-    finally:
-        for module in learning:
-            module.training = True
 
 
 class SeededDraws:

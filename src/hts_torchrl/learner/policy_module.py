@@ -21,10 +21,9 @@ from torchrl.modules import Delta, TanhDelta
 from hts_torchrl.compat.lightning import must_leave
 from hts_torchrl.compat.torch import compiles_calls, uncompiled
 from hts_torchrl.errors import ConfigurationError, ProtocolError
-from hts_torchrl.learner.modes import evaluating
 from hts_torchrl.models import make_actor_critic
 from hts_torchrl.policy.as_policy import initialise
-from hts_torchrl.policy.forward import evaluate, inputs_of, probabilistic_module
+from hts_torchrl.policy.forward import evaluate, evaluating, inputs_of, probabilistic_module
 from hts_torchrl.policy.inference import one_thread
 from hts_torchrl.policy.limits import require_called
 from hts_torchrl.policy.memory import memory_keys
@@ -209,7 +208,7 @@ class PolicyModule(LightningModule):
         else:
             raise ConfigurationError(f"the policy reads {keys}: give a TensorDict with these")
         rows = next(iter(given.values())).shape[0]
-        with torch.no_grad(), evaluating([self.actor_critic]):
+        with torch.no_grad(), evaluating(self.actor_critic):
             action = mode(evaluate(self.actor_critic, given, rows).distribution)
         head = probabilistic_module(self.actor_critic)
         project = Projection(head, self.device)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
 import torch
@@ -26,7 +26,7 @@ from hts_torchrl.envs.torchrl_specs import tensor_spec_of
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.models.distributions import action_head, parameter_keys
 from hts_torchrl.policy.exploration import RandomActions
-from hts_torchrl.policy.forward import modules_of, path_of
+from hts_torchrl.policy.forward import evaluating, modules_of, path_of, written_by
 from hts_torchrl.policy.inference import first_inputs
 from hts_torchrl.policy.limits import misfit, named, require_called
 from hts_torchrl.policy.memory import with_memory
@@ -52,7 +52,7 @@ class FunctionPolicy(TensorDictModuleBase):
         super().__init__()
         self.function = function
         self.in_keys: list[Key] = list(spec.observations)
-        with _in_eval_mode(self), torch.no_grad():
+        with evaluating(self), torch.no_grad():
             written, again = self(_trial(spec)), self(_trial(spec))
             keys = written.keys(include_nested=True, leaves_only=True)
             self.out_keys: list[Key] = [key for key in keys if key not in spec.inputs]
@@ -108,15 +108,16 @@ def as_policy(policy: Policy, spec: EnvSpec) -> TensorDictModuleBase:
     if not isinstance(policy, nn.Module):
         return FunctionPolicy(policy, spec)
     policy = uncompiled(policy)
-    _refuse_wrapper(policy)
-    if _reads_tensordict(policy):
-        return FunctionPolicy(policy, spec)
-    _complete(policy, spec)
     if isinstance(policy, TensorDictModuleBase):
+        _complete(policy, spec)
         require_called(policy)
         _require_readable(policy, spec)
         initialise(policy, spec)
         return policy
+    _refuse_wrapper(policy)
+    if list(inspect.signature(policy.forward).parameters) in (["tensordict"], ["td"]):
+        return FunctionPolicy(policy, spec)
+    _complete(policy, spec)
     if len(spec.observations) != 1:
         raise ConfigurationError(
             f"a plain module cannot tell the observations {sorted(map(str, spec.observations))} "
@@ -169,11 +170,9 @@ def _require_all_actions(drawn: TensorSpec, action: ActionSpec) -> None:
 def _refuse_wrapper(module: nn.Module) -> None:
     """Refuse what hands any arguments on to a TensorDict policy, as Fabric and DDP wrap one."""
     children = [*module.children()]
-    if isinstance(module, TensorDictModuleBase) or len(children) != 1:
-        return
     kinds = {each.kind for each in inspect.signature(module.forward).parameters.values()}
     hands_on = kinds <= {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
-    if hands_on and isinstance(children[0], TensorDictModuleBase):
+    if hands_on and len(children) == 1 and isinstance(children[0], TensorDictModuleBase):
         raise ConfigurationError(
             f"policy of type {type(module).__name__}: actors call the modules of the "
             f"{type(children[0]).__name__} in it one by one, and what wraps it would do nothing; "
@@ -181,31 +180,12 @@ def _refuse_wrapper(module: nn.Module) -> None:
         )
 
 
-def _reads_tensordict(module: nn.Module) -> bool:
-    """Return whether a module that names no keys has one argument, which is a TensorDict."""
-    if isinstance(module, TensorDictModuleBase):
-        return False
-    return list(inspect.signature(module.forward).parameters) in (["tensordict"], ["td"])
-
-
 def _writes_action(module: nn.Module, spec: EnvSpec) -> bool:
     """Return whether a plain module answers the observation with one tensor, and not a pair."""
     seen = _trial(spec).select(*spec.observations).values()
-    with contextlib.suppress(RuntimeError), _in_eval_mode(module), torch.no_grad():
+    with contextlib.suppress(RuntimeError), evaluating(module), torch.no_grad():
         return isinstance(module(*seen), torch.Tensor)
     return False  # it does not fit, which is told where it is examined
-
-
-@contextlib.contextmanager
-def _in_eval_mode(policy: nn.Module) -> Iterator[None]:
-    """Try a policy without a trace in its statistics, such as those of BatchNorm."""
-    learning = [module for module in policy.modules() if module.training]
-    policy.eval()
-    try:
-        yield
-    finally:
-        for module in learning:
-            module.training = True
 
 
 def _trial(spec: EnvSpec) -> TensorDict:
@@ -239,7 +219,7 @@ def initialise(policy: TensorDictModuleBase, spec: EnvSpec) -> None:
     if any(map(is_lazy, policy.parameters())):
         trial = _trial(with_memory(policy, spec))
         try:
-            with _in_eval_mode(policy), torch.no_grad():
+            with evaluating(policy), torch.no_grad():
                 policy(trial)
         except RuntimeError as error:
             raise misfit(spec, error) from error
@@ -253,7 +233,7 @@ def _require_readable(policy: TensorDictModuleBase, spec: EnvSpec) -> None:
     """
     names = {module: name for name, module in policy.named_modules()}
     steps = list(modules_of(policy))
-    ahead = {path_of(key) for step in steps for key in getattr(step, "out_keys", ())}
+    ahead = written_by(*steps)
     known = {path_of(key) for key in spec.observations} | {(IS_INIT,)}
     heads = [step for step in steps if isinstance(step, ProbabilisticTensorDictModule)]
     drawn = {path_of(key) for head in heads for key in head.dist_sample_keys}
@@ -276,7 +256,7 @@ def _require_readable(policy: TensorDictModuleBase, spec: EnvSpec) -> None:
                     f"{sorted(map(str, spec.observations))}, and which no earlier module writes; "
                     f"a memory is written as {('next', *key)}"
                 )
-        written = {path_of(key) for key in getattr(module, "out_keys", ())}
+        written = written_by(module)
         if drawn & known & written:
             raise ConfigurationError(
                 f"the policy's {step} changes an action that was drawn, whose log-probability "

@@ -10,7 +10,6 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-from tensordict import TensorDictBase
 from torch import Tensor
 
 from hts_torchrl.compat.torch import as_one_graph, compile_failure, compile_settings
@@ -27,8 +26,7 @@ class CompiledPass:
     """A pass of an inference as one graph, from inputs and draws to the answers.
 
     The weights are inputs of the graph, so it goes on with whatever is copied into them. What the
-    policy keeps in Python is as it was when the graph was made. There is a graph for drawn actions
-    and one for greedy ones, each made when it is first called.
+    policy keeps in Python is as it was when the graph was made: at the first call.
 
     Args:
         inference: whose :meth:`~hts_torchrl.policy.inference.PolicyInference.compute` is compiled.
@@ -49,35 +47,38 @@ class CompiledPass:
 
     def __init__(self, inference: PolicyInference, arguments: Mapping[str, Any]) -> None:
         self._inference, self._arguments = inference, dict(arguments)
-        self._graphs: dict[bool, _Graph] = {}
+        self._graph: _Graph | None = None
 
     def __call__(
-        self, inputs: dict[Key, Tensor], draws: Tensor, greedy: bool
+        self, inputs: dict[Key, Tensor], draws: Tensor
     ) -> tuple[dict[Key, Tensor], PolicyOutput]:
         """Return the answers of a pass ``[B, ...]``, and all else that it computed."""
         with _no_autocast(draws.device.type):
-            if greedy not in self._graphs:
-                self._graphs[greedy] = self._compile(inputs, draws, greedy)
-            answers, written = self._graphs[greedy](inputs, draws)
+            if self._graph is None:
+                self._graph = self._compile(inputs, draws)
+            answers, written = self._graph(inputs, draws)
         return answers, PolicyOutput(None, answers.get("state_value"), written)
 
-    def _compile(self, inputs: dict[Key, Tensor], draws: Tensor, greedy: bool) -> _Graph:
+    def _compile(self, inputs: dict[Key, Tensor], draws: Tensor) -> _Graph:
         inference = self._inference
         _refuse_device(draws.device)
-        expected, result = inference.compute(inputs, draws, greedy)
-        if rows := inference.row_by_row(result, draws, greedy=greedy):
+        expected, result = inference.compute(inputs, draws)
+        if rows := inference.row_by_row(result, draws):
             raise ConfigurationError(
                 f"{self._setting}: {rows} draws row by row from a generator, which cannot be "
                 f"compiled; {_LEAVE_OUT}"
             )
 
         def run(inputs: dict[Key, Tensor], draws: Tensor) -> _Computed:
-            answers, result = inference.compute(inputs, draws, greedy)
-            written = _tensors(result.written)
+            answers, result = inference.compute(inputs, draws)
+            written = result.tensors()
             # All of it, although actors use the answers alone: what is examined is what acts.
             return answers, {key: written[key] for key in written.keys() - inputs.keys()}
 
-        graph = self._graph_of(run)
+        try:
+            graph: _Graph = as_one_graph(run, self._arguments)
+        except (ValueError, RuntimeError) as error:  # torch's, of a backend that it does not know
+            raise ConfigurationError(f"{self._setting}: {compile_failure(error)[0]}") from error
         began_s = time.perf_counter()
         try:
             with compile_settings():
@@ -88,12 +89,6 @@ class CompiledPass:
         took_s = time.perf_counter() - began_s
         _log.info("a pass of %d rows was compiled in %.1f s", inference.batch_size, took_s)
         return graph
-
-    def _graph_of(self, run: _Graph) -> _Graph:
-        try:
-            return as_one_graph(run, self._arguments)
-        except (ValueError, RuntimeError) as error:  # torch's, of a backend that it does not know
-            raise ConfigurationError(f"{self._setting}: {compile_failure(error)[0]}") from error
 
     def _refuse_other_types(self, answers: dict[Key, Tensor], expected: dict[Key, Tensor]) -> None:
         """Refuse answers that do not fit where those of the plain pass do."""
@@ -119,12 +114,6 @@ def _no_autocast(device: str) -> AbstractContextManager[None]:
     if not torch.is_autocast_enabled(device):
         return contextlib.nullcontext()
     return torch.autocast(device, enabled=False)
-
-
-def _tensors(written: TensorDictBase | dict[Key, Tensor]) -> dict[Key, Tensor]:
-    if isinstance(written, TensorDictBase):
-        return dict(written.items(include_nested=True, leaves_only=True))
-    return written
 
 
 def _refuse_device(device: torch.device) -> None:

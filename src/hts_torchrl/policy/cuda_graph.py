@@ -16,10 +16,9 @@ from hts_torchrl.compat.torch import CopiesFromCPU, unvalidated_distributions
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.specs import Array, Key
 
-Compute: TypeAlias = Callable[[dict[Key, Tensor], Tensor, bool, bool], dict[Key, Tensor]]
-"""A pass: inputs and draws on the device, greedy, random; returns the answers there."""
+Compute: TypeAlias = Callable[[dict[Key, Tensor], Tensor, bool], tuple[dict[Key, Tensor], object]]
+"""A pass: inputs and draws on the device, and random; returns the answers there, and all else."""
 
-SETTING = "cudagraph_policy"
 _ALIGNMENT = 512  # that of torch's own allocator, so that kernels find what they always find
 _WARM_UPS = 3  # as in torch's documents
 _DRAWS: Key = ("collector", "draws")  # no observation has this name
@@ -65,9 +64,10 @@ class StagedPass:
     The GPU reads them during the call alone, which waits once, for the copy of the answers::
 
         staged.inputs["observation"].numpy()[:rows] = observations
-        answers = staged.run(compute)
+        answers = staged.run()
 
     Args:
+        compute: the pass.
         inputs: observations and memory ``[B, ...]`` on the CPU, whose values are taken.
         draws: float64 ``[B, K]`` on the CPU, whose values are taken.
         device: of the passes.
@@ -77,13 +77,14 @@ class StagedPass:
 
     def __init__(
         self,
+        compute: Compute,
         inputs: Mapping[Key, Tensor],
         draws: Tensor,
         *,
         device: torch.device,
         cudagraph: bool = False,
     ) -> None:
-        self._device, self._cudagraph = device, cudagraph
+        self._compute, self._device, self._cudagraph = compute, device, cudagraph
         given = {**inputs, _DRAWS: draws}
         self._from_cpu = Block(given, "cpu", pinned=device.type == "cuda")
         for key, tensor in given.items():
@@ -93,17 +94,10 @@ class StagedPass:
         """``[B, ...]`` by key, on the CPU."""
         self.draws = self._from_cpu.tensors[_DRAWS]
         """float64 ``[B, K]``, on the CPU."""
-        self._variants: dict[tuple[bool, bool], _Variant] = {}
+        self._variants: dict[bool, _Variant] = {}
 
-    def run(
-        self, compute: Compute, *, greedy: bool = False, random: bool = False
-    ) -> dict[Key, Array]:
+    def run(self, random: bool = False) -> dict[Key, Array]:
         """Run a pass over inputs and draws.
-
-        Args:
-            compute: the pass, the same in every call.
-            greedy: given to it.
-            random: given to it.
 
         Returns:
             Its answers ``[B, ...]`` by key, valid until the next call.
@@ -112,14 +106,13 @@ class StagedPass:
             ConfigurationError: if it cannot be captured.
         """
         self._there.copy_from(self._from_cpu)
-        kind = (greedy, random)
-        if kind not in self._variants:
+        if random not in self._variants:
             inputs = {key: self._there.tensors[key] for key in self.inputs}
             draws = self._there.tensors[_DRAWS]
-            self._variants[kind] = _Variant(
-                lambda: compute(inputs, draws, greedy, random), self._device, self._cudagraph
+            self._variants[random] = _Variant(
+                lambda: self._compute(inputs, draws, random)[0], self._device, self._cudagraph
             )
-        return self._variants[kind].run()
+        return self._variants[random].run()
 
 
 class _Variant:
@@ -139,7 +132,9 @@ class _Variant:
 
         self._fill = fill
         if cudagraph:
-            self._fill = captured(fill, device, setting=SETTING, what="the policy's pass")
+            self._fill = captured(
+                fill, device, setting="cudagraph_policy", what="the policy's pass"
+            )
 
     def run(self) -> dict[Key, Array]:
         self._fill()
@@ -167,7 +162,14 @@ def captured(
             there, or cannot be captured else.
     """
     refused = f"{setting}=True: {what}"
-    _refuse_copies(run, device, refused, setting)
+    if device.type != "cpu":  # from there a replay would read whatever the memory holds then
+        with CopiesFromCPU(device) as copies:
+            run()
+        if copies.found:
+            raise ConfigurationError(
+                f"{refused} moves a tensor of the CPU to the GPU ({copies.found[0]}); make it a "
+                f"buffer of the policy, or leave {setting} out"
+            )
     try:
         with unvalidated_distributions():
             return _capture(run, device)
@@ -177,21 +179,6 @@ def captured(
         raise ConfigurationError(
             f"{refused} cannot be captured ({reason}); leave it out"
         ) from error
-
-
-def _refuse_copies(
-    run: Callable[[], None], device: torch.device, refused: str, setting: str
-) -> None:
-    """Refuse what a replay would read from the CPU's memory, which may hold something else then."""
-    if device.type == "cpu":
-        return
-    with CopiesFromCPU(device) as copies:
-        run()
-    if copies.found:
-        raise ConfigurationError(
-            f"{refused} moves a tensor of the CPU to the GPU ({copies.found[0]}); make it a buffer "
-            f"of the policy, or leave {setting} out"
-        )
 
 
 def _capture(run: Callable[[], None], device: torch.device) -> Callable[[], None]:

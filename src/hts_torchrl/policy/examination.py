@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -61,7 +62,6 @@ def examine(
     *,
     all_outputs: bool,
     compile_policy: Mapping[str, Any] | None = None,
-    greedy: bool = False,
 ) -> Examined:
     """Find what a policy answers, and in passes of how many rows it can.
 
@@ -70,48 +70,47 @@ def examine(
         all_outputs: False leaves out what is neither action, log-probability nor value.
         compile_policy: arguments of ``torch.compile``; None compiles nothing. The compiled pass
             is examined beside the other, which answers random actions.
-        greedy: whether actors take the likeliest action.
 
     Raises:
         ConfigurationError: as :func:`find_outputs`, ``mode`` and ``CompiledPass``.
     """
     outputs = find_outputs(inference)
-    if greedy:
-        inference.run_batch(greedy)
-    extras = tuple(inference.extras)
     if not all_outputs:
-        outputs = {key: array for key, array in outputs.items() if key not in extras}
-        extras = ()
+        outputs = {key: array for key, array in outputs.items() if key not in inference.extras}
+        inference.extras = []
     batch_size = inference.batch_size
     answers_numbers = find_readable(inference)
-    with _tried_at_random():
+    with _refusing(_fails_at_random):
         is_exact = batch_size == 1 or depends_on_row_alone(inference)
     if compile_policy is not None:
-        inference.extras = list(extras)  # what is examined is what actors compile
         inference.compiled = CompiledPass(inference, compile_policy)
-        inference.run_batch(greedy)
-        is_exact &= batch_size == 1 or depends_on_row_alone(inference, greedy=greedy)
+        inference.run_batch()
+        is_exact &= batch_size == 1 or depends_on_row_alone(inference)
     if batch_size == 1 or not is_exact:
-        with _tried_at_random():
+        with _refusing(_fails_at_random):
             _refuse_own_memory(inference)
     if not is_exact:
         warnings.warn(_DEPENDS if answers_numbers else _ANSWERS_NAN, stacklevel=5)
         batch_size = 1
-    return Examined(outputs, extras, batch_size)
+    return Examined(outputs, tuple(inference.extras), batch_size)
 
 
 @contextlib.contextmanager
-def _tried_at_random() -> Iterator[None]:
-    """Refuse a policy that has no answer to random observations."""
+def _refusing(told: Callable[[Exception], ConfigurationError]) -> Iterator[None]:
+    """Refuse a policy that has no answer, in the words of ``told``."""
     try:
         yield
     except ConfigurationError:
         raise
     except _UNREADABLE as error:
-        raise ConfigurationError(
-            "the policy fails where it is tried with random observations: "
-            f"{' '.join(str(error).split())}"
-        ) from error
+        raise told(error) from error
+
+
+def _fails_at_random(error: Exception) -> ConfigurationError:
+    reason = " ".join(str(error).split())
+    return ConfigurationError(
+        f"the policy fails where it is tried with random observations: {reason}"
+    )
 
 
 def find_outputs(inference: PolicyInference) -> dict[Key, ArraySpec]:
@@ -125,8 +124,8 @@ def find_outputs(inference: PolicyInference) -> dict[Key, ArraySpec]:
             environment accepts, its memory is not what it reads, or more than observation and draw
             decide its answer.
     """
-    with noting_draws((*TORCH, *OTHERS)) as drawn:
-        _, result = _first_pass(inference)
+    with noting_draws((*TORCH, *OTHERS)) as drawn, _refusing(partial(misfit, inference.spec)):
+        _, result = inference.run_batch()
     inference.extras = _extras(inference, result.written)
     _refuse_chance(inference, drawn, result)
     tensors, _ = inference.run_batch()
@@ -142,28 +141,15 @@ def find_outputs(inference: PolicyInference) -> dict[Key, ArraySpec]:
     return {key: ArraySpec(value.shape[1:], value.dtype) for key, value in answers.items()}
 
 
-def require_fitting(inference: PolicyInference, *, greedy: bool) -> None:
+def require_fitting(inference: PolicyInference) -> None:
     """Refuse a policy for observations or actions of another environment.
-
-    Args:
-        inference: of the policy.
-        greedy: whether it is asked for the likeliest actions.
 
     Raises:
         ConfigurationError: with what the environment has, and what the policy.
     """
-    _refuse_other_actions(inference, *_first_pass(inference, greedy=greedy))
-
-
-def _first_pass(
-    inference: PolicyInference, *, greedy: bool = False
-) -> tuple[dict[Key, Tensor], PolicyOutput]:
-    try:
-        return inference.run_batch(greedy)
-    except ConfigurationError:
-        raise
-    except _UNREADABLE as error:  # torch's words for shapes, types and numbers that do not fit
-        raise misfit(inference.spec, error) from error
+    with _refusing(partial(misfit, inference.spec)):
+        answers, result = inference.run_batch()
+    _refuse_other_actions(inference, answers, result)
 
 
 def _refuse_other_actions(
@@ -182,10 +168,8 @@ def _refuse_other_actions(
 
 def _refuse_other_memory(inference: PolicyInference, answers: Mapping[Key, Tensor]) -> None:
     """Refuse a policy that writes another memory than the one with which a trajectory begins."""
-    for key, read in inference.inputs.items():
-        written = answers.get(next_key(key))
-        if next_key(key) not in inference.carried or written is None:
-            continue
+    for key in inference.spec.memory.initial:
+        read, written = inference.inputs[key], answers[next_key(key)]
         # torch's rule is that of an assignment: 64 bits into 32, but no float into an integer.
         if written.shape != read.shape or not torch.can_cast(written.dtype, read.dtype):
             raise ConfigurationError(
@@ -197,10 +181,9 @@ def _refuse_other_memory(inference: PolicyInference, answers: Mapping[Key, Tenso
 
 def _extras(inference: PolicyInference, written: TensorDictBase | dict[Key, Tensor]) -> list[Key]:
     """Return the keys of what the policy writes in addition to action, log-probability, value."""
-    known = {inference.action.key, *inference.log_prob_keys, "state_value", *inference.inputs}
-    known |= set(inference.carried)
     parts = list(inference.parts.specs) if inference.log_prob_keys else []
-    known |= set(parts)
+    known = {inference.action.key, *inference.log_prob_keys, "state_value", *parts}
+    known |= {*inference.inputs, *inference.carried}
     found: list[Key] = []
     out_keys: Sequence[Key] = inference.policy.out_keys  # type: ignore[assignment]
     for key in map(unravel_key, out_keys):
@@ -224,10 +207,7 @@ def _extras(inference: PolicyInference, written: TensorDictBase | dict[Key, Tens
 def _refuse_chance(inference: PolicyInference, drawn: Sequence[str], first: PolicyOutput) -> None:
     """Refuse a policy whose answers depend on which actor gives them, and when.
 
-    Args:
-        inference: of the policy.
-        drawn: the global generators that were drawn from in a first pass.
-        first: what that pass computed.
+    The ``first`` pass has drawn from the global generators ``drawn``.
     """
 
     def run(_: object) -> None:
@@ -244,7 +224,7 @@ def _refuse_chance(inference: PolicyInference, drawn: Sequence[str], first: Poli
                 f"action would depend on which actor chose it; {_CHANCE}"
             )
     _, second = inference.run_batch()
-    if differ(_written(first), _written(second)):
+    if differ([*first.tensors().values()], [*second.tensors().values()]):
         raise _answers_vary(policy, run)
 
 
@@ -259,11 +239,7 @@ def _answers_vary(policy: nn.Module, run: Pass) -> ConfigurationError:
 
 
 def _refuse_own_memory(inference: PolicyInference) -> None:
-    """Refuse a policy whose answer depends on what it was asked before.
-
-    Args:
-        inference: of the policy; its inputs are overwritten.
-    """
+    """Refuse a policy whose answer depends on what it was asked before; overwrites its inputs."""
     inputs = [*inference.inputs.values(), inference.draws]
     generator = np.random.default_rng(1)  # other rows than those that it was asked before
     fill_at_random(inference, generator)
@@ -328,37 +304,28 @@ def _refuse_other_distribution(wanted: ActionSpec, action: Tensor, dist: Distrib
         )
 
 
-def depends_on_row_alone(
-    inference: PolicyInference, trials: int = 8, *, greedy: bool = False
-) -> bool:
+def depends_on_row_alone(inference: PolicyInference, trials: int = 8) -> bool:
     """Return whether a row keeps its bits at another place, and among other rows.
 
     Rolls random observations through all places of the batch, then replaces all rows but one, and
     compares every bit of all that the policy computes: a difference in a logit shows in a
-    probability once in hundreds of times.
-
-    Args:
-        inference: of the policy; its inputs are overwritten.
-        trials: how often, each time with other observations.
-        greedy: whether its passes are greedy.
+    probability once in hundreds of times. Does so ``trials`` times, and overwrites the inputs.
     """
     generator = np.random.default_rng(0)
     inputs = [*inference.inputs.values(), inference.draws]
     for _ in range(trials):
         fill_at_random(inference, generator)
-        before = computed(inference, greedy)
+        before = computed(inference)
         for shift in range(1, inference.batch_size):
             _roll(inputs)
-            if not _same_bits(
-                computed(inference, greedy), [value.roll(shift, 0) for value in before]
-            ):
+            if not _same_bits(computed(inference), [value.roll(shift, 0) for value in before]):
                 return False
         _roll(inputs)
         kept = [value[:1].clone() for value in inputs]
         fill_at_random(inference, generator)
         for value, row in zip(inputs, kept, strict=True):
             value[:1] = row
-        first = [value[:1] for value in computed(inference, greedy)]
+        first = [value[:1] for value in computed(inference)]
         if not _same_bits(first, [value[:1] for value in before]):
             return False
     return True
@@ -368,13 +335,8 @@ def find_readable(inference: PolicyInference) -> bool:
     """Find random observations to which the policy has an answer; sets ``within_one``.
 
     A logarithm has none to numbers below zero, and a table of 11 objects none to the byte 200,
-    which the environment may never give.
-
-    Args:
-        inference: of the policy; its inputs are overwritten.
-
-    Returns:
-        Whether all that it answers then are numbers.
+    which the environment may never give. Returns whether all that it answers then are numbers;
+    overwrites the inputs.
     """
     for within_one in (False, True):
         inference.within_one = within_one
@@ -390,10 +352,6 @@ def fill_at_random(inference: PolicyInference, generator: np.random.Generator) -
 
     Other integers are 0 or 1. ``inference.within_one`` asks for numbers from 0 to 1 alone, but for
     choices. Several booleans, or a mask, allow something: where all are 0 they become 1.
-
-    Args:
-        inference: whose inputs and draws are overwritten.
-        generator: of the random numbers.
     """
     spec = inference.spec
     for key, value in inference.inputs.items():
@@ -415,23 +373,16 @@ def fill_at_random(inference: PolicyInference, generator: np.random.Generator) -
     inference.draws.numpy()[...] = generator.random(inference.draws.shape)
 
 
-def computed(inference: PolicyInference, greedy: bool = False) -> list[Tensor]:
+def computed(inference: PolicyInference) -> list[Tensor]:
     """Run a pass, and return copies of all that it computes, each ``[R, ...]``."""
     inputs = inference.inputs
     # A policy that kept a view of these would read what is written there later, and never the past.
     inference.inputs = {key: value.clone() for key, value in inputs.items()}
     try:
-        answers, result = inference.run_batch(greedy)
+        answers, result = inference.run_batch()
     finally:
         inference.inputs = inputs
-    return [value.clone() for value in (*answers.values(), *_written(result))]
-
-
-def _written(result: PolicyOutput) -> list[Tensor]:
-    written = result.written
-    if isinstance(written, TensorDictBase):
-        written = dict(written.items(include_nested=True, leaves_only=True))
-    return list(written.values())
+    return [value.clone() for value in (*answers.values(), *result.tensors().values())]
 
 
 def _roll(values: Sequence[Tensor]) -> None:
@@ -446,8 +397,7 @@ def _same_bits(values: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
 def require_capturable(inference: PolicyInference) -> None:
     """Refuse a policy whose pass no CUDA graph can hold, or which gives other bits there.
 
-    Args:
-        inference: of the policy, with CUDA graphs; its inputs are overwritten.
+    Overwrites the inputs.
 
     Raises:
         ConfigurationError: naming ``cudagraph_policy``, and what stands against it.
@@ -456,7 +406,7 @@ def require_capturable(inference: PolicyInference) -> None:
     fill_at_random(inference, np.random.default_rng(0))
     plain, result = inference.run_batch()
     draws = inference.draws.to(inference.device)
-    if rows := inference.row_by_row(result, draws, greedy=False):
+    if rows := inference.row_by_row(result, draws):
         raise ConfigurationError(
             f"cudagraph_policy=True: {rows} draws row by row from a generator, which no CUDA graph "
             "can hold; leave it out"

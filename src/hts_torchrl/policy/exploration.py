@@ -13,8 +13,8 @@ from torchrl.modules import OrnsteinUhlenbeckProcessModule
 
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.models.action_mask import mask_of
-from hts_torchrl.policy.forward import modules_of, path_of
-from hts_torchrl.policy.sampling import borrowed_generators
+from hts_torchrl.policy.forward import modules_of, path_of, written_by
+from hts_torchrl.policy.sampling import by_row
 from hts_torchrl.specs import ActionSpec, Array, EnvSpec, Key
 
 
@@ -27,15 +27,16 @@ class ExploringPolicy:
     Args:
         policy: a TensorDict policy that writes the action.
         action: what the environment accepts.
+        greedy: whether modules are told not to explore.
 
     Raises:
         ConfigurationError: if no module writes the action.
     """
 
-    def __init__(self, policy: nn.Module, action: ActionSpec) -> None:
-        self._key = action.key
-        steps = list(modules_of(policy))
-        writers = [number for number, step in enumerate(steps) if self._writes(step)]
+    def __init__(self, policy: nn.Module, action: ActionSpec, *, greedy: bool) -> None:
+        self._mode = ExplorationType.DETERMINISTIC if greedy else ExplorationType.RANDOM
+        steps, key = list(modules_of(policy)), path_of(action.key)
+        writers = [number for number, step in enumerate(steps) if key in written_by(step)]
         if not writers:
             raise ConfigurationError(
                 f"the policy writes no {action.key!r}: it needs a module that does, such as "
@@ -46,9 +47,6 @@ class ExploringPolicy:
         self.explores = steps[first:]
         """Modules that change the action afterwards, each row by itself."""
 
-    def _writes(self, step: nn.Module) -> bool:
-        return path_of(self._key) in map(path_of, getattr(step, "out_keys", ()))
-
     def decide(self, inputs: dict[Key, Tensor], batch_size: int) -> TensorDictBase:
         """Return all that is written before any module explores, ``[B]``."""
         tensordict: TensorDictBase = TensorDict(inputs, [batch_size])
@@ -57,46 +55,32 @@ class ExploringPolicy:
         return tensordict
 
     def explore(
-        self,
-        decided: TensorDictBase,
-        draws: Tensor,
-        *,
-        greedy: bool,
-        random: RandomActions | None = None,
+        self, decided: TensorDictBase, draws: Tensor, random: RandomActions | None
     ) -> TensorDictBase:
         """Return what the remaining modules make of each row.
 
         Args:
             decided: by :meth:`decide`, ``[B]``.
             draws: float64 ``[B, K]``; the first of a row seeds torch's generators for it.
-            greedy: whether they are told not to explore.
             random: has the last word on the action; None leaves it.
         """
         steps: list[nn.Module] = [*self.explores, *([] if random is None else [random])]
         if not steps:
             return decided
-        mode = ExplorationType.DETERMINISTIC if greedy else ExplorationType.RANDOM
-        with set_exploration_type(mode):
+        with set_exploration_type(self._mode):
             return row_by_row(steps, decided, draws)
 
 
 def row_by_row(steps: Sequence[nn.Module], rows: TensorDictBase, draws: Tensor) -> TensorDictBase:
-    """Give modules each row by itself, after its own draw has seeded torch's global generators.
+    """Run modules in order on each of the rows ``[B]`` by itself: see :func:`by_row`."""
 
-    Args:
-        steps: run in order.
-        rows: ``[B]``.
-        draws: float64 ``[B, K]``; the first of a row is its seed.
-    """
-    after = []
-    with borrowed_generators(draws.device) as seed:
-        for row, draw in enumerate(draws):
-            seed(int(draw[:1].view(torch.int64)))
-            tensordict = rows[row : row + 1].clone()
-            for step in steps:
-                tensordict = step(tensordict)
-            after.append(tensordict)
-    return torch.cat(after)
+    def after(row: int) -> TensorDictBase:
+        tensordict = rows[row : row + 1].clone()
+        for step in steps:
+            tensordict = step(tensordict)
+        return tensordict
+
+    return torch.cat(by_row(draws, after))
 
 
 class RandomActions(TensorDictModuleBase):

@@ -137,13 +137,13 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     return tensors, described
 
 
-def _make(
-    name: str, spec: EnvSpec, *, squash: bool, normalized: bool, action_values: bool
-) -> nn.Module:
-    policy: TensorDictModuleBase = (
-        make_q_policy(name, spec) if action_values else make_actor_critic(name, spec, squash=squash)
-    )
-    return NormalizedPolicy(policy, spec) if normalized else policy
+def _make(network: Mapping[str, Any], spec: EnvSpec) -> nn.Module:
+    policy: TensorDictModuleBase
+    if network.get("action_values") is True:
+        policy = make_q_policy(network["name"], spec)
+    else:
+        policy = make_actor_critic(network["name"], spec, squash=network["squash"])
+    return NormalizedPolicy(policy, spec) if network.get("normalized") is True else policy
 
 
 def _build(path: Path, described: dict[str, Any], tensors: dict[str, Tensor]) -> nn.Module:
@@ -152,14 +152,7 @@ def _build(path: Path, described: dict[str, Any], tensors: dict[str, Tensor]) ->
         name = None if network is None else network["name"]
         squash = network is not None and network["squash"]
         if name is not None and is_built_in(name) and isinstance(squash, bool):
-            make = partial(
-                _make,
-                name,
-                spec_from_json(spec),
-                squash=squash,
-                normalized=network.get("normalized") is True,
-                action_values=network.get("action_values") is True,
-            )
+            make = partial(_make, network, spec_from_json(spec))
             # Whatever sizes are described, on this device nothing is allocated.
             with torch.device("meta"), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -169,10 +162,7 @@ def _build(path: Path, described: dict[str, Any], tensors: dict[str, Tensor]) ->
     except ConfigurationError as error:
         told = " ".join(str(error).removeprefix(f"{path}").split())
         raise ConfigurationError(f"{path}: {told.removeprefix(': ')}") from error
-    except (
-        *(KeyError, IndexError, TypeError, ValueError, AttributeError),
-        *(OverflowError, RecursionError, RuntimeError),
-    ) as error:
+    except Exception as error:  # whatever a description that is none may lead to
         told = " ".join(repr(error).split())
         raise ConfigurationError(f"{path}: its description cannot be read: {told}") from error
     raise ConfigurationError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -49,6 +50,12 @@ class PolicyOutput:
         if self._distribution is None:
             raise ConfigurationError(NO_DISTRIBUTION)
         return self._distribution
+
+    def tensors(self) -> dict[Key, Tensor]:
+        """Return all that was written, by key."""
+        if isinstance(self.written, TensorDictBase):
+            return dict(self.written.items(include_nested=True, leaves_only=True))
+        return self.written
 
 
 NO_DISTRIBUTION = (
@@ -106,9 +113,6 @@ def is_fused(policy: ActorCritic) -> bool:
     """Return whether its one pass leaves nothing out: no memory, and no hooks of its modules.
 
     Those of this package, which look at all modules for a while, do not count.
-
-    Args:
-        policy: of this package, or of a subclass.
     """
     if policy.memory is not None:
         return False
@@ -155,7 +159,7 @@ def inputs_of(policy: nn.Module) -> list[Key]:
 
     TorchRL counts such an entry among the ``in_keys``: a ``CompositeDistribution``'s parameters.
     """
-    written = (path_of(key) for step in modules_of(policy) for key in getattr(step, "out_keys", ()))
+    written = written_by(*modules_of(policy))
     above = {path[:depth] for path in written for depth in range(1, len(path))}
     read: list[Key] = list(getattr(policy, "in_keys", ()))
     return [key for key in read if path_of(key) not in above]
@@ -202,6 +206,24 @@ def is_of_a_library(name: str) -> bool:
 def is_sequence(module: nn.Module) -> bool:
     """Return whether a module is one of tensordict's sequences of modules."""
     return isinstance(module, TensorDictSequential | ProbabilisticTensorDictSequential)
+
+
+@contextlib.contextmanager
+def evaluating(*layers: nn.Module) -> Iterator[None]:
+    """Put layers into eval mode for a while: statistics, such as those of BatchNorm, stay."""
+    learning = [module for layer in layers for module in layer.modules() if module.training]
+    for module in learning:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module in learning:
+            module.training = True
+
+
+def written_by(*modules: nn.Module) -> set[tuple[str, ...]]:
+    """Return the paths of what modules write, by their ``out_keys``."""
+    return {path_of(key) for module in modules for key in getattr(module, "out_keys", ())}
 
 
 def path_of(key: Key) -> tuple[str, ...]:

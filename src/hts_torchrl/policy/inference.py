@@ -6,7 +6,7 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -34,12 +34,10 @@ from hts_torchrl.policy.forward import (
 from hts_torchrl.policy.limits import require_called, require_fitting_specs
 from hts_torchrl.policy.projection import Projection
 from hts_torchrl.policy.sampling import RowDistribution, is_decided, mode, sample
-from hts_torchrl.specs import Array, ArraySpec, EnvSpec, Key, next_key
+from hts_torchrl.specs import Array, EnvSpec, Key, next_key
 
-Pass: TypeAlias = Callable[
-    [dict[Key, Tensor], Tensor, bool], tuple[dict[Key, Tensor], PolicyOutput]
-]
-"""One pass: inputs and draws, ``[B, ...]`` each, and whether it is greedy; to answers and all."""
+Pass: TypeAlias = Callable[[dict[Key, Tensor], Tensor], tuple[dict[Key, Tensor], PolicyOutput]]
+"""One pass: from inputs and draws, ``[B, ...]`` each, to answers and all that it computed."""
 
 
 class PolicyInference:
@@ -59,6 +57,7 @@ class PolicyInference:
         precision: in Lightning's words.
         extras: what to answer in addition to action, log-probability, value and memory, by
             TensorDict key.
+        greedy: answer the likeliest action instead of a drawn one.
         cudagraph: on a GPU, capture a pass as a CUDA graph and replay it; weights must stay where
             they are from the first answer on.
 
@@ -74,7 +73,7 @@ class PolicyInference:
         ((3,), (3, 1))
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - how an actor computes, keyword only
         self,
         policy: nn.Module,
         spec: EnvSpec,
@@ -83,11 +82,12 @@ class PolicyInference:
         device: str = "cpu",
         precision: Precision = "32-true",
         extras: Sequence[Key] = (),
+        greedy: bool = False,
         cudagraph: bool = False,
     ) -> None:
         require_called(policy)
         self.policy = policy.to(device).eval()
-        self.batch_size = batch_size
+        self.batch_size, self._greedy = batch_size, greedy
         self.device = torch.device(device)
         """Where it computes."""
         self._bf16 = precision == "bf16-mixed"
@@ -103,7 +103,7 @@ class PolicyInference:
         self._staged: StagedPass | None = None
         if self.device.type == "cuda":
             self._staged = StagedPass(
-                self.inputs, self.draws, device=self.device, cudagraph=cudagraph
+                self._run, self.inputs, self.draws, device=self.device, cudagraph=cudagraph
             )
             self.inputs, self.draws = self._staged.inputs, self._staged.draws
         # The caller of the serial twin may have set another mode.
@@ -120,7 +120,7 @@ class PolicyInference:
             self._project = Projection(self._head, self.device)
             self.log_prob_keys = self._head.log_prob_keys
         else:
-            self._exploring = ExploringPolicy(policy, spec.action)
+            self._exploring = ExploringPolicy(policy, spec.action, greedy=greedy)
         self.extras = list(extras)
         self.compiled: Pass | None = None
         """What runs in place of :meth:`compute`, except for random actions; the bits differ."""
@@ -132,19 +132,13 @@ class PolicyInference:
         return RandomActions(self.spec)
 
     def answer(
-        self,
-        inputs: Mapping[Key, Array],
-        draws: Array,
-        *,
-        greedy: bool = False,
-        random: bool = False,
+        self, inputs: Mapping[Key, Array], draws: Array, *, random: bool = False
     ) -> dict[Key, Array]:
         """Answer any number of rows, ``batch_size`` of them a pass.
 
         Args:
             inputs: observations and memory, ``[R, ...]`` each.
             draws: float64 ``[R, K]``, as :func:`sample` takes them.
-            greedy: the likeliest action instead of a drawn one.
             random: a uniform action instead of the policy's; all else is answered by the policy.
 
         Returns:
@@ -153,7 +147,7 @@ class PolicyInference:
         """
         rows = len(draws)
         parts = [
-            self._answer(inputs, draws, slice(first, first + self.batch_size), greedy, random)
+            self._answer(inputs, draws, slice(first, first + self.batch_size), random)
             for first in range(0, rows, self.batch_size)
         ]
         if len(parts) == 1:
@@ -161,66 +155,47 @@ class PolicyInference:
         return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
 
     def _answer(
-        self,
-        inputs: Mapping[Key, Array],
-        draws: Array,
-        rows: slice,
-        greedy: bool,
-        random: bool,
+        self, inputs: Mapping[Key, Array], draws: Array, rows: slice, random: bool
     ) -> dict[Key, Array]:
         taken = len(draws[rows])
         for key, batch in self.inputs.items():
             batch.numpy()[:taken] = inputs[key][rows]
         self.draws.numpy()[:taken] = draws[rows]
         if self._staged is not None:
-            arrays = self._staged.run(self._answers, greedy=greedy, random=random)
+            arrays = self._staged.run(random)
         else:
-            answers, _ = self.run_batch(greedy, random)
+            answers, _ = self.run_batch(random)
             arrays = {key: value.cpu().numpy() for key, value in answers.items()}
         # Copies, because a policy may answer with a view of its input, which the next pass fills.
         return {key: array[:taken].copy() for key, array in arrays.items()}
 
-    def run_batch(
-        self, greedy: bool = False, random: bool = False
-    ) -> tuple[dict[Key, Tensor], PolicyOutput]:
-        """Run one pass over ``inputs`` and ``draws``: its answers, and all that it computed.
-
-        Args:
-            greedy: as in :meth:`answer`.
-            random: as in :meth:`answer`.
-        """
+    def run_batch(self, random: bool = False) -> tuple[dict[Key, Tensor], PolicyOutput]:
+        """Run one pass over ``inputs`` and ``draws``: its answers, and all that it computed."""
         inputs = {key: value.to(self.device) for key, value in self.inputs.items()}
-        return self._run(inputs, self.draws.to(self.device), greedy, random)
-
-    def _answers(
-        self, inputs: dict[Key, Tensor], draws: Tensor, greedy: bool, random: bool
-    ) -> dict[Key, Tensor]:
-        answers, _ = self._run(inputs, draws, greedy, random)
-        return answers
+        return self._run(inputs, self.draws.to(self.device), random)
 
     def _run(
-        self, inputs: dict[Key, Tensor], draws: Tensor, greedy: bool, random: bool
+        self, inputs: dict[Key, Tensor], draws: Tensor, random: bool
     ) -> tuple[dict[Key, Tensor], PolicyOutput]:
         with torch.no_grad(), one_thread(), self._single_steps:
             if self.compiled is None or random:
-                return self.compute(inputs, draws, greedy, random)
-            return self.compiled(inputs, draws, greedy)
+                return self.compute(inputs, draws, random)
+            return self.compiled(inputs, draws)
 
     def compute(
-        self, inputs: dict[Key, Tensor], draws: Tensor, greedy: bool, random: bool = False
+        self, inputs: dict[Key, Tensor], draws: Tensor, random: bool = False
     ) -> tuple[dict[Key, Tensor], PolicyOutput]:
         """Return the answers of a pass, and all that it computed: what ``compile_policy`` compiles.
 
         Args:
             inputs: observations and memory, ``[B, ...]`` each.
             draws: float64 ``[B, K]``.
-            greedy: as in :meth:`answer`.
             random: as in :meth:`answer`.
         """
         if self._exploring is None:
-            answers, result = self._sampled(inputs, draws, greedy, random)
+            answers, result = self._sampled(inputs, draws, random)
         else:
-            answers, result = self._explored(self._exploring, inputs, draws, greedy, random)
+            answers, result = self._explored(self._exploring, inputs, draws, random)
         if result.value is not None:
             answers["state_value"] = result.value.float()
         for key, written in self.carried.items():
@@ -232,17 +207,16 @@ class PolicyInference:
                 answers[key] = answer.float()
         return answers, result
 
-    def row_by_row(self, result: PolicyOutput, draws: Tensor, *, greedy: bool) -> str | None:
+    def row_by_row(self, result: PolicyOutput, draws: Tensor) -> str | None:
         """Name what draws each row by itself, from a generator, if anything of the policy does.
 
         Args:
             result: of a plain pass.
             draws: of that pass, float64 ``[B, K]``.
-            greedy: whether it was greedy.
         """
         if self._exploring is not None:
             return ", ".join(type(module).__name__ for module in self._exploring.explores) or None
-        if greedy:
+        if self._greedy:
             return None
         dists = self.distributions(result.distribution)
         places = self.parts.places
@@ -258,7 +232,7 @@ class PolicyInference:
         return torch.autocast(device, torch.bfloat16, enabled=self._bf16)
 
     def _sampled(
-        self, inputs: dict[Key, Tensor], draws: Tensor, greedy: bool, random: bool
+        self, inputs: dict[Key, Tensor], draws: Tensor, random: bool
     ) -> tuple[dict[Key, Tensor], PolicyOutput]:
         with self._autocast():
             result = evaluate(self.policy, inputs, self.batch_size)
@@ -266,14 +240,14 @@ class PolicyInference:
         if random:
             rows = row_by_row([self._random], TensorDict(inputs, [self.batch_size]), draws)
             actions = self.parts.apart(rows[self.action.key].to(draws.device))
-        elif greedy:
+        elif self._greedy:
             actions = {key: mode(dist) for key, dist in dists.items()}
         else:
             actions = {
-                key: sample(dist, draws[:, place], self._row_distribution(result, key))
-                for (key, dist), place in zip(
-                    dists.items(), self.parts.places.values(), strict=True
+                key: sample(
+                    dist, draws[:, self.parts.places[key]], self._row_distribution(result, key)
                 )
+                for key, dist in dists.items()
             }
         log_probs = self._log_probs(result.distribution, actions)
         if not random:
@@ -303,13 +277,12 @@ class PolicyInference:
         exploring: ExploringPolicy,
         inputs: dict[Key, Tensor],
         draws: Tensor,
-        greedy: bool,
         random: bool,
     ) -> tuple[dict[Key, Tensor], PolicyOutput]:
         with self._autocast():
             decided = exploring.decide(inputs, self.batch_size)
         last = self._random if random else None
-        written = exploring.explore(decided, draws, greedy=greedy, random=last)
+        written = exploring.explore(decided, draws, last)
         value = written.get("state_value", None)
         return {self.action.key: written[self.action.key]}, PolicyOutput(None, value, written)
 
@@ -330,10 +303,6 @@ def _cast_weights(policy: nn.Module) -> None:
             module.to(torch.bfloat16)
 
 
-def _torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
-    return torch.from_numpy(np.empty(0, dtype)).dtype
-
-
 def first_inputs(spec: EnvSpec, rows: int) -> dict[Key, Tensor]:
     """Return what a policy is tried with: zeros, first choices, and masks that allow everything.
 
@@ -341,19 +310,14 @@ def first_inputs(spec: EnvSpec, rows: int) -> dict[Key, Tensor]:
         spec: of the environment, and of what the policy remembers of it.
         rows: how many of each entry, ``[rows, *shape]``.
     """
-    return {
-        key: _first_of(array, allows=array.dtype == np.bool_ or key == spec.action_mask)
-        .expand(rows, *array.shape)
-        .clone()
-        for key, array in spec.inputs.items()
-    }
-
-
-def _first_of(array: ArraySpec, *, allows: bool) -> Tensor:
-    dtype = _torch_dtype(array.dtype)
-    if array.choices and not allows:
-        return torch.tensor([each.start for each in array.choices], dtype=dtype).view(array.shape)
-    return torch.full(array.shape, allows, dtype=dtype)
+    first = {}
+    for key, array in spec.inputs.items():
+        allows = array.dtype == np.bool_ or key == spec.action_mask
+        values = np.full(array.shape, allows, array.dtype)
+        if array.choices and not allows:
+            values[...] = np.reshape([each.start for each in array.choices], array.shape)
+        first[key] = torch.from_numpy(values).expand(rows, *array.shape).clone()
+    return first
 
 
 @contextlib.contextmanager

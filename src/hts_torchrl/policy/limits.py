@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 from tensordict.nn import ProbabilisticTensorDictModule
 from torch import Tensor, nn
-from torchrl.data import TensorSpec
 
 from hts_torchrl.compat.tensordict import drawing_options
 from hts_torchrl.errors import ConfigurationError
@@ -98,39 +97,26 @@ def require_fitting_specs(
 ) -> None:
     """Refuse a ``safe`` module whose specs are not those of the environment's actions.
 
-    Args:
-        head: the policy's probabilistic module.
-        parts: what the environment accepts, by the keys that the module writes.
-
     Raises:
         ConfigurationError: naming the key.
     """
     for key, spec in specs_of(head).items():
-        _refuse_other(key, spec, parts[key])
-
-
-def _refuse_other(key: Key, spec: TensorSpec, part: ActionSpec) -> None:
-    shape, wanted = tuple(spec.shape), part.array.shape
-    if len(shape) > len(wanted):
-        raise ConfigurationError(
-            f"the policy has safe=True and a spec of {key!r} of shape {shape}, but an action of "
-            f"one environment has the shape {wanted}: give it that one's spec"
-        )
-    choices = getattr(spec.space, "n", None)
-    if choices is not None and choices != max(part.sizes, default=0):
-        raise ConfigurationError(
-            f"the policy has safe=True and a spec of {key!r} of {choices} choices, but the "
-            f"environment's are {part.kind} {list(part.sizes)}: give it the environment's spec"
-        )
+        part, shape = parts[key], tuple(spec.shape)
+        if len(shape) > len(part.array.shape):
+            raise ConfigurationError(
+                f"the policy has safe=True and a spec of {key!r} of shape {shape}, but an action "
+                f"of one environment has the shape {part.array.shape}: give it that one's spec"
+            )
+        choices = getattr(spec.space, "n", None)
+        if choices is not None and choices != max(part.sizes, default=0):
+            raise ConfigurationError(
+                f"the policy has safe=True and a spec of {key!r} of {choices} choices, but the "
+                f"environment's are {part.kind} {list(part.sizes)}: give it the environment's spec"
+            )
 
 
 def misfit(spec: EnvSpec, error: Exception) -> ConfigurationError:
-    """Return the refusal of a policy that cannot read what an environment observes.
-
-    Args:
-        spec: of the environment, and of what the policy remembers of it.
-        error: in which the policy's pass ended.
-    """
+    """Return the refusal of a policy whose pass of an environment's inputs ended in an error."""
     observations = {str(key): array.shape for key, array in spec.inputs.items()}
     return ConfigurationError(
         f"the policy does not fit the environment (observations of shape {observations}, "

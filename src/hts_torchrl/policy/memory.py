@@ -11,14 +11,14 @@ from torchrl.modules import GRUModule, LSTMModule
 from hts_torchrl.envs.torchrl_specs import primer_values
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.policy.exploration import noise_memory
-from hts_torchrl.policy.forward import modules_of, path_of
+from hts_torchrl.policy.forward import modules_of, path_of, written_by
 from hts_torchrl.policy.limits import named
 from hts_torchrl.specs import IS_INIT, Array, EnvSpec, Key, MemorySpec, next_key
 
 
 def memory_keys(policy: nn.Module) -> list[Key]:
     """Return the keys that a policy reads, and writes under ``next`` for the step after."""
-    written = {path_of(key) for step in modules_of(policy) for key in getattr(step, "out_keys", ())}
+    written = written_by(*modules_of(policy))
     read: list[Key] = list(getattr(policy, "in_keys", ()))
     return [key for key in read if path_of(next_key(key)) in written]
 
@@ -29,10 +29,6 @@ def with_memory(policy: nn.Module, spec: EnvSpec) -> EnvSpec:
     That is what it writes under ``next`` and reads at the root, as TorchRL's ``LSTMModule`` does.
     Shapes and first values come from ``TensorDictPrimer``: of the environment, which ``spec`` has
     already, or of the policy's modules (``make_tensordict_primer``).
-
-    Args:
-        policy: of the environment.
-        spec: of one environment.
 
     Raises:
         ConfigurationError: if a first value is not known, a primer fills what the policy does not

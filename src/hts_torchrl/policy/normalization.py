@@ -184,11 +184,7 @@ class NormalizedPolicy(TensorDictSequential):
 
 
 def pixel_trunks(policy: nn.Module, spec: EnvSpec) -> list[tuple[Key, PixelTrunk]]:
-    """Return the pictures that a policy reads with this package's trunks, and these.
-
-    Args:
-        policy: of TensorDict modules, whose ``in_keys`` tell what each reads.
-        spec: of the environment.
+    """Return the pictures that a policy's modules read with this package's trunks, and these.
 
     Raises:
         ConfigurationError: if a module has not one trunk for each picture.

@@ -11,7 +11,7 @@ import importlib
 import json
 import logging
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -109,16 +109,8 @@ class _Answers(nn.Module):
         self.keys: list[Key] = list(spec.observations)
         self.head = probabilistic_module(policy)
         self._project = Projection(self.head, torch.device("cpu"))
-        result = evaluate(policy, dict(zip(self.keys, self.observations(1), strict=True)), 1)
-        self.has_value = result.value is not None
-        try:
-            self._mode(result.distribution)
-            self.has_mode = True
-        except ConfigurationError:  # as of a distribution of the user's own
-            self.has_mode = False
-        value = ["state_value"] if self.has_value else []
-        action = [array_name(spec.action.key)] if self.has_mode else []
-        self.names = [*map(array_name, self.head.in_keys), *value, *action]
+        self.action_name = array_name(spec.action.key)
+        self.names = list(self.by_name(self.observations(1)))
 
     def observations(self, rows: int) -> tuple[Tensor, ...]:
         """Return observations as an environment could give them, ``[rows, *shape]`` each."""
@@ -128,13 +120,19 @@ class _Answers(nn.Module):
         return tuple(inference.inputs[key] for key in self.keys)
 
     def forward(self, *observations: Tensor) -> tuple[Tensor, ...]:
-        """Return parameters, value and greedy action of B observations."""
+        """Return the answers to B observations."""
+        return tuple(self.by_name(observations).values())
+
+    def by_name(self, observations: Sequence[Tensor]) -> dict[str, Tensor]:
+        """Return parameters, value and greedy action, as far as there are these."""
         given = dict(zip(self.keys, observations, strict=True))
         result = evaluate(self.policy, given, observations[0].shape[0])
-        answers = [result.written[key] for key in self.head.in_keys]
+        answers = {array_name(key): result.written[key] for key in self.head.in_keys}
         if result.value is not None:
-            answers.append(result.value)
-        return (*answers, *([self._mode(result.distribution)] if self.has_mode else []))
+            answers["state_value"] = result.value
+        with contextlib.suppress(ConfigurationError):  # as of a distribution of the user's own
+            answers[self.action_name] = self._mode(result.distribution)
+        return answers
 
     def _mode(self, distribution: d.Distribution) -> Tensor:
         key = self.spec.action.key
@@ -184,9 +182,10 @@ def _difference(answers: _Answers, session: Any, rows: int) -> float:  # noqa: A
     given = {name: each.numpy() for name, each in zip(names, observations, strict=True)}
     found: dict[str, Array] = dict(zip(answers.names, session.run(None, given), strict=True))
     with torch.no_grad():
-        own = dict(zip(answers.names, (a.numpy() for a in answers(*observations)), strict=True))
-    if answers.has_mode:  # of the file's own parameters: equally likely actions are no difference
-        own[answers.names[-1]] = answers.greedy(found)
+        own = {name: each.numpy() for name, each in answers.by_name(observations).items()}
+    if answers.action_name in own:
+        # Of the file's own parameters: equally likely actions are no difference.
+        own[answers.action_name] = answers.greedy(found)
     differences = {name: _distance(found[name], own[name]) for name in answers.names}
     for name, difference in differences.items():
         if not difference <= _MOST * _largest(own[name]):

@@ -41,24 +41,13 @@ def noting_draws(generators: Sequence[str]) -> Iterator[list[str]]:
 
 
 def drawing_modules(policy: nn.Module, run: Pass, generator: str) -> list[str]:
-    """Return the names of modules that draw from a generator of the whole process, in one pass.
-
-    Args:
-        policy: to run.
-        run: one pass of it.
-        generator: one of :data:`TORCH` and :data:`OTHERS`.
-    """
+    """Return the names of modules that draw from one of :data:`TORCH` and :data:`OTHERS`."""
     read = _STATES[generator]
     return _innermost(policy, run, lambda *_: read(), lambda state, *_: read() != state)
 
 
 def varying_modules(policy: nn.Module, run: Pass) -> list[str]:
-    """Return the names of modules that give the same inputs other outputs in a second pass.
-
-    Args:
-        policy: to run.
-        run: one pass of it.
-    """
+    """Return the names of modules that give the same inputs other outputs in a second pass."""
 
     def varies(call: _Call, module: nn.Module, output: object) -> bool:
         args, kwargs = call
@@ -71,10 +60,6 @@ def modules_of_two_modes(policy: nn.Module, run: Pass) -> list[str]:
     """Return the names of modules whose outputs in eval mode differ from those in their own mode.
 
     Copies are run: the policy keeps its statistics.
-
-    Args:
-        policy: to run.
-        run: one pass of it.
     """
     acting, learning = copy.deepcopy(policy).eval(), copy.deepcopy(policy)
     twins = dict(zip(acting.modules(), learning.modules(), strict=True))

@@ -16,10 +16,6 @@ class Projection:
     """Clamps numbers to the bounds of the module's spec, if it is ``safe``.
 
     Choices are in their spec already. A log-probability stays that of what was drawn.
-
-    Args:
-        head: the policy's probabilistic module.
-        device: where actions are computed.
     """
 
     def __init__(self, head: ProbabilisticTensorDictModule, device: torch.device) -> None:

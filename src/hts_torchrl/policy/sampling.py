@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -29,6 +29,7 @@ from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.models.distributions import ChoicesAndNumbers
 from hts_torchrl.policy.composite import SeveralActions
 
+Result = TypeVar("Result")
 RowDistribution: TypeAlias = Callable[[int], d.Distribution]
 
 _ONE_HOT = (
@@ -77,17 +78,17 @@ def sample(dist: d.Distribution, draws: Tensor, of_row: RowDistribution | None =
         return action
     if of_row is None:
         raise NotImplementedError(f"sampling from {type(dist).__name__} by draw")
-    action = _sample_rows(of_row, draws)
+
+    def drawn(row: int) -> Tensor:
+        dist = of_row(row)
+        return dist.rsample() if dist.has_rsample else dist.sample()  # as TorchRL
+
+    action = torch.cat(by_row(draws, drawn))
     return action.long() if isinstance(dist, _ONE_HOT) else action
 
 
 def is_decided(dist: d.Distribution, draws: Tensor) -> bool:
-    """Return whether draws decide all rows at once, as :func:`sample` says.
-
-    Args:
-        dist: batch of B distributions.
-        draws: float64 ``[B, K]``.
-    """
+    """Return whether draws ``[B, K]`` decide all rows at once, as :func:`sample` says."""
     return _decide(dist, draws) is not None
 
 
@@ -137,8 +138,13 @@ def _has_own_mode(dist: d.Distribution) -> bool:
 
 
 def _choose(probs: Tensor, draws: Tensor) -> Tensor | None:
+    """Return the first choice whose cumulative probability is above the draw, ``[B, ...]``."""
     own = _one_each(draws, probs.shape[:-1])
-    return None if own is None else _invert(probs, own)
+    if own is None:
+        return None
+    cumulative = _cumulative(probs.double())
+    threshold = own.unsqueeze(-1) * cumulative[..., -1:]
+    return (cumulative <= threshold).sum(-1).clamp_(max=probs.shape[-1] - 1)
 
 
 def _one_each(draws: Tensor, shape: torch.Size) -> Tensor | None:
@@ -191,12 +197,6 @@ def _answers_mean(dist: d.Distribution) -> bool:
         return True
 
 
-def _invert(probs: Tensor, draw: Tensor) -> Tensor:
-    cumulative = _cumulative(probs.double())
-    threshold = draw.unsqueeze(-1) * cumulative[..., -1:]
-    return (cumulative <= threshold).sum(-1).clamp_(max=probs.shape[-1] - 1)
-
-
 def _cumulative(values: Tensor) -> Tensor:
     return _sums_of_first(values) if values.device.type == "cuda" else values.cumsum(-1)
 
@@ -211,14 +211,17 @@ def _sums_of_first(values: Tensor) -> Tensor:
     return values.unsqueeze(-2).masked_fill(later, 0.0).sum(-1)
 
 
-def _sample_rows(of_row: RowDistribution, draws: Tensor) -> Tensor:
-    actions = []
+def by_row(draws: Tensor, of_row: Callable[[int], Result]) -> list[Result]:
+    """Call a function with each row's number, after the row's draw has seeded torch's generators.
+
+    The first of a row's draws ``[B, K]``, float64, is its seed.
+    """
+    results = []
     with borrowed_generators(draws.device) as seed:
         for row, draw in enumerate(draws):
             seed(int(draw[:1].view(torch.int64)))
-            dist = of_row(row)
-            actions.append(dist.rsample() if dist.has_rsample else dist.sample())  # as TorchRL
-    return torch.cat(actions)
+            results.append(of_row(row))
+    return results
 
 
 @contextlib.contextmanager
@@ -227,18 +230,13 @@ def borrowed_generators(device: torch.device) -> Iterator[Callable[[int], None]]
 
     The CPU's, and the one of ``device`` if that is a GPU.
     """
-    generators = [torch.default_generator]
-    if device.type == "cuda":
-        generators.append(torch.cuda.default_generators[device.index or 0])
-    states = [generator.get_state() for generator in generators]
+    gpus = [device.index or 0] if device.type == "cuda" else []
+    generators = [torch.default_generator, *(torch.cuda.default_generators[gpu] for gpu in gpus)]
 
     def seed(number: int) -> None:
         # These alone: torch.manual_seed takes 100 times longer and seeds every device.
         for generator in generators:
             generator.manual_seed(number)
 
-    try:
+    with torch.random.fork_rng(gpus, device_type="cuda"):
         yield seed
-    finally:
-        for generator, state in zip(generators, states, strict=True):
-            generator.set_state(state)

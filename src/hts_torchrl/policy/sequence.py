@@ -17,6 +17,7 @@ from hts_torchrl.policy.forward import (
     modules_of,
     path_of,
     probabilistic_module,
+    written_by,
 )
 from hts_torchrl.policy.memory import memory_keys
 from hts_torchrl.specs import Key, next_key
@@ -51,7 +52,7 @@ def _reads_sequences(policy: nn.Module) -> bool:
     return all(
         isinstance(module, LSTMModule | GRUModule)
         for module in modules_of(policy)
-        if remembered & {path_of(key) for key in getattr(module, "out_keys", ())}
+        if remembered & written_by(module)
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypeGuard
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -86,20 +85,13 @@ class PolicyWeights:
     def replace_newest(self, state: Mapping[str, Tensor]) -> None:
         """Copy weights over the newest ones, whose version they keep; no actor may have them yet.
 
-        Args:
-            state: tensors by ``state_dict`` name, on any device.
-
         Raises:
             ConfigurationError: as :meth:`publish`.
         """
         self._fill(self._newest_slot, state, self.newest_version)
 
     def are_newest(self, state: Mapping[str, Tensor]) -> bool:
-        """Return whether weights are those that were published last.
-
-        Args:
-            state: tensors by ``state_dict`` name, on any device.
-        """
+        """Return whether weights are those that were published last."""
         views = self._slots[self._newest_slot]
         return all(torch.equal(view, state[name].to(view)) for name, view in views.items())
 
@@ -194,7 +186,8 @@ def weights_by_name(source: object) -> Mapping[str, Tensor]:
     """Return weights by ``state_dict`` name, in whatever form they are handed over."""
     if isinstance(source, nn.Module):
         return source.state_dict()
-    if _is_nested(source):
+    nested = Mapping | TensorDictBase
+    if type(source) is dict and any(isinstance(each, nested) for each in source.values()):
         if workers := [name for name in source if not isinstance(name, str)]:
             raise ConfigurationError(f"weights for worker {workers[0]!r}: one policy acts")
         source = TensorDict(source)
@@ -206,11 +199,6 @@ def weights_by_name(source: object) -> Mapping[str, Tensor]:
             "its weights is needed"
         )
     return source
-
-
-def _is_nested(weights: object) -> TypeGuard[dict[Any, Any]]:
-    nested = Mapping, TensorDictBase
-    return type(weights) is dict and any(isinstance(w, nested) for w in weights.values())
 
 
 def _padded(tensor: Tensor) -> int:

@@ -121,8 +121,9 @@ class Evaluation:
             batch_size=default_batch_size(group.num_envs),
             device=self.device,
             precision=self.precision,
+            greedy=self.greedy,
         )
-        require_fitting(inference, greedy=self.greedy)
+        require_fitting(inference)
         action = spec.action
         seeds = {game: env_seed(self.seed, game, "evaluation") for game in games}
         observation = group.reset([*seeds.values()])
@@ -136,7 +137,7 @@ class Evaluation:
             )
             for step in range(_CHUNK):
                 inputs = observation | memory.arrays
-                answers = inference.answer(inputs, draws[:, step], greedy=self.greedy)
+                answers = inference.answer(inputs, draws[:, step])
                 transition = group.step(answers[action.key])
                 memory.carry(answers, transition.terminated | transition.truncated)
                 observation = transition.next_observation

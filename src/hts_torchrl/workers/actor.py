@@ -114,7 +114,6 @@ def find_settings(
         make_inference(copy.deepcopy(policy), env_spec, replace(asked, cudagraph=False)),
         all_outputs=all_outputs,
         compile_policy=asked.compile_policy,
-        greedy=asked.greedy,
     )
     settings = replace(asked, batch_size=found.batch_size, extras=found.extras)
     if settings.cudagraph:
@@ -137,6 +136,7 @@ def make_inference(policy: nn.Module, spec: EnvSpec, settings: ActorSettings) ->
         device=settings.device,
         precision=settings.precision,
         extras=settings.extras,
+        greedy=settings.greedy,
         cudagraph=settings.cudagraph,
     )
     # Before the first answer, with which a graph takes the weights' places for good.
@@ -151,14 +151,13 @@ class Actor:
 
     def __init__(self, shared: SharedBuffers, policy: nn.Module, settings: ActorSettings) -> None:
         self._shared = shared
-        self.batch_size, self._greedy = settings.batch_size, settings.greedy
-        self._random_rounds = settings.random_rounds
+        self.batch_size, self._random_rounds = settings.batch_size, settings.random_rounds
         self._weights = PolicyWeights(shared.arrays, policy)
         self._inference = make_inference(policy, shared.spec, settings)
         self._version = -1
         if settings.compile_policy is not None:
             self._inference.compiled = CompiledPass(self._inference, settings.compile_policy)
-            self._inference.run_batch(settings.greedy)  # now, and not while environments wait
+            self._inference.run_batch()  # now, and not while environments wait
 
     def answer(self, envs: Array) -> None:
         """Answer the environments ``envs`` (int32): state buffer to action buffer."""
@@ -167,7 +166,7 @@ class Actor:
         inputs = {key: slots[envs] for key, slots in state.inputs.items()}
         draws = state.draws[envs]
         random = int(state.round[0]) < self._random_rounds
-        answers = self._inference.answer(inputs, draws, greedy=self._greedy, random=random)
+        answers = self._inference.answer(inputs, draws, random=random)
         self._shared.actions.put(envs, answers)
 
 

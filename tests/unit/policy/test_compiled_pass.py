@@ -109,14 +109,14 @@ class TestAnswers:
             found.append(inference.answer({"observation": pictures}, UNIFORM))
         assert_close(found[1], found[0])
 
-    def test_greedy_ones_have_a_graph_of_their_own(self):
+    @pytest.mark.parametrize("greedy", [True, False])
+    def test_one_graph_answers_all_greedy_or_drawn_ones(self, greedy):
         backend = Counting()
-        inference = compiled(mlp(), how={"backend": backend})
+        inference = compiled(mlp(), how={"backend": backend}, greedy=greedy)
+        expected = answers(inference_of(mlp(), greedy=greedy))
         for _ in range(2):
-            for greedy in (True, False):
-                expected = answers(inference_of(mlp()), greedy=greedy)
-                assert_close(answers(inference, greedy=greedy), expected)
-        assert backend.graphs == 2
+            assert_close(answers(inference), expected)
+        assert backend.graphs == 1
 
     def test_random_ones_are_drawn_as_without(self):
         backend = Counting()
@@ -184,10 +184,7 @@ class TestRows:
     def test_it_is_the_greedy_form_that_greedy_actors_run(self):
         backend = Counting()
         examine(
-            inference_of(mlp()),
-            all_outputs=False,
-            compile_policy={"backend": backend},
-            greedy=True,
+            inference_of(mlp(), greedy=True), all_outputs=False, compile_policy={"backend": backend}
         )
         assert backend.graphs == 1
 

@@ -52,18 +52,18 @@ def inputs():
 DRAWS = action_draws(3, 5, 0, 0, ROWS, 5)
 
 
-def answered(inputs, policy=None, spec=SPEC, **settings):
+def answered(inputs, policy=None, spec=SPEC, greedy=False, **kind):
     policy = composite_policy() if policy is None else policy
-    inference = PolicyInference(policy, with_parts(policy, spec), batch_size=ROWS)
+    inference = PolicyInference(policy, with_parts(policy, spec), batch_size=ROWS, greedy=greedy)
     find_outputs(inference)
-    return inference.answer(inputs, DRAWS[:, : spec.action.num_draws], **settings)
+    return inference.answer(inputs, DRAWS[:, : spec.action.num_draws], **kind)
 
 
 def built_in(inputs, **settings):
     """What the built-in network with the same weights answers."""
     torch.manual_seed(1)
     policy = make_actor_critic("mlp", SPEC)
-    return PolicyInference(policy, SPEC, batch_size=ROWS).answer(inputs, DRAWS, **settings)
+    return PolicyInference(policy, SPEC, batch_size=ROWS, **settings).answer(inputs, DRAWS)
 
 
 class TestAnswers:

@@ -99,11 +99,10 @@ class TestAnswers:
 
     def test_a_greedy_answer_does_not_depend_on_the_draw(self):
         spec = discrete(3)
-        inference = PolicyInference(make_actor_critic("mlp", spec), spec, batch_size=4)
+        policy = make_actor_critic("mlp", spec)
+        inference = PolicyInference(policy, spec, batch_size=4, greedy=True)
         rows = observations(4)
-        answers = [
-            inference.answer(rows, uniform_draws(seed, 0, 0, 4, 1), greedy=True) for seed in (0, 1)
-        ]
+        answers = [inference.answer(rows, uniform_draws(seed, 0, 0, 4, 1)) for seed in (0, 1)]
         assert same_bits(*answers)
 
     def test_a_draw_decides_the_action(self):
