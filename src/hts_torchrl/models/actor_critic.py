@@ -29,7 +29,7 @@ from hts_torchrl.models.heads import (
 )
 from hts_torchrl.models.mlp import MLP
 from hts_torchrl.models.parts import NetworkParts, built
-from hts_torchrl.models.recurrent import Cell, with_memory
+from hts_torchrl.models.recurrent import Cell, trunk_module
 from hts_torchrl.specs import EnvSpec, Key
 
 
@@ -84,18 +84,13 @@ class ActorCritic(ActorValueOperator):
         policy = TensorDictModule(actor, in_keys=["hidden", *masks], out_keys=parameters)
         critic: nn.Module = (PlayersValue if several_players else NarrowLinear)(width, 1, 1.0)
         keys = list(observation) if isinstance(observation, list) else [observation]
-        critic_keys: list[Key] = ["hidden"] if critic_trunk is None else keys
-        if memory is None:
-            common = TensorDictModule(trunk, in_keys=keys, out_keys=["hidden"])
-            if critic_trunk is not None:
-                critic = SeparateCritic(critic_trunk, critic)
-        else:
-            common = with_memory(memory, trunk, keys)
-            if critic_trunk is not None:
-                common = TensorDictSequential(
-                    common, with_memory(memory, critic_trunk, keys, of="critic_")
-                )
-                critic_keys = ["critic_hidden"]
+        common = trunk_module(trunk, keys, memory)
+        critic_keys: list[Key] = ["hidden"]
+        if critic_trunk is not None and memory is None:
+            critic, critic_keys = SeparateCritic(critic_trunk, critic), keys
+        elif critic_trunk is not None:
+            own = trunk_module(critic_trunk, keys, memory, of="critic_")
+            common, critic_keys = TensorDictSequential(common, own), ["critic_hidden"]
         super().__init__(
             common,
             # The class by which TorchRL recognises a policy operator that its losses can use.

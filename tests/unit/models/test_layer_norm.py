@@ -5,7 +5,7 @@ from torch import nn
 
 from hts_torchrl.models import MLP, NatureCNN
 from hts_torchrl.models.combined import combined_trunk
-from hts_torchrl.models.layer_norm import normalize_layers
+from hts_torchrl.models.q_policy import normalize_layers
 from hts_torchrl.models.trunks import make_trunk
 from hts_torchrl.specs import ArraySpec
 
