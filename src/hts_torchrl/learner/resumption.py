@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from lightning.pytorch import Trainer
 
-from hts_torchrl.compat.lightning import FitLoop
 from hts_torchrl.compat.torch import set_last_rates
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.training import run_settings
+from hts_torchrl.training.data_state import place_loops
 from hts_torchrl.training.extended_hooks import is_of_the_user
 
 _log = logging.getLogger(__name__)
@@ -42,9 +42,8 @@ class Resumption:
         self._trainer = trainer
         self._checkpoint = checkpoint
         self._saved: dict[str, Any] = checkpoint.get("learner") or {}
-        self._parts_per_round: int = learner["parts_per_round"]
         datamodule: Any = getattr(trainer, "datamodule", None)
-        self._datamodule = datamodule
+        self._has_rounds = hasattr(datamodule, "schedule")
         changes: run_settings.Changes = {}
         if self._saved:
             names = ("class_path", "init_args")
@@ -73,29 +72,16 @@ class Resumption:
             _log.warning("%s", run_settings.told(changes, checkpoint["updates"]))
 
     def place_loops(self) -> None:
-        """Let the Trainer's counts say where the run is now: in the middle of an epoch.
+        """Let the Trainer's counts say where the run is now, and note the optimisers' own settings.
 
-        A finished run has more to do if its end has moved; and a round may have other parts, or the
-        run other rounds, than before. The optimisers' own settings are noted, because those of the
-        checkpoint will replace them.
+        Those of the checkpoint will replace them.
         """
         self._settings = [
             [{k: v for k, v in group.items() if k != "params"} for group in each.param_groups]
             for each in self._trainer.optimizers
         ]
-        schedule = getattr(self._datamodule, "schedule", None)
-        loop = FitLoop.of(self._checkpoint)
-        if schedule is None or loop is None or "parts_per_round" not in self._saved:
-            return
-        parts = self._parts_per_round
-        state = self._datamodule.state_in(self._checkpoint)
-        before = state["round"] * self._saved["parts_per_round"]
-        done = self._datamodule.first_round * parts
-        if schedule.exists(self._datamodule.first_round) and (done != before or loop.is_finished):
-            epoch_length = self._datamodule.parts_per_epoch
-            loop.move(done - before, done=done, epoch_length=epoch_length)
-        elif loop.is_finished and not self._trainer.limit_val_batches:
-            loop.end()
+        if self._has_rounds and "parts_per_round" in self._saved:
+            place_loops(self._trainer, self._checkpoint, self._saved["parts_per_round"])
 
     def set_rates(self, *, decay_steps: int | None) -> None:
         """Give optimisers and schedules the learner's own settings, where those have changed.
