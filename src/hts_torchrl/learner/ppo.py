@@ -42,9 +42,6 @@ class PPO(MinibatchLearner):
     Without a delay all three are PPO as it is.
 
     Args:
-        optimizer: ``adam``, ``rmsprop`` (smoothing 0.99), any other class of ``torch.optim`` by its
-            name, or ``module.Class``. ``muon`` moves weight matrices, and AdamW the rest.
-        learning_rate: at the start.
         gae_lambda: decay of the advantage.
         unroll: steps after which the advantage is bootstrapped; None is the whole round.
         clip: bound on the ratio's distance from 1.
