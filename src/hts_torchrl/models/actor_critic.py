@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from functools import partial
 
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModule, TensorDictSequential
@@ -28,8 +27,8 @@ from hts_torchrl.models.heads import (
     SeparateCritic,
 )
 from hts_torchrl.models.mlp import MLP
-from hts_torchrl.models.parts import NetworkParts, built
 from hts_torchrl.models.recurrent import Cell, trunk_module
+from hts_torchrl.models.trunks import NetworkParts, built
 from hts_torchrl.specs import EnvSpec, Key
 
 
@@ -172,23 +171,22 @@ def make_actor_critic(network: str, spec: EnvSpec, *, squash: bool = False) -> A
     Raises:
         ConfigurationError: if there is no such trunk, or it cannot read the observation.
     """
-    return built(network, spec, partial(_make_actor_critic, network, spec, squash=squash))
 
+    def make(parts: NetworkParts) -> ActorCritic:
+        trunk = parts.trunk()
+        return ActorCritic(
+            trunk,
+            spec,
+            # Two small trunks, as in Stable-Baselines3: the errors of a value in the hundreds would
+            # drown the policy's gradient in a common one.
+            critic_trunk=parts.trunk() if _is_mlp(trunk) else None,
+            observation=list(parts.observations),
+            squash=squash,
+            several_players=parts.several_players,
+            memory=parts.memory,
+        )
 
-def _make_actor_critic(network: str, spec: EnvSpec, *, squash: bool) -> ActorCritic:
-    parts = NetworkParts.named(network, spec)
-    trunk = parts.trunk()
-    return ActorCritic(
-        trunk,
-        spec,
-        # Two small trunks, as in Stable-Baselines3: the errors of a value in the hundreds would
-        # drown the policy's gradient in a common one.
-        critic_trunk=parts.trunk() if _is_mlp(trunk) else None,
-        observation=list(parts.observations),
-        squash=squash,
-        several_players=parts.several_players,
-        memory=parts.memory,
-    )
+    return built(network, spec, make)
 
 
 def _is_mlp(trunk: nn.Module) -> bool:

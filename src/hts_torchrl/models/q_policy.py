@@ -5,8 +5,6 @@ Shapes: B observations, n actions.
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
 from tensordict.nn import (
     ProbabilisticTensorDictModule,
@@ -19,9 +17,8 @@ from torch import distributions as d
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.models.action_mask import mask_of
 from hts_torchrl.models.heads import NarrowLinear
-from hts_torchrl.models.parts import NetworkParts, built
 from hts_torchrl.models.recurrent import Cell, trunk_module
-from hts_torchrl.models.trunks import BUILT_IN_TRUNKS
+from hts_torchrl.models.trunks import BUILT_IN_TRUNKS, NetworkParts, built
 from hts_torchrl.specs import EnvSpec, Key
 
 _KEYS = ["action_value", "epsilon"]
@@ -192,14 +189,13 @@ def make_q_policy(network: str, spec: EnvSpec) -> QPolicy:
         ConfigurationError: if the action is not one choice (Discrete, or one-hot), or there is no
             such trunk, or it cannot read the observation.
     """
-    return built(network, spec, partial(_make_q_policy, network, spec))
 
+    def make(parts: NetworkParts) -> QPolicy:
+        trunk = parts.trunk()
+        normalize_layers(trunk)
+        return QPolicy(trunk, spec, observation=list(parts.observations), memory=parts.memory)
 
-def _make_q_policy(network: str, spec: EnvSpec) -> QPolicy:
-    parts = NetworkParts.named(network, spec)
-    trunk = parts.trunk()
-    normalize_layers(trunk)
-    return QPolicy(trunk, spec, observation=list(parts.observations), memory=parts.memory)
+    return built(network, spec, make)
 
 
 def normalize_layers(trunk: nn.Module) -> None:
