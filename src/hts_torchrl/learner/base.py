@@ -23,8 +23,7 @@ from hts_torchrl.compat.lightning import (
     set_callback_metrics,
 )
 from hts_torchrl.errors import ConfigurationError, require
-from hts_torchrl.learner.computed_gradient import ComputedGradient
-from hts_torchrl.learner.gradient_chunks import GradientChunks
+from hts_torchrl.learner.gradient_chunks import ComputedGradient, GradientChunks
 from hts_torchrl.learner.modes import evaluating
 from hts_torchrl.learner.optimizers import make_optimizer, require_arguments
 from hts_torchrl.learner.restored import restored
