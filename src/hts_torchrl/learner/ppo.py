@@ -1,5 +1,8 @@
 """Proximal policy optimisation, one round late.
 
+A round is ``MinibatchLearner.training_step``, once a minibatch: ``samples_to_learn`` and
+``on_samples_ready`` with the first one, ``loss`` with each, ``on_round_end`` after the last step.
+
 Shapes: N environments, T steps of a round; B samples of it.
 """
 
