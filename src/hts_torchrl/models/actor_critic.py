@@ -15,11 +15,11 @@ from torchrl.modules import (
     ValueOperator,
 )
 
-from hts_torchrl.models.action_mask import MaskedLogits, mask_of
 from hts_torchrl.models.combined import CombinedTrunk
 from hts_torchrl.models.distributions import action_head, parameter_keys
 from hts_torchrl.models.heads import (
     GaussianHead,
+    MaskedLogits,
     MixedHead,
     NarrowLinear,
     PlayersLogits,
@@ -28,7 +28,7 @@ from hts_torchrl.models.heads import (
 )
 from hts_torchrl.models.mlp import MLP
 from hts_torchrl.models.recurrent import Cell, trunk_module
-from hts_torchrl.models.trunks import NetworkParts, built
+from hts_torchrl.models.trunks import NetworkParts, built, mask_of
 from hts_torchrl.specs import EnvSpec, Key
 
 

@@ -15,7 +15,6 @@ from torch import nn
 
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.machine import require_memory
-from hts_torchrl.models.action_mask import mask_of
 from hts_torchrl.models.combined import CombinedTrunk, is_picture
 from hts_torchrl.models.impala import ImpalaResNet, SeedResNet
 from hts_torchrl.models.mlp import MLP
@@ -49,6 +48,29 @@ def parts_of(network: str) -> tuple[str, Cell | None]:
         if last == cell:
             return trunk, cell
     return network, None
+
+
+def mask_of(spec: EnvSpec) -> Key | None:
+    """Return the key of the observation that masks actions, if there is one.
+
+    Raises:
+        ConfigurationError: if it does not fit the actions.
+    """
+    key, action = spec.action_mask, spec.action
+    if key is None:
+        return None
+    shape, wanted = spec.observations[key].shape, (sum(action.sizes),)
+    if not action.sizes:
+        raise ConfigurationError(
+            f"the environment has an observation {key!r}, but its actions are {action.kind}: only "
+            "choices can be masked; give the observation another name"
+        )
+    if shape != wanted:
+        raise ConfigurationError(
+            f"the observation {key!r} has shape {shape}, but {wanted} is needed: one element for "
+            f"each choice of the action ({action.kind} {list(action.sizes)})"
+        )
+    return key
 
 
 @dataclass(frozen=True)
