@@ -227,6 +227,12 @@ class TestResume:
         assert len(extended.rounds) == ROUNDS - 2
         assert torch.equal(extended.weights[-1], seen_fit(Plain()).weights[-1])
 
+    def test_of_a_run_that_ended_with_an_evaluation_needs_no_other(self, tmp_path):
+        kept = saving(tmp_path, save_on_train_epoch_end=False)
+        evaluated = {"limit_val_batches": 1}
+        seen_fit(Plain(), callbacks=[kept], trainer=evaluated, evaluation_episodes=1)
+        assert seen_fit(Plain(), checkpoints(tmp_path)[-1]).rounds == []
+
     @pytest.mark.parametrize("moment", ["on_before_backward", "on_before_zero_grad"])
     def test_from_the_middle_of_a_round_is_refused(self, moment, tmp_path):
         interrupted(tmp_path, Plain(), moment)

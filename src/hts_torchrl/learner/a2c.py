@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from hts_torchrl.errors import ConfigurationError, require
 from hts_torchrl.learner.base import Learner
+from hts_torchrl.learner.captured_loss import SETTING, CapturedLoss, require_gpu
 from hts_torchrl.objectives.losses import mean_entropy, policy_gradient_loss, value_loss
 from hts_torchrl.training.round_slice import RoundSlice
 
@@ -65,6 +66,9 @@ class A2C(Learner):
         self.gae_lambda, self.unroll = gae_lambda, unroll
         self.delayed_step = delayed_step
         self.cudagraph_loss = cudagraph_loss
+        self._graph: CapturedLoss | None = None
+        self._graph_of: Any = None
+        """What the graph was captured for."""
         for name, value, refused in (
             ("delayed_step", delayed_step, "gradient"),
             ("normalize_value", self.value_scale is not None, True),
@@ -81,6 +85,11 @@ class A2C(Learner):
         return self.delayed_step == "ratio" and self.lag > 0
 
     @property
+    def computed_for(self) -> str | None:
+        """The setting for which a training step computes the gradient, if there is one."""
+        return super().computed_for or (f"{SETTING}=True" if self.cudagraph_loss else None)
+
+    @property
     def parts_per_round(self) -> int:
         """Parts whose gradients the Trainer accumulates."""
         return self.trainer.accumulate_grad_batches
@@ -91,7 +100,9 @@ class A2C(Learner):
             if self.lag and not self.reweights:
                 self.delayed.load_behaviour()
             chunks = self.chunks.of(part.round[self.environments_of(part)])
-            return self.loss_of_chunks(self.loss, chunks)
+            if self.cudagraph_loss:
+                return self._gradient.mean(lambda index: self._replayed(chunks[index]))
+            return self.loss_by_chunks(lambda index: self.loss(chunks[index]))
 
     def environments_of(self, part: RoundSlice) -> slice:
         """Return which of the round's environments a part has.
@@ -132,7 +143,38 @@ class A2C(Learner):
         }
         return self.weighted_sum(losses)
 
+    def on_fit_start(self) -> None:
+        """Refuse a graph where there is no GPU."""
+        if self.cudagraph_loss:
+            require_gpu(self.device)
+        super().on_fit_start()
+
     def on_after_backward(self) -> None:
         """Put the newest weights back, from which the optimiser steps; the gradient stays."""
         if self.lag and not self.reweights:
             self.delayed.restore_newest()
+
+    def on_fit_end(self) -> None:
+        """Free the memory of the graph."""
+        super().on_fit_end()
+        self._graph = self._graph_of = None
+
+    def _replayed(self, batch: TensorDictBase) -> Tensor:
+        """Return gradient, loss and figures of a chunk, by a graph if the chunk is as most are."""
+        # How many values a truncation asks for differs, and a graph has one shape.
+        if batch["next", "truncated"][:, :-1].any():
+            return self._gradient.of(partial(self.loss, batch))
+        # A replay runs no Python; what a callback may change is a coefficient.
+        numbers = [value for value in vars(self).values() if isinstance(value, float)]
+        graph_of = (self.lag, *numbers, *map(id, self._gradient.trained()))
+        if self._graph is None or self._graph_of != graph_of:
+            self._graph = None  # its memory is free before that of the next is taken
+            self._captures = True
+            try:
+                self._graph = CapturedLoss(
+                    lambda static: self._gradient.of(partial(self.loss, static)), batch, self.device
+                )
+            finally:
+                self._captures = False
+            self._graph_of = graph_of
+        return self._graph(batch)

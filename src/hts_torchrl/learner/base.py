@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeAlias
 
@@ -14,15 +16,22 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
 
+from hts_torchrl.compat.lightning import (
+    is_accumulating,
+    leave_gradients,
+    logs_after,
+    set_callback_metrics,
+)
 from hts_torchrl.errors import ConfigurationError, require
-from hts_torchrl.learner.chunked_rounds import ChunkedRounds
+from hts_torchrl.learner.gradient_chunks import ComputedGradient, GradientChunks
 from hts_torchrl.learner.optimizers import make_optimizer, require_arguments
-from hts_torchrl.learner.policy_module import NO_VALUE
 from hts_torchrl.learner.restored import restored
+from hts_torchrl.learner.rounds import NO_VALUE, RoundModule
 from hts_torchrl.learner.settings import show_inherited
 from hts_torchrl.objectives.returns import Targets, gae_targets
 from hts_torchrl.policy.forward import evaluating
 from hts_torchrl.policy.normalization import RunningStatistics
+from hts_torchrl.rng import update_seed
 from hts_torchrl.specs import IS_INIT
 
 # More than any machine has cores; the OpenMP runtime crashes when it cannot start them.
@@ -32,7 +41,7 @@ Steps: TypeAlias = tuple[slice, int]
 _LAST: Steps = (slice(None), -1)
 
 
-class Learner(ChunkedRounds):
+class Learner(RoundModule):
     """Turns each finished round into one update of the policy.
 
     A learner of your own writes ``training_step``; :class:`A2C` and :class:`PPO` do no more::
@@ -82,6 +91,8 @@ class Learner(ChunkedRounds):
 
     lacks: ClassVar[tuple[str, ...]] = ()
     """Settings of its base classes that a learner has not."""
+    _captures = False
+    """Whether a loss is captured, which may ask the GPU for nothing then."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:  # noqa: ANN401
         """Let a subclass show the settings that it inherits."""
@@ -106,7 +117,7 @@ class Learner(ChunkedRounds):
         num_threads: int | None = 1,
         gradient_chunks: int = 1,
     ) -> None:
-        super().__init__(policy, network=network, squash=squash, gradient_chunks=gradient_chunks)
+        super().__init__(policy, network=network, squash=squash)
         self.save_hyperparameters(ignore=["policy", *self.lacks])  # those of subclasses too
         require_arguments(optimizer, optimizer_kwargs or {})
         for name, number in (
@@ -127,6 +138,13 @@ class Learner(ChunkedRounds):
         self.gamma = gamma
         self.value_coef, self.entropy_coef = value_coef, entropy_coef
         self.num_threads = num_threads
+        self.gradient_chunks = gradient_chunks
+        self.chunks = GradientChunks(gradient_chunks)
+        """Which chunks this rank has."""
+        self._chunk = 0
+        """Global index of the one that is being computed."""
+        self._gradient = ComputedGradient(self)
+        """Of a training step that computes it itself."""
         self.reward_scale: RunningStatistics | None = None
         """Of discounted returns, where the data module normalises rewards."""
         self.value_scale = RunningStatistics() if normalize_value else None
@@ -173,12 +191,18 @@ class Learner(ChunkedRounds):
         ):
             taken = value is None or str(value) == wanted
             require(taken, f"{cls.__name__}.load_from_checkpoint({name}={value!r})", wanted)
-        return restored(cls, Path(checkpoint_path), map_location, settings, strict=strict)
+        learner: Self = restored(cls, Path(checkpoint_path), map_location, settings, strict=strict)
+        return learner
 
     @property
     def parts_per_pass(self) -> int:
         """Parts in which a pass over all samples of a round is made."""
         return 1
+
+    @property
+    def computed_for(self) -> str | None:
+        """The setting for which a training step computes the gradient, if there is one."""
+        return f"gradient_chunks={self.gradient_chunks}" if self.gradient_chunks > 1 else None
 
     def prepare_policy(self, datamodule: Any) -> None:  # noqa: ANN401 - may be of another class
         """Build the policy for a data module, and the statistics that it asks for."""
@@ -225,8 +249,10 @@ class Learner(ChunkedRounds):
         return int(steps)
 
     def on_fit_start(self) -> None:
-        """Take the behaviour weights of the first round, and the learner's threads."""
+        """Take the behaviour weights of the first round, this rank's chunks, and threads."""
         super().on_fit_start()
+        if self.computed_for:
+            self.chunks = self._gradient.begin()
         self._returns = {}
         self._threads = torch.get_num_threads()
         if self.num_threads is not None:
@@ -235,6 +261,8 @@ class Learner(ChunkedRounds):
     def on_train_start(self) -> None:
         """Take up a run that goes on: its acting weights, and rates that are others now."""
         super().on_train_start()
+        if self.computed_for:
+            leave_gradients(self.trainer.strategy)  # DDP would average them
         if self.resumption is not None:
             self.resumption.set_rates(decay_steps=self.decay_steps)
             self.resumption = None
@@ -259,7 +287,83 @@ class Learner(ChunkedRounds):
         super().on_save_checkpoint(checkpoint)
         checkpoint["learner"]["decay_steps"] = self.decay_steps
 
+    def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
+        """Compute the gradient, or put that of all chunks into place.
+
+        Raises:
+            ConfigurationError: if the training step knows nothing of chunks, or layers mix them.
+        """
+        if self.computed_for:
+            self._gradient.put_into_place(self._weights)
+        else:
+            super().backward(loss, *args, **kwargs)
+
     # What a training step is written with
+
+    def samples_by_chunks(
+        self, batch: TensorDictBase, samples_to_learn: Callable[[TensorDictBase], TensorDictBase]
+    ) -> TensorDictBase:
+        """Return the samples of this rank's chunks, one chunk after another.
+
+        Args:
+            batch: the round ``[N, T]``.
+            samples_to_learn: gives B samples of a chunk; with one chunk that is the round.
+        """
+        if self.gradient_chunks == 1:
+            return samples_to_learn(batch)
+        samples = []
+        for chunk, rows in zip(self.chunks.own, self.chunks.of(batch), strict=True):
+            self.begin_chunk(chunk)
+            samples.append(samples_to_learn(rows))
+        return torch.cat(samples)
+
+    def loss_by_chunks(self, loss_of: Callable[[int], Tensor]) -> Tensor:
+        """Return the loss of a part of a round: with several chunks, the mean over all of them.
+
+        Args:
+            loss_of: gives the loss of this rank's chunk of an index, 0 and up.
+
+        Returns:
+            A scalar. Of several chunks it has no gradient: that is computed here, and
+            ``backward`` puts it into place.
+        """
+        if not self.computed_for:
+            return loss_of(0)
+        return self._gradient.mean(lambda index: self._gradient.of(partial(loss_of, index)))
+
+    def begin_chunk(self, chunk: int) -> None:
+        """Let a chunk's draws be its own, whichever rank computes it.
+
+        Args:
+            chunk: its global index.
+        """
+        self._chunk = chunk
+        if self.gradient_chunks > 1:
+            self._draws.reseed(update_seed(self.seed, self.updates, self.part.index, chunk))
+
+    def chunks_of_round(self) -> list[TensorDictBase]:
+        """Return this rank's chunks of the round, ``[N, T]`` each."""
+        return self.chunks.of(self.part.round)
+
+    def log_losses(self, losses: dict[str, Tensor], group: str = "loss") -> None:
+        """Log losses, or another group of figures, when the Trainer's loggers will take them.
+
+        ``Trainer.callback_metrics`` has them after each step. Of several chunks it has their means.
+        """
+        if is_accumulating(self.trainer):
+            return
+        figures = {f"{group}/{name}": value.detach().clone() for name, value in losses.items()}
+        if self._gradient.figures is None:
+            self.log_figures(figures)
+        else:
+            self._gradient.figures |= figures
+
+    def log_figures(self, figures: dict[str, Tensor]) -> None:
+        """Log figures by their full names."""
+        if logs_after(self.trainer, self.trainer.global_step + 1):
+            self.log_dict(figures)
+        else:
+            set_callback_metrics(self.trainer, figures)
 
     def gae(
         self,
@@ -349,9 +453,10 @@ class Learner(ChunkedRounds):
             ``action`` (of a policy that writes its parts, a TensorDict of these),
             ``behaviour_log_prob`` and your entries.
         """
+        keys = self._head.dist_sample_keys
         entries: dict[Any, Tensor | TensorDictBase] = {
             **self.observations(batch),
-            "action": self._actions(batch),
+            "action": batch.select(*keys) if self._writes_parts else batch[keys[0]],
             "behaviour_log_prob": self.behaviour_log_prob(batch),
             **more,
         }
@@ -363,10 +468,6 @@ class Learner(ChunkedRounds):
             samples = TensorDict(entries, batch.shape).reshape(-1)
         # Of a chunk in memory of its own: bits of a pass may depend on where its input lies.
         return samples if self.gradient_chunks == 1 else samples.clone()
-
-    def _actions(self, batch: TensorDictBase) -> Tensor | TensorDictBase:
-        keys = self._head.dist_sample_keys
-        return batch.select(*keys) if self._writes_parts else batch[keys[0]]
 
     def behaviour_log_prob(self, batch: TensorDictBase) -> Tensor:
         """Return the log-probabilities of a round's actions when they were drawn, ``[N, T]``.

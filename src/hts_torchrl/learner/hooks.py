@@ -29,7 +29,7 @@ def refuse_replaced_hooks(module: LightningModule) -> None:
             "cannot be compiled; compile modules within its policy"
         )
     needed = needed_hooks(type(module))
-    if not getattr(module, "computes_gradient", False):  # then it is Lightning's alone
+    if not getattr(module, "computed_for", None):  # then it is Lightning's alone
         needed.discard("backward")
     require_extended(type(module), needed, "the learner")
 

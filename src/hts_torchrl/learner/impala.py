@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from hts_torchrl.errors import ConfigurationError, require
 from hts_torchrl.learner.base import Learner
 from hts_torchrl.objectives.losses import mean_entropy, policy_gradient_loss, value_loss
-from hts_torchrl.objectives.returns import Targets
 from hts_torchrl.objectives.vtrace import vtrace_targets
 from hts_torchrl.training.round_slice import RoundSlice
 
@@ -28,7 +27,6 @@ class Impala(Learner):
     sums.
 
     Args:
-        learning_rate: at the start.
         rho_clip: bound on the importance ratio of a step.
         c_clip: bound on the importance ratios of the steps after it.
     """
@@ -81,35 +79,21 @@ class Impala(Learner):
         log_prob = policy.log_prob(samples["action"])
         next_value = value.detach().view(*batch.shape, 1).roll(-1, 1)
         next_value[unseen] = final_value
-        targets = self.vtrace(batch, log_prob=log_prob, value=value, next_value=next_value)
+        targets = vtrace_targets(
+            log_prob=log_prob.detach().view_as(next_value),
+            behaviour_log_prob=self.behaviour_log_prob(batch).unsqueeze(-1),
+            reward=self.rewards(batch),
+            value=value.detach().view_as(next_value),
+            next_value=next_value,
+            done=batch["next", "done"],
+            terminated=batch["next", "terminated"],
+            gamma=self.gamma,
+            rho_clip=self.rho_clip,
+            c_clip=self.c_clip,
+        )
         losses = {
             "policy": policy_gradient_loss(log_prob, targets.advantage.view_as(log_prob)),
             "value": value_loss(value, targets.returns.view_as(value)),
             "entropy": mean_entropy(policy),
         }
         return self.weighted_sum(losses)
-
-    def vtrace(
-        self, batch: TensorDictBase, *, log_prob: Tensor, value: Tensor, next_value: Tensor
-    ) -> Targets:
-        """Return targets that are corrected for the age of the data, each ``[N, T, 1]``.
-
-        Args:
-            batch: ``[N, T]``.
-            log_prob: of its actions, under the newest weights, ``[B]``.
-            value: of its observations, by the newest weights, ``[B]``.
-            next_value: of the true next observations, by the newest weights, ``[N, T, 1]``.
-        """
-        after = batch["next"]
-        return vtrace_targets(
-            log_prob=log_prob.detach().view_as(next_value),
-            behaviour_log_prob=self.behaviour_log_prob(batch).unsqueeze(-1),
-            reward=self.rewards(batch),
-            value=value.detach().view_as(next_value),
-            next_value=next_value,
-            done=after["done"],
-            terminated=after["terminated"],
-            gamma=self.gamma,
-            rho_clip=self.rho_clip,
-            c_clip=self.c_clip,
-        )

@@ -128,7 +128,15 @@ class MinibatchLearner(Learner):
             ConfigurationError: if the samples cannot be divided so.
         """
         samples = len(part.round) if self.remembers else part.round.numel()
-        count = self._refuse_rest(samples // len(self.chunks.own))
+        count = samples // len(self.chunks.own)
+        if count % self.minibatches:
+            several = self.gradient_chunks > 1
+            of = f"a chunk (gradient_chunks={self.gradient_chunks})" if several else "a round"
+            whole = f"environments of {of}, whose sequences stay whole"
+            what = whole if self.remembers else f"frames of {of}"
+            raise ConfigurationError(
+                f"minibatches={self.minibatches} does not divide the {count} {what}"
+            )
         epoch, minibatch = divmod(part.index, self.minibatches)
         if minibatch == 0:
             chunk = self.chunks.own[index]
@@ -139,14 +147,3 @@ class MinibatchLearner(Learner):
             order = torch.randperm(count, generator=generator).to(self.device) + index * count
             self._minibatches[index] = order.chunk(self.minibatches)
         return self._minibatches[index][minibatch]
-
-    def _refuse_rest(self, count: int) -> int:
-        if count % self.minibatches:
-            several = self.gradient_chunks > 1
-            of = f"a chunk (gradient_chunks={self.gradient_chunks})" if several else "a round"
-            whole = f"environments of {of}, whose sequences stay whole"
-            what = whole if self.remembers else f"frames of {of}"
-            raise ConfigurationError(
-                f"minibatches={self.minibatches} does not divide the {count} {what}"
-            )
-        return count

@@ -72,7 +72,9 @@ def require_arguments(name: str, arguments: Mapping[str, Any]) -> None:
     Raises:
         ConfigurationError: naming the argument, and what would be right.
     """
-    taken = {argument for each in _classes(name) for argument in inspect.signature(each).parameters}
+    cls = optimizer_class(name)
+    kinds = [Muon, AdamW] if cls is Muon else [cls]
+    taken = {argument for each in kinds for argument in inspect.signature(each).parameters}
     require("lr" in taken, f"optimizer={name!r} has no lr", "an optimiser with a learning rate")
     for argument in arguments:
         if (setting := _SET_OTHERWISE.get(argument)) is not None:
@@ -223,11 +225,6 @@ class MuonWithAdamW(Optimizer):
             each.param_groups, each.state = [group], self.state
             each.step()
         return loss
-
-
-def _classes(name: str) -> list[type[Optimizer]]:
-    cls = optimizer_class(name)
-    return [Muon, AdamW] if cls is Muon else [cls]
 
 
 def _hidden_matrices(policy: nn.Module) -> list[Parameter]:

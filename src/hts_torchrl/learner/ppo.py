@@ -1,5 +1,8 @@
 """Proximal policy optimisation, one round late.
 
+A round is ``MinibatchLearner.training_step``, once a minibatch: ``samples_to_learn`` and
+``on_samples_ready`` with the first one, ``loss`` with each, ``on_round_end`` after the last step.
+
 Shapes: N environments, T steps of a round; B samples of it.
 """
 
@@ -42,9 +45,6 @@ class PPO(MinibatchLearner):
     Without a delay all three are PPO as it is.
 
     Args:
-        optimizer: ``adam``, ``rmsprop`` (smoothing 0.99), any other class of ``torch.optim`` by its
-            name, or ``module.Class``. ``muon`` moves weight matrices, and AdamW the rest.
-        learning_rate: at the start.
         gae_lambda: decay of the advantage.
         unroll: steps after which the advantage is bootstrapped; None is the whole round.
         clip: bound on the ratio's distance from 1.

@@ -41,15 +41,10 @@ class PQN(MinibatchLearner):
     Args:
         policy: of action values, as :func:`~hts_torchrl.make_q_policy` builds it; None builds
             ``network`` for the data module's environment.
-        optimizer: ``radam``, ``adam``, any other class of ``torch.optim`` by its name, or
-            ``module.Class``. ``muon`` moves weight matrices, and AdamW the rest.
-        learning_rate: at the start.
         q_lambda: share of the next step's return in a target; 0 gives one-step targets.
         exploration_initial_eps: probability of a random action, at the start.
         exploration_final_eps: the same, at the end of its fall.
         exploration_fraction: share of the run in which it falls, linearly by update.
-        epochs: passes over a round.
-        minibatches: parts of each pass.
     """
 
     lacks: ClassVar[tuple[str, ...]] = ("squash", "value_coef", "entropy_coef")

@@ -6,10 +6,9 @@ import pickle
 import warnings
 import zipfile
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
-from torch import nn
 
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.models.trunks import is_built_in
@@ -21,45 +20,97 @@ _HAS_OBJECTS = (
     "this has objects beside tensors and plain values, and none is loaded; perhaps it is an "
     "argument that save_hyperparameters() kept: give its name in ignore=[...]"
 )
-LearnerT = TypeVar("LearnerT", bound=nn.Module)
 
 
 def restored(
-    make: type[LearnerT],
+    make: type[Any],
     path: Path,
     map_location: Any,  # noqa: ANN401
     given: dict[str, Any],
     *,
     strict: bool | None = None,
-) -> LearnerT:
+) -> Any:  # noqa: ANN401 - one of the class
     """Return a learner with the settings and weights of a checkpoint.
 
     Args:
-        make: its class.
+        make: its class; all else is as in :meth:`Learner.load_from_checkpoint`.
         path: of the checkpoint.
         map_location: of ``torch.load``.
         given: arguments of the class that count more than the checkpoint's.
-        strict: as in :meth:`Learner.load_from_checkpoint`.
+        strict: None for what the learner's ``strict_loading`` says.
 
     Raises:
-        ConfigurationError: if the file is no checkpoint of such a learner, or a policy or network
-            that is none of this package is not given.
+        ConfigurationError: if the file is no checkpoint of such a learner, or what no file may name
+            is not given.
     """
     content, saved = _content(path, map_location)
     if saved and saved.get("class_path") not in [class_name(each) for each in make.__mro__]:
         raise ConfigurationError(
             f"{path} is of the learner {saved.get('class_path')!r}, not {make.__name__}"
         )
+    settings = _settings(make, saved, given, path)
+    try:
+        learner = make(**settings)
+    except TypeError as error:
+        if "multiple values" not in str(error):
+            raise
+        raise ConfigurationError(
+            f"{path}: {error}: a setting of its base class that {make.__name__} fixes is none of "
+            "its own; name it in the class's lacks, and leave it out of what it saves"
+        ) from error
+    with torch.random.fork_rng(devices=[]):  # the caller's random numbers stay as they are
+        if learner.policy is None:
+            learner.build_policy(_spec(path, saved))
+        if saved.get("normalize_observation") is True:
+            learner.normalize_observations(_spec(path, saved))
+        learner.configure_model()  # what a subclass builds beside the policy
+    if "reward_scale.mean" in content["state_dict"]:
+        learner.reward_scale = RunningStatistics()
+    usual = learner.strict_loading
+    learner.strict_loading = usual if strict is None else strict
+    learner.on_load_checkpoint(content)
+    found = learner.load_state_dict(content["state_dict"], strict=learner.strict_loading)
+    learner.strict_loading = usual
+    if strict is False and any(found):
+        warnings.warn(
+            f"{path} lacks {found.missing_keys}, and has {found.unexpected_keys} that "
+            f"{make.__name__} has not",
+            stacklevel=3,
+        )
+    return learner
+
+
+def _content(path: Path, map_location: Any) -> tuple[dict[str, Any], dict[str, Any]]:  # noqa: ANN401
+    """Return what a file holds, and what that says of its learner."""
+    try:
+        content = torch.load(path, map_location=map_location, weights_only=True)
+        saved = dict(content.get("learner", {}))
+        content["updates"], content["state_dict"]
+    except Exception as error:  # whatever a file that is something else may lead to
+        has_objects = isinstance(error, pickle.UnpicklingError) and zipfile.is_zipfile(path)
+        reason = _HAS_OBJECTS if has_objects else "this is no checkpoint, or half of one"
+        raise ConfigurationError(f"{path}: {reason}") from error
+    return content, saved
+
+
+def _settings(
+    make: type[Any], saved: dict[str, Any], given: dict[str, Any], path: Path
+) -> dict[str, Any]:
+    """Return the arguments of a learner, after refusing what no file may name."""
     arguments = saved.get("init_args", {})
     if isinstance(arguments, dict):
         arguments = {name: value for name, value in arguments.items() if name not in given}
-        _refuse_objects(arguments, path)
+        for name in [name for name, value in arguments.items() if is_type_name(value)]:
+            raise ConfigurationError(
+                f"{path}: its {name} was an object, {arguments[name]}, of which a checkpoint keeps "
+                f"only the type: give load_from_checkpoint(path, {name}=...)"
+            )
     known, unknown = known_arguments(make, arguments, "model", besides=("policy",))
     if unknown:
         warnings.warn(
             f"{path} has a setting {unknown[0]} (and {len(unknown) - 1} more) that "
             f"{make.__name__} does not show: it is left out; give it to load_from_checkpoint",
-            stacklevel=3,
+            stacklevel=4,
         )
     settings: dict[str, Any] = {**known, **given}
     named = saved.get("policy") or settings.get("network", "mlp")
@@ -74,68 +125,7 @@ def restored(
             f"{path}: its optimizer ({own_class}) is imported only if you name it: give "
             "load_from_checkpoint(path, optimizer=...)"
         )
-    learner = _made(make, settings, path)
-    with torch.random.fork_rng(devices=[]):  # the caller's random numbers stay as they are
-        if learner.policy is None:
-            learner.build_policy(_spec(path, saved))
-        if saved.get("normalize_observation") is True:
-            learner.normalize_observations(_spec(path, saved))
-        learner.configure_model()  # what a subclass builds beside the policy
-    if "reward_scale.mean" in content["state_dict"]:
-        learner.reward_scale = RunningStatistics()
-    _load(learner, content, path, strict=strict)
-    restored_learner: LearnerT = learner
-    return restored_learner
-
-
-def _load(learner: Any, content: dict[str, Any], path: Path, *, strict: bool | None) -> None:  # noqa: ANN401
-    usual = learner.strict_loading
-    learner.strict_loading = usual if strict is None else strict
-    learner.on_load_checkpoint(content)
-    found = learner.load_state_dict(content["state_dict"], strict=learner.strict_loading)
-    learner.strict_loading = usual
-    if strict is False and any(found):
-        warnings.warn(
-            f"{path} lacks {found.missing_keys}, and has {found.unexpected_keys} that "
-            f"{type(learner).__name__} has not",
-            stacklevel=4,
-        )
-
-
-def _content(path: Path, map_location: Any) -> tuple[dict[str, Any], dict[str, Any]]:  # noqa: ANN401
-    """Return what a file holds, and what that says of its learner."""
-    try:
-        content = torch.load(path, map_location=map_location, weights_only=True)
-        saved = dict(content.get("learner", {}))
-        content["updates"], content["state_dict"]
-    except pickle.UnpicklingError as error:
-        whole = zipfile.is_zipfile(path)
-        reason = _HAS_OBJECTS if whole else "this is no checkpoint, or half of one"
-        raise ConfigurationError(f"{path}: {reason}") from error
-    except Exception as error:  # whatever a file that is something else may lead to
-        raise ConfigurationError(f"{path}: this is no checkpoint, or half of one") from error
-    return content, saved
-
-
-def _refuse_objects(arguments: dict[str, Any], path: Path) -> None:
-    for name, value in arguments.items():
-        if is_type_name(value):
-            raise ConfigurationError(
-                f"{path}: its {name} was an object, {value}, of which a checkpoint keeps only the "
-                f"type: give load_from_checkpoint(path, {name}=...)"
-            )
-
-
-def _made(make: type[nn.Module], settings: dict[str, Any], path: Path) -> Any:  # noqa: ANN401
-    try:
-        return make(**settings)
-    except TypeError as error:
-        if "multiple values" not in str(error):
-            raise
-        raise ConfigurationError(
-            f"{path}: {error}: a setting of its base class that {make.__name__} fixes is none of "
-            "its own; name it in the class's lacks, and leave it out of what it saves"
-        ) from error
+    return settings
 
 
 def _spec(path: Path, saved: dict[str, Any]) -> Any:  # noqa: ANN401 - an EnvSpec

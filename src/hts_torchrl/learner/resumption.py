@@ -1,7 +1,8 @@
-"""A run that goes on from a checkpoint: what it changes, and how the Trainer takes that up."""
+"""A run that goes on from a checkpoint: from which start of a round, and with what changed."""
 
 from __future__ import annotations
 
+import copy
 import inspect
 import logging
 from typing import Any
@@ -13,9 +14,38 @@ from hts_torchrl.compat.lightning import FitLoop
 from hts_torchrl.compat.torch import set_last_rates
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.training import run_settings
+from hts_torchrl.training.data_state import place_loops
 from hts_torchrl.training.extended_hooks import is_of_the_user
 
 _log = logging.getLogger(__name__)
+
+
+class RoundStart:
+    """The Trainer between two rounds: what a checkpoint of a round that was cut off holds of it.
+
+    A round that is cut off is learned again from its start, and the Trainer must not have counted
+    any of its parts by then. Optimisers are copied only if they step before the round's last part:
+    else they have not moved.
+
+    Args:
+        trainer: between two of its batches.
+        copy_optimizers: whether a round has several steps.
+    """
+
+    def __init__(self, trainer: Trainer, *, copy_optimizers: bool) -> None:
+        self._global_step = trainer.global_step
+        self._loop = trainer.fit_loop.state_dict()
+        self._moving: dict[str, Any] = {}
+        if copy_optimizers:
+            states = [trainer.strategy.optimizer_state(each) for each in trainer.optimizers]
+            schedules = [each.scheduler.state_dict() for each in trainer.lr_scheduler_configs]
+            self._moving = copy.deepcopy({"optimizer_states": states, "lr_schedulers": schedules})
+
+    def put_into(self, checkpoint: dict[str, Any]) -> None:
+        """Replace what has moved since; a checkpoint of weights alone has no more than counts."""
+        checkpoint["global_step"] = self._global_step
+        FitLoop.replace(checkpoint, self._loop)
+        checkpoint.update({k: v for k, v in self._moving.items() if k in checkpoint})
 
 
 class Resumption:
@@ -42,9 +72,8 @@ class Resumption:
         self._trainer = trainer
         self._checkpoint = checkpoint
         self._saved: dict[str, Any] = checkpoint.get("learner") or {}
-        self._parts_per_round: int = learner["parts_per_round"]
         datamodule: Any = getattr(trainer, "datamodule", None)
-        self._datamodule = datamodule
+        self._has_rounds = hasattr(datamodule, "schedule")
         changes: run_settings.Changes = {}
         if self._saved:
             names = ("class_path", "init_args")
@@ -73,29 +102,16 @@ class Resumption:
             _log.warning("%s", run_settings.told(changes, checkpoint["updates"]))
 
     def place_loops(self) -> None:
-        """Let the Trainer's counts say where the run is now: in the middle of an epoch.
+        """Let the Trainer's counts say where the run is now, and note the optimisers' own settings.
 
-        A finished run has more to do if its end has moved; and a round may have other parts, or the
-        run other rounds, than before. The optimisers' own settings are noted, because those of the
-        checkpoint will replace them.
+        Those of the checkpoint will replace them.
         """
         self._settings = [
             [{k: v for k, v in group.items() if k != "params"} for group in each.param_groups]
             for each in self._trainer.optimizers
         ]
-        schedule = getattr(self._datamodule, "schedule", None)
-        loop = FitLoop.of(self._checkpoint)
-        if schedule is None or loop is None or "parts_per_round" not in self._saved:
-            return
-        parts = self._parts_per_round
-        state = self._datamodule.state_in(self._checkpoint)
-        before = state["round"] * self._saved["parts_per_round"]
-        done = self._datamodule.first_round * parts
-        if schedule.exists(self._datamodule.first_round) and (done != before or loop.is_finished):
-            epoch_length = self._datamodule.parts_per_epoch
-            loop.move(done - before, done=done, epoch_length=epoch_length)
-        elif loop.is_finished and not self._trainer.limit_val_batches:
-            loop.end()
+        if self._has_rounds and "parts_per_round" in self._saved:
+            place_loops(self._trainer, self._checkpoint, self._saved["parts_per_round"])
 
     def set_rates(self, *, decay_steps: int | None) -> None:
         """Give optimisers and schedules the learner's own settings, where those have changed.

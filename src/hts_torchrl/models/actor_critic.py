@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from functools import partial
 
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModule, TensorDictSequential
@@ -16,11 +15,11 @@ from torchrl.modules import (
     ValueOperator,
 )
 
-from hts_torchrl.models.action_mask import MaskedLogits, mask_of
 from hts_torchrl.models.combined import CombinedTrunk
 from hts_torchrl.models.distributions import action_head, parameter_keys
 from hts_torchrl.models.heads import (
     GaussianHead,
+    MaskedLogits,
     MixedHead,
     NarrowLinear,
     PlayersLogits,
@@ -28,8 +27,8 @@ from hts_torchrl.models.heads import (
     SeparateCritic,
 )
 from hts_torchrl.models.mlp import MLP
-from hts_torchrl.models.parts import NetworkParts, built
-from hts_torchrl.models.recurrent import Cell, with_memory
+from hts_torchrl.models.recurrent import Cell, trunk_module
+from hts_torchrl.models.trunks import NetworkParts, built, mask_of
 from hts_torchrl.specs import EnvSpec, Key
 
 
@@ -84,18 +83,13 @@ class ActorCritic(ActorValueOperator):
         policy = TensorDictModule(actor, in_keys=["hidden", *masks], out_keys=parameters)
         critic: nn.Module = (PlayersValue if several_players else NarrowLinear)(width, 1, 1.0)
         keys = list(observation) if isinstance(observation, list) else [observation]
-        critic_keys: list[Key] = ["hidden"] if critic_trunk is None else keys
-        if memory is None:
-            common = TensorDictModule(trunk, in_keys=keys, out_keys=["hidden"])
-            if critic_trunk is not None:
-                critic = SeparateCritic(critic_trunk, critic)
-        else:
-            common = with_memory(memory, trunk, keys)
-            if critic_trunk is not None:
-                common = TensorDictSequential(
-                    common, with_memory(memory, critic_trunk, keys, of="critic_")
-                )
-                critic_keys = ["critic_hidden"]
+        common = trunk_module(trunk, keys, memory)
+        critic_keys: list[Key] = ["hidden"]
+        if critic_trunk is not None and memory is None:
+            critic, critic_keys = SeparateCritic(critic_trunk, critic), keys
+        elif critic_trunk is not None:
+            own = trunk_module(critic_trunk, keys, memory, of="critic_")
+            common, critic_keys = TensorDictSequential(common, own), ["critic_hidden"]
         super().__init__(
             common,
             # The class by which TorchRL recognises a policy operator that its losses can use.
@@ -177,23 +171,22 @@ def make_actor_critic(network: str, spec: EnvSpec, *, squash: bool = False) -> A
     Raises:
         ConfigurationError: if there is no such trunk, or it cannot read the observation.
     """
-    return built(network, spec, partial(_make_actor_critic, network, spec, squash=squash))
 
+    def make(parts: NetworkParts) -> ActorCritic:
+        trunk = parts.trunk()
+        return ActorCritic(
+            trunk,
+            spec,
+            # Two small trunks, as in Stable-Baselines3: the errors of a value in the hundreds would
+            # drown the policy's gradient in a common one.
+            critic_trunk=parts.trunk() if _is_mlp(trunk) else None,
+            observation=list(parts.observations),
+            squash=squash,
+            several_players=parts.several_players,
+            memory=parts.memory,
+        )
 
-def _make_actor_critic(network: str, spec: EnvSpec, *, squash: bool) -> ActorCritic:
-    parts = NetworkParts.named(network, spec)
-    trunk = parts.trunk()
-    return ActorCritic(
-        trunk,
-        spec,
-        # Two small trunks, as in Stable-Baselines3: the errors of a value in the hundreds would
-        # drown the policy's gradient in a common one.
-        critic_trunk=parts.trunk() if _is_mlp(trunk) else None,
-        observation=list(parts.observations),
-        squash=squash,
-        several_players=parts.several_players,
-        memory=parts.memory,
-    )
+    return built(network, spec, make)
 
 
 def _is_mlp(trunk: nn.Module) -> bool:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hts_torchrl.errors import ConfigurationError
-from hts_torchrl.models.trunks import BUILT_IN_TRUNKS, make_trunk
-from hts_torchrl.specs import ArraySpec, Key
+from hts_torchrl.specs import ArraySpec
 
 
 class CombinedTrunk(nn.Module):
@@ -76,46 +73,3 @@ def _one_hot(chosen: Tensor, choices: Sequence[range]) -> Tensor:
 def is_picture(observation: ArraySpec) -> bool:
     """Return whether an observation among several is read as a picture: bytes with two sides."""
     return observation.dtype == np.uint8 and len(observation.shape) >= 3
-
-
-def combined_trunk(network: str, observations: Mapping[Key, ArraySpec]) -> CombinedTrunk:
-    """Build the trunk of several observations.
-
-    Args:
-        network: reads each picture; ``mlp``, which is for vectors, leaves them to ``nature``. Where
-            no observation is a picture it reads the vector that all are joined to.
-        observations: by key, in the order in which the trunk is called with them.
-
-    Raises:
-        ConfigurationError: if there is no such network, or it cannot read one of them.
-    """
-    pictures = [
-        _picture_trunk(network, key, array)
-        for key, array in observations.items()
-        if is_picture(array)
-    ]
-    if not pictures and network in BUILT_IN_TRUNKS and network != "mlp":
-        seen = ", ".join(f"{key!r} {array}" for key, array in observations.items())
-        raise ConfigurationError(
-            f"the network {network!r} reads pictures (uint8, three dimensions), and none of the "
-            f"observations is one: {seen}; 'mlp' reads vectors"
-        )
-    others = [array for array in observations.values() if not is_picture(array)]
-    vector = None
-    if others:
-        size = sum(sum(map(len, array.choices)) or math.prod(array.shape) for array in others)
-        joined = ArraySpec((size,), np.dtype(np.float32))
-        vector = make_trunk("mlp" if pictures else network, joined, what="joined observations")
-    return CombinedTrunk(list(observations.values()), pictures, vector)
-
-
-def _picture_trunk(network: str, key: Key, picture: ArraySpec) -> nn.Module:
-    reader = "nature" if network == "mlp" else network
-    try:
-        return make_trunk(reader, picture, what=f"the observation {key!r}")
-    except ConfigurationError as error:
-        if reader == network:
-            raise
-        raise ConfigurationError(
-            f"{error}; among several observations 'mlp' leaves pictures to 'nature'"
-        ) from error

@@ -10,7 +10,7 @@ import torch
 from tensordict.nn import ProbabilisticTensorDictModule
 from torch import Tensor
 from torch import distributions as d
-from torchrl.modules import OneHotCategorical, TanhNormal
+from torchrl.modules import IndependentNormal, OneHotCategorical, TanhNormal
 
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.specs import ActionSpec
@@ -39,22 +39,6 @@ class MultiCategorical(d.Independent):  # type: ignore[type-arg]
         return mode
 
 
-class DiagonalNormal(d.Independent):  # type: ignore[type-arg]
-    """Independent Gaussians; actions float ``[..., *event]``.
-
-    Args:
-        loc: mean, of the actions' shape.
-        scale: standard deviation, of the same.
-        event_dims: dimensions of one action.
-        validate_args: as torch's distributions take it.
-    """
-
-    def __init__(
-        self, loc: Tensor, scale: Tensor, event_dims: int = 1, validate_args: bool | None = None
-    ) -> None:
-        super().__init__(d.Normal(loc, scale, validate_args=False), event_dims, validate_args)
-
-
 class ChoicesAndNumbers(d.Distribution):
     """Independent choices, and Gaussian numbers; actions float32 ``[..., K]``, the choices first.
 
@@ -78,7 +62,7 @@ class ChoicesAndNumbers(d.Distribution):
         validate_args: bool | None = None,
     ) -> None:
         self.choices = MultiCategorical(logits, sizes, validate_args=False)
-        self.numbers = DiagonalNormal(loc, scale, validate_args=False)
+        self.numbers = IndependentNormal(loc, scale, validate_args=False)
         self.num_choices, self.num_numbers = len(sizes), loc.shape[-1]
         event = torch.Size([self.num_choices + self.num_numbers])
         super().__init__(loc.shape[:-1], event, validate_args)
@@ -100,13 +84,13 @@ class ChoicesAndNumbers(d.Distribution):
         """Return the sum over both parts."""
         choices, numbers = self._split(action)
         parts = (self.choices, choices), (self.numbers, numbers)
-        first, second = (dist.log_prob(part) for dist, part in parts)  # type: ignore[no-untyped-call]
+        first, second = (dist.log_prob(part) for dist, part in parts)
         return torch.as_tensor(first + second)
 
     def entropy(self) -> Tensor:
         """Return the sum over both parts."""
         parts = self.choices, self.numbers
-        first, second = (dist.entropy() for dist in parts)  # type: ignore[no-untyped-call]
+        first, second = (dist.entropy() for dist in parts)
         return torch.as_tensor(first + second)
 
     @property
@@ -163,7 +147,7 @@ def action_head(action: ActionSpec, *, squash: bool = False) -> ProbabilisticTen
             kwargs = {"low": torch.as_tensor(action.low), "high": torch.as_tensor(action.high)}
             kwargs["event_dims"] = len(action.array.shape)
         case "continuous":
-            distribution, kwargs["event_dims"] = DiagonalNormal, len(action.array.shape)
+            distribution, kwargs["event_dim"] = IndependentNormal, len(action.array.shape)
     return ProbabilisticTensorDictModule(
         in_keys=parameter_keys(action),
         out_keys=[action.key],

@@ -98,6 +98,31 @@ class GaussianHead(nn.Module):
         return loc.reshape(shape), scale.reshape(shape)
 
 
+class MaskedLogits(nn.Module):
+    """An actor whose forbidden actions have probability 0, and no gradient.
+
+    Their logits become the smallest number of the type: with -inf, an observation that allows
+    nothing would give NaN. What a game ends with may be one.
+
+    Args:
+        actor: features ``[B, width]`` to logits ``[B, n]``.
+    """
+
+    def __init__(self, actor: nn.Module) -> None:
+        super().__init__()
+        self.actor = actor
+
+    def forward(self, features: Tensor, mask: Tensor) -> Tensor:
+        """Return logits ``[B, n]``, for a mask ``[B, n]`` that is 0 where an action is forbidden.
+
+        Args:
+            features: of B observations.
+            mask: of any type.
+        """
+        logits: Tensor = self.actor(features)
+        return logits.masked_fill(mask == 0, torch.finfo(logits.dtype).min)
+
+
 class MixedHead(nn.Module):
     """Logits of the choices, and mean and standard deviation of the numbers.
 

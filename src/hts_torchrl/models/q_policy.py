@@ -5,8 +5,6 @@ Shapes: B observations, n actions.
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
 from tensordict.nn import (
     ProbabilisticTensorDictModule,
@@ -17,11 +15,9 @@ from torch import Tensor, nn
 from torch import distributions as d
 
 from hts_torchrl.errors import ConfigurationError
-from hts_torchrl.models.action_mask import mask_of
 from hts_torchrl.models.heads import NarrowLinear
-from hts_torchrl.models.layer_norm import normalize_layers
-from hts_torchrl.models.parts import NetworkParts, built
-from hts_torchrl.models.recurrent import Cell, with_memory
+from hts_torchrl.models.recurrent import Cell, trunk_module
+from hts_torchrl.models.trunks import BUILT_IN_TRUNKS, NetworkParts, built, mask_of
 from hts_torchrl.specs import EnvSpec, Key
 
 _KEYS = ["action_value", "epsilon"]
@@ -152,10 +148,8 @@ class QPolicy(ProbabilisticTensorDictSequential):
                 "Discrete or one-hot; A2C and PPO take any action"
             )
         keys = list(observation) if isinstance(observation, list) else [observation]
-        if memory is None:
-            common: nn.Module = TensorDictModule(trunk, in_keys=keys, out_keys=["hidden"])
-        else:
-            common = with_memory(memory, trunk, keys)
+        # Made before the head: the order of the draws decides the weights.
+        common = trunk_module(trunk, keys, memory)
         head = QHead(int(trunk.out_features), action.sizes[0])  # type: ignore[arg-type]
         masks = [] if mask is None else [mask]
         kind = EpsilonGreedy if action.kind == "discrete" else OneHotEpsilonGreedy
@@ -194,11 +188,36 @@ def make_q_policy(network: str, spec: EnvSpec) -> QPolicy:
         ConfigurationError: if the action is not one choice (Discrete, or one-hot), or there is no
             such trunk, or it cannot read the observation.
     """
-    return built(network, spec, partial(_make_q_policy, network, spec))
+
+    def make(parts: NetworkParts) -> QPolicy:
+        trunk = parts.trunk()
+        normalize_layers(trunk)
+        return QPolicy(trunk, spec, observation=list(parts.observations), memory=parts.memory)
+
+    return built(network, spec, make)
 
 
-def _make_q_policy(network: str, spec: EnvSpec) -> QPolicy:
-    parts = NetworkParts.named(network, spec)
-    trunk = parts.trunk()
-    normalize_layers(trunk)
-    return QPolicy(trunk, spec, observation=list(parts.observations), memory=parts.memory)
+def normalize_layers(trunk: nn.Module) -> None:
+    """Put a LayerNorm (Ba et al., 2016) behind each layer of a built-in trunk, in place.
+
+    It is what keeps Q-learning from diverging without a target network. That of a convolution is
+    over channels, height and width of one picture. A trunk of the user's own, also of a class
+    derived from one of these, stays as it is: what it normalises is its author's choice.
+
+    Args:
+        trunk: of this package, or one that has such inside.
+    """
+    sequences = [
+        inner
+        for each in trunk.modules()
+        if type(each) in BUILT_IN_TRUNKS.values()
+        for inner in each.modules()
+        if isinstance(inner, nn.Sequential)
+    ]
+    for sequence in sequences:
+        for place, layer in reversed(list(enumerate(sequence))):
+            if isinstance(layer, nn.Linear):
+                sequence.insert(place + 1, nn.LayerNorm(layer.out_features))
+            elif isinstance(layer, nn.Conv2d):
+                # One group: that is LayerNorm, and needs to know neither height nor width.
+                sequence.insert(place + 1, nn.GroupNorm(1, layer.out_channels))

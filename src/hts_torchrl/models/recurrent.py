@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal, TypeAlias, get_args
 
 from tensordict import TensorDictBase
-from tensordict.nn import TensorDictModule, TensorDictSequential
+from tensordict.nn import TensorDictModule, TensorDictModuleBase, TensorDictSequential
 from torch import nn
 from torchrl.modules import GRUModule, LSTMModule
 
@@ -67,14 +67,22 @@ class TrunkModule(TensorDictModule):
         return tensordict.set(key, rows.reshape(*tensordict.shape, *rows.shape[1:]))
 
 
-def with_memory(
-    cell: Cell, trunk: nn.Module, keys: list[Key], *, of: str = ""
-) -> TensorDictSequential:
-    """Return a trunk and what remembers its features, which write ``hidden``.
+def trunk_module(
+    trunk: nn.Module, keys: list[Key], memory: Cell | None, *, of: str = ""
+) -> TensorDictModuleBase:
+    """Return a trunk, and what remembers its features if anything does, which write ``hidden``.
+
+    Args:
+        trunk: module with ``out_features``.
+        keys: of the observations that it reads.
+        memory: ``lstm``, ``gru`` or None.
+        of: what the names that are written begin with, such as ``critic_``.
 
     Raises:
         ConfigurationError: if an observation has a name that the memory writes.
     """
+    if memory is None:
+        return TensorDictModule(trunk, in_keys=keys, out_keys=[f"{of}hidden"])
     taken = [key for key in keys if isinstance(key, str) and key.removeprefix("critic_") in _NAMES]
     if taken:
         raise ConfigurationError(
@@ -85,5 +93,5 @@ def with_memory(
     width = int(trunk.out_features)  # type: ignore[arg-type]
     return TensorDictSequential(
         TrunkModule(trunk, in_keys=keys, out_keys=[of + FEATURES]),
-        make_memory(cell, width, of=of),
+        make_memory(memory, width, of=of),
     )

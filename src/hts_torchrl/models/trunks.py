@@ -1,20 +1,28 @@
-"""The trunk of a network by its name, held against what it has to read."""
+"""What the name of a network means for an environment: its trunk, its memory, and what it reads."""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Self, TypeVar
 
 import numpy as np
 import torch
 from torch import nn
 
 from hts_torchrl.errors import ConfigurationError
+from hts_torchrl.machine import require_memory
+from hts_torchrl.models.combined import CombinedTrunk, is_picture
 from hts_torchrl.models.impala import ImpalaResNet, SeedResNet
 from hts_torchrl.models.mlp import MLP
 from hts_torchrl.models.nature import NatureCNN, NipsCNN, PixelTrunk
 from hts_torchrl.models.recurrent import CELLS, Cell
-from hts_torchrl.specs import ArraySpec
+from hts_torchrl.specs import COUNTED, IS_INIT, ActionSpec, ArraySpec, EnvSpec, Key
+
+PolicyT = TypeVar("PolicyT", bound=nn.Module)
 
 BUILT_IN_TRUNKS: dict[str, Callable[[tuple[int, ...]], nn.Module]] = {
     "nature": NatureCNN,
@@ -23,6 +31,8 @@ BUILT_IN_TRUNKS: dict[str, Callable[[tuple[int, ...]], nn.Module]] = {
     "seed": SeedResNet,
     "mlp": MLP,
 }
+_NOT_READ = (*COUNTED, IS_INIT)
+"""Of ``RewardSum``, ``StepCounter`` and ``InitTracker``, unless nothing else is observed."""
 
 
 def is_built_in(network: str) -> bool:
@@ -38,6 +48,126 @@ def parts_of(network: str) -> tuple[str, Cell | None]:
         if last == cell:
             return trunk, cell
     return network, None
+
+
+def mask_of(spec: EnvSpec) -> Key | None:
+    """Return the key of the observation that masks actions, if there is one.
+
+    Raises:
+        ConfigurationError: if it does not fit the actions.
+    """
+    key, action = spec.action_mask, spec.action
+    if key is None:
+        return None
+    shape, wanted = spec.observations[key].shape, (sum(action.sizes),)
+    if not action.sizes:
+        raise ConfigurationError(
+            f"the environment has an observation {key!r}, but its actions are {action.kind}: only "
+            "choices can be masked; give the observation another name"
+        )
+    if shape != wanted:
+        raise ConfigurationError(
+            f"the observation {key!r} has shape {shape}, but {wanted} is needed: one element for "
+            f"each choice of the action ({action.kind} {list(action.sizes)})"
+        )
+    return key
+
+
+@dataclass(frozen=True)
+class NetworkParts:
+    """Of which parts a network is built for an environment."""
+
+    trunk: Callable[[], nn.Module]
+    """Makes a trunk, which reads the observations in their order."""
+    observations: dict[Key, ArraySpec]
+    """What the trunk reads: everything but a mask, and what TorchRL's transforms count."""
+    memory: Cell | None
+    several_players: bool
+    """Whether the trunk reads k players as k rows."""
+
+    @classmethod
+    def named(cls, network: str, spec: EnvSpec) -> Self:
+        """Return the parts of a network.
+
+        Args:
+            network: as :func:`~hts_torchrl.make_actor_critic` takes it.
+            spec: observations and actions of the environment.
+
+        Raises:
+            ConfigurationError: if there is nothing to observe, or players cannot have a memory.
+        """
+        mask = mask_of(spec)
+        # By name: the order in which a space lists its entries decides no bits.
+        keys = sorted((key for key in spec.observations if key != mask), key=_path)
+        keys = [key for key in keys if key not in _NOT_READ] or keys
+        observations = {key: spec.observations[key] for key in keys}
+        if not observations:
+            raise ConfigurationError(f"the environment has no observation but {mask!r}")
+        name, memory = parts_of(network)
+        make: Callable[[], nn.Module]
+        several_players = False
+        if len(keys) == 1:
+            (array,) = observations.values()
+            several_players = _has_players(array, spec.action)
+            if memory is not None and not name:
+                name = "nature" if is_picture(array) else "mlp"
+            make = partial(make_trunk, name, array, several_players=several_players)
+            if name == "mlp" and array.choices:
+                make = partial(combined_trunk, name, observations)
+        else:
+            make = partial(combined_trunk, name if memory is None else name or "mlp", observations)
+        if several_players and memory is not None:
+            raise ConfigurationError(
+                f"the network {network!r} remembers what one player observes, but "
+                f"{len(spec.action.sizes)} players act here: leave the memory out"
+            )
+        return cls(make, observations, memory, several_players)
+
+
+def built(network: str, spec: EnvSpec, make: Callable[[NetworkParts], PolicyT]) -> PolicyT:
+    """Return what ``make`` makes of a network's parts, if there is memory to train it.
+
+    Args:
+        network: its name; one that is not built in is made at once.
+        spec: of the environment.
+        make: makes the network.
+
+    Raises:
+        ConfigurationError: if the machine has not the memory, or nobody could.
+    """
+    parts = NetworkParts.named(network, spec)
+    if is_built_in(network):
+        try:
+            with torch.device("meta"):  # where nothing is allocated, nor drawn
+                policy = make(parts)
+        except (RuntimeError, TypeError) as error:  # torch's, of sizes that it cannot count
+            told = str(error).partition("\n")[0]
+            raise ConfigurationError(
+                f"the network {network!r} of this environment ({_briefly(spec)}) cannot be made: "
+                f"{told}"
+            ) from error
+        size = sum(each.numel() * each.element_size() for each in policy.parameters())
+        require_memory(
+            4 * size,  # the gradient, and what Adam keeps
+            f"the network {network!r} of this environment ({_briefly(spec)}) takes to train",
+            "a smaller space is needed",
+        )
+    return make(parts)
+
+
+def _briefly(spec: EnvSpec) -> str:
+    shapes = [list(array.shape) for array in spec.observations.values()]
+    return f"observations {shapes}, actions {list(spec.action.sizes or spec.action.array.shape)}"
+
+
+def _path(key: Key) -> tuple[str, ...]:
+    return (key,) if isinstance(key, str) else key
+
+
+def _has_players(observation: ArraySpec, action: ActionSpec) -> bool:
+    """Whether k players each see pictures of their own, and have a choice of the same size."""
+    pictures = len(observation.shape) == 4 and observation.shape[0] == len(action.sizes)
+    return pictures and action.kind == "multi_discrete" and len(set(action.sizes)) == 1
 
 
 def make_trunk(
@@ -95,3 +225,46 @@ def _trunk(network: str) -> Callable[[tuple[int, ...]], nn.Module]:
             "needed, with +lstm or +gru for a memory"
         ) from error
     return trunk
+
+
+def combined_trunk(network: str, observations: Mapping[Key, ArraySpec]) -> CombinedTrunk:
+    """Build the trunk of several observations.
+
+    Args:
+        network: reads each picture; ``mlp``, which is for vectors, leaves them to ``nature``. Where
+            no observation is a picture it reads the vector that all are joined to.
+        observations: by key, in the order in which the trunk is called with them.
+
+    Raises:
+        ConfigurationError: if there is no such network, or it cannot read one of them.
+    """
+    pictures = [
+        _picture_trunk(network, key, array)
+        for key, array in observations.items()
+        if is_picture(array)
+    ]
+    if not pictures and network in BUILT_IN_TRUNKS and network != "mlp":
+        seen = ", ".join(f"{key!r} {array}" for key, array in observations.items())
+        raise ConfigurationError(
+            f"the network {network!r} reads pictures (uint8, three dimensions), and none of the "
+            f"observations is one: {seen}; 'mlp' reads vectors"
+        )
+    others = [array for array in observations.values() if not is_picture(array)]
+    vector = None
+    if others:
+        size = sum(sum(map(len, array.choices)) or math.prod(array.shape) for array in others)
+        joined = ArraySpec((size,), np.dtype(np.float32))
+        vector = make_trunk("mlp" if pictures else network, joined, what="joined observations")
+    return CombinedTrunk(list(observations.values()), pictures, vector)
+
+
+def _picture_trunk(network: str, key: Key, picture: ArraySpec) -> nn.Module:
+    reader = "nature" if network == "mlp" else network
+    try:
+        return make_trunk(reader, picture, what=f"the observation {key!r}")
+    except ConfigurationError as error:
+        if reader == network:
+            raise
+        raise ConfigurationError(
+            f"{error}; among several observations 'mlp' leaves pictures to 'nature'"
+        ) from error

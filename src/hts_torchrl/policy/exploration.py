@@ -12,7 +12,7 @@ from torchrl.envs.utils import ExplorationType, set_exploration_type
 from torchrl.modules import OrnsteinUhlenbeckProcessModule
 
 from hts_torchrl.errors import ConfigurationError
-from hts_torchrl.models.action_mask import mask_of
+from hts_torchrl.models.trunks import mask_of
 from hts_torchrl.policy.forward import modules_of, path_of, written_by
 from hts_torchrl.policy.sampling import by_row
 from hts_torchrl.specs import ActionSpec, Array, EnvSpec, Key

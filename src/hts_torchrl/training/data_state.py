@@ -10,6 +10,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 
 from hts_torchrl.collectors.round_source import RoundSource
+from hts_torchrl.compat.lightning import FitLoop
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.portable import is_portable
 from hts_torchrl.settings import loadable
@@ -21,6 +22,7 @@ from hts_torchrl.training.run_settings import (
     refuse,
     told,
 )
+from hts_torchrl.training.trainer_limits import parts_of_round
 
 if TYPE_CHECKING:
     from hts_torchrl.training.datamodule import HTSDataModule
@@ -236,3 +238,26 @@ class DataState:
                 "data.total_frames extends it",
                 *(done, total),
             )
+
+
+def place_loops(trainer: Trainer, checkpoint: dict[str, Any], parts_before: int) -> None:
+    """Let the Trainer's counts say where the run is now: in the middle of an epoch.
+
+    A finished run has more to do if its end has moved; and a round may have other parts, or the run
+    other rounds, than before.
+
+    Args:
+        trainer: of the training that goes on.
+        checkpoint: whose counts are changed in place, before the Trainer takes them.
+        parts_before: of each round, in the training that saved it.
+    """
+    data: Any = trainer.datamodule  # type: ignore[attr-defined]
+    loop = FitLoop.of(checkpoint)
+    if loop is None:
+        return
+    before = data.state_in(checkpoint)["round"] * parts_before
+    done = data.first_round * parts_of_round(trainer)
+    if data.schedule.exists(data.first_round) and (done != before or loop.is_finished):
+        loop.move(done - before, done=done, epoch_length=data.parts_per_epoch)
+    elif loop.is_finished and not trainer.limit_val_batches:
+        loop.end()

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from hts_torchrl.compat.lightning import FitLoop
 from hts_torchrl.rng import update_seed
+from hts_torchrl.training.data_state import place_loops
 from hts_torchrl.training.round_slice import RoundSlice
-from hts_torchrl.training.trainer_limits import warn_of_schedules
+from hts_torchrl.training.trainer_limits import parts_of_round, warn_of_schedules
 
 
 class WeightPublisher(Callback):
@@ -33,19 +33,11 @@ class WeightPublisher(Callback):
     def on_load_checkpoint(
         self,
         trainer: Trainer,
-        pl_module: LightningModule,
+        pl_module: LightningModule,  # noqa: ARG002
         checkpoint: dict[str, Any],
     ) -> None:
         """Go on in the middle of an epoch, where the run's end or its rounds are others now."""
-        data: Any = trainer.datamodule  # type: ignore[attr-defined]
-        loop = FitLoop.of(checkpoint)
-        if loop is None or not data.schedule.exists(data.first_round):
-            return
-        parts = getattr(pl_module, "parts_per_round", 1)
-        moved = (data.first_round - data.state_in(checkpoint)["round"]) * parts
-        if moved or loop.is_finished:
-            done = data.first_round * parts
-            loop.move(moved, done=done, epoch_length=data.parts_per_epoch)
+        place_loops(trainer, checkpoint, parts_before=parts_of_round(trainer))
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
         """Warn of a schedule that does nothing."""

@@ -10,7 +10,7 @@ from lightning.pytorch import Callback
 from torch import nn
 
 from hts_torchrl import A2C, ConfigurationError, GymEnvs, HTSDataModule, make_actor_critic
-from hts_torchrl.learner import chunked_rounds
+from hts_torchrl.learner import a2c
 from tests.fits import quiet_trainer
 from tests.graphs import record_captures
 from tests.policies import policy_with
@@ -22,7 +22,7 @@ UPDATES = 12
 @pytest.fixture
 def captures(monkeypatch):
     """Count captures, which are made on the CPU."""
-    monkeypatch.setattr(chunked_rounds, "require_gpu", lambda _: None)
+    monkeypatch.setattr(a2c, "require_gpu", lambda _: None)
     return record_captures(monkeypatch)
 
 

@@ -5,7 +5,7 @@ from tensordict import TensorDict
 from torch import nn
 
 from hts_torchrl.errors import ConfigurationError
-from hts_torchrl.models import MLP, ActorCritic, make_actor_critic, parts
+from hts_torchrl.models import MLP, ActorCritic, make_actor_critic, trunks
 from hts_torchrl.specs import ActionSpec, ArraySpec, EnvSpec
 from tests.unit.models.test_distributions import ACTIONS
 
@@ -103,7 +103,7 @@ class TestTypes:
         spec = EnvSpec({"observation": ArraySpec((3,), np.dtype(np.float32))}, ACTIONS["discrete"])
         torch.manual_seed(0)
         compared = make_actor_critic("mlp", spec).state_dict()
-        monkeypatch.setattr(parts, "is_built_in", lambda _: False)
+        monkeypatch.setattr(trunks, "is_built_in", lambda _: False)
         torch.manual_seed(0)
         alone = make_actor_critic("mlp", spec).state_dict()
         assert all(torch.equal(compared[name], tensor) for name, tensor in alone.items())

@@ -2,11 +2,11 @@ import numpy as np
 import pytest
 import torch
 from torch.distributions import Categorical
+from torchrl.modules import IndependentNormal
 
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.models.distributions import (
     ChoicesAndNumbers,
-    DiagonalNormal,
     MultiCategorical,
     action_head,
     parameter_keys,
@@ -57,22 +57,22 @@ class TestMultiCategorical:
         assert logits.grad.isfinite().all()
 
 
-class TestDiagonalNormal:
+class TestIndependentNormal:
     def test_the_log_probability_is_the_sum_over_dimensions(self):
         loc, scale = torch.randn(3, 2), torch.rand(3, 2) + 0.1
         action = torch.randn(3, 2)
         expected = torch.distributions.Normal(loc, scale).log_prob(action).sum(-1)
-        assert torch.equal(DiagonalNormal(loc, scale).log_prob(action), expected)
+        assert torch.equal(IndependentNormal(loc, scale).log_prob(action), expected)
 
     def test_one_action_is_one_event(self):
-        assert DiagonalNormal(torch.zeros(3, 2), torch.ones(3, 2)).event_shape == (2,)
+        assert IndependentNormal(torch.zeros(3, 2), torch.ones(3, 2)).event_shape == (2,)
 
     @pytest.mark.parametrize("event", [(), (2,), (2, 4)])
     def test_an_action_of_any_shape_has_one_log_probability(self, event):
         loc, scale = torch.randn(3, *event), torch.rand(3, *event) + 0.1
         action = torch.randn(3, *event)
         expected = torch.distributions.Normal(loc, scale).log_prob(action).view(3, -1).sum(-1)
-        dist = DiagonalNormal(loc, scale, event_dims=len(event))
+        dist = IndependentNormal(loc, scale, event_dim=len(event))
         torch.testing.assert_close(dist.log_prob(action), expected)
 
 
@@ -131,7 +131,7 @@ def test_a_squashed_action_stays_within_the_bounds_of_its_environment():
 
 
 def test_a_continuous_action_without_squashing_is_a_plain_gaussian():
-    assert action_head(ACTIONS["continuous"]).distribution_class is DiagonalNormal
+    assert action_head(ACTIONS["continuous"]).distribution_class is IndependentNormal
 
 
 @pytest.mark.parametrize(

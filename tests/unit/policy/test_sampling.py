@@ -17,7 +17,7 @@ from torchrl.modules import (
 )
 
 from hts_torchrl.errors import ConfigurationError
-from hts_torchrl.models.distributions import ChoicesAndNumbers, DiagonalNormal, MultiCategorical
+from hts_torchrl.models.distributions import ChoicesAndNumbers, MultiCategorical
 from hts_torchrl.policy.sampling import _sums_of_first, mode, sample
 from hts_torchrl.rng import action_draws, uniform_draws
 
@@ -145,11 +145,11 @@ def test_numbers_that_are_made_of_categories_are_as_likely_as_these():
 def test_a_gaussian_action_is_the_draw_scaled_and_shifted():
     loc, scale = torch.tensor([[1.0, -2.0]]), torch.tensor([[0.5, 3.0]])
     draws = torch.tensor([[2.0, -1.0]], dtype=torch.float64)
-    assert sample(DiagonalNormal(loc, scale), draws).tolist() == [[2.0, -5.0]]
+    assert sample(IndependentNormal(loc, scale), draws).tolist() == [[2.0, -5.0]]
 
 
 def test_a_gaussian_action_keeps_the_precision_of_its_mean():
-    dist = DiagonalNormal(torch.zeros(3, 2), torch.ones(3, 2))
+    dist = IndependentNormal(torch.zeros(3, 2), torch.ones(3, 2))
     assert sample(dist, normal(3, 2)).dtype is torch.float32
 
 
@@ -231,7 +231,7 @@ def test_other_distributions_need_the_distribution_of_one_row():
     ("dist", "draws", "of_row"),
     [
         (d.Categorical(PROBS.expand(3, 4)), uniform(3), None),
-        (DiagonalNormal(torch.zeros(3, 2), torch.ones(3, 2)), normal(3, 2), None),
+        (IndependentNormal(torch.zeros(3, 2), torch.ones(3, 2)), normal(3, 2), None),
         (beta(3), uniform(3), lambda _: beta(1)),
     ],
     ids=["categorical", "gaussian", "other"],
@@ -255,7 +255,7 @@ EQUAL = torch.tensor([[0.0, 1.0, 1.0]])  # as bfloat16 often makes them
         *((of(logits=EQUAL), [[0, 1, 0]]) for of in ONE_HOT),
         (MaskedOneHotCategorical(logits=EQUAL, mask=EQUAL > 0), [[0, 1, 0]]),
         (MultiCategorical(torch.tensor([[0.0, 1.0, 5.0, 2.0, 7.0]]), (2, 3)), [[1, 2]]),
-        (DiagonalNormal(torch.tensor([[0.5, -1.0]]), torch.ones(1, 2)), [[0.5, -1.0]]),
+        (IndependentNormal(torch.tensor([[0.5, -1.0]]), torch.ones(1, 2)), [[0.5, -1.0]]),
     ],
 )
 def test_the_greedy_action_is_the_likeliest(dist, greedy):
@@ -286,7 +286,6 @@ POSITIVE = LOC.exp() + 1
         TruncatedNormal(LOC, SCALE, low=-0.5, high=1.0),
         TanhNormal(LOC, SCALE, low=-2.0, high=2.0),
         IndependentNormal(LOC, SCALE),
-        DiagonalNormal(LOC, SCALE),
         Delta(LOC),
         d.Independent(d.Beta(POSITIVE, SCALE + 1), 1),
         d.LogNormal(LOC, SCALE),
