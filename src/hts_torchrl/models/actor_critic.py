@@ -163,7 +163,7 @@ def make_actor_critic(network: str, spec: EnvSpec, *, squash: bool = False) -> A
     action's log-probability is the sum of theirs, and the value the mean of theirs.
 
     Of several observations each picture goes through a trunk of that name, and all else, joined to
-    one vector, through an MLP (:class:`~hts_torchrl.models.CombinedTrunk`).
+    one vector, through an MLP.
 
     Args:
         network: ``nature`` (which is the paper's for football too), ``nips``, ``impala``, ``seed``,
