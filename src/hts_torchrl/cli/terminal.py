@@ -141,7 +141,7 @@ def _last_lines(trainer: Trainer, folder: str | None, *, finished: bool) -> _Lin
     yield ended, f"{frames:,} frames in {minutes:.1f} minutes, {speed}"
     score, data = trainer.callback_metrics.get("eval/score"), trainer.datamodule  # type: ignore[attr-defined]
     if score is not None:
-        actions = "likeliest" if data.evaluation_greedy else "drawn"
+        actions = "greedy" if data.evaluation_greedy else "sampled"
         games = f"mean of {data.evaluation_episodes} games, {actions} actions"
         evaluated = statistics.evaluated_frames
         when = "" if evaluated == frames else f", after {evaluated:,} frames"

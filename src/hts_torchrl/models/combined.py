@@ -97,7 +97,7 @@ def combined_trunk(network: str, observations: Mapping[Key, ArraySpec]) -> Combi
     if not pictures and network in BUILT_IN_TRUNKS and network != "mlp":
         seen = ", ".join(f"{key!r} {array}" for key, array in observations.items())
         raise ConfigurationError(
-            f"the network {network!r} reads pictures (uint8, three dimensions), and none of the "
+            f"the network {network!r} reads images (uint8, three dimensions), and none of the "
             f"observations is one: {seen}; 'mlp' reads vectors"
         )
     others = [array for array in observations.values() if not is_picture(array)]
@@ -117,5 +117,5 @@ def _picture_trunk(network: str, key: Key, picture: ArraySpec) -> nn.Module:
         if reader == network:
             raise
         raise ConfigurationError(
-            f"{error}; among several observations 'mlp' leaves pictures to 'nature'"
+            f"{error}; among several observations 'mlp' leaves images to 'nature'"
         ) from error

@@ -65,7 +65,7 @@ def make_trunk(
             trunk(torch.zeros(1, *observation.shape))
     except (RuntimeError, IndexError, ValueError, TypeError) as error:
         too_small = isinstance(error, RuntimeError) and network in ("nature", "nips")
-        hint = "; network='impala' reads small pictures" if too_small else ""
+        hint = "; network='impala' reads small images" if too_small else ""
         raise ConfigurationError(
             f"the network {network!r} cannot read {what} of shape {observation.shape}: "
             f"{error}{hint}"
@@ -74,7 +74,7 @@ def make_trunk(
         raise ConfigurationError(f"the network {network!r} has no out_features, its trunk's width")
     if isinstance(trunk, PixelTrunk) and observation.dtype != np.uint8:
         raise ConfigurationError(
-            f"the network {network!r} reads pictures of uint8 and scales them itself, but these "
+            f"the network {network!r} reads images of uint8 and scales them itself, but these "
             f"are {observation.dtype}: leave out torchrl's ToTensorImage, or give uint8 from 0 to "
             "255 by gymnasium.wrappers.TransformObservation"
         )

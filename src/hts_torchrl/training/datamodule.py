@@ -64,7 +64,7 @@ class HTSDataModule(LightningDataModule):
         policy_device: where actors compute; None is where the learner does.
         cudagraph_policy: replay each pass of an actor as one CUDA graph, where actors compute on a
             GPU; the bits are those of a pass without.
-        normalize_observation: show the policy observations of floats, and pictures to this
+        normalize_observation: show the policy observations of floats, and images to this
             package's networks, with mean 0 and variance 1, by running statistics of all finished
             rounds that are frozen in evaluation. What the first weights collect gives statistics;
             a ``RoundModule`` learns nothing else from it.
@@ -77,7 +77,7 @@ class HTSDataModule(LightningDataModule):
         evaluation_episodes: games of each evaluation.
         evaluation_frames: steps between evaluations; if they divide the run, its end is evaluated
             too. None evaluates at the end only.
-        evaluation_greedy: play the likeliest action instead of a drawn one.
+        evaluation_greedy: play greedy actions instead of sampled ones.
     """
 
     def __init__(  # noqa: PLR0913 - flags of the command line, keyword only
