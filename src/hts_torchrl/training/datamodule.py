@@ -55,7 +55,8 @@ class HTSDataModule(LightningDataModule):
     :class:`Evaluation` to play.
 
     Args:
-        env: factory of the environments, such as ``AtariEnvs`` or ``GymEnvs``.
+        env: factory of the environments, such as ``AtariEnvs`` or ``GymEnvs``; in a program also
+            whatever :class:`HTSCollector` takes as ``create_env_fn``.
         total_frames: steps of the whole run. This, ``num_envs`` and ``frames_per_batch`` are those
             of all ranks together, and each rank has an equal share.
         collection: ``rounds`` is this project's; ``actors`` (IMPALA) and ``server`` (SEED RL) are
