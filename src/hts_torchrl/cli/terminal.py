@@ -27,6 +27,8 @@ _WARNINGS = (
     ".*exists and is not empty",
     # A run that goes on from another's checkpoint has a folder of its own.
     "The dirpath has changed",
+    # It says that layers may not be sharded, and no learner's are.
+    "You're using the WeightAveraging callback with a model that overrides",
     # Between Lightning and torch.
     ".*isinstance.treespec, LeafSpec.. is deprecated",
 )
