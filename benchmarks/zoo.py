@@ -2,9 +2,9 @@
 
 Run: python benchmarks/zoo.py [--check]
 
-A row is a config of ``configs/``, its figures are those of ``configs/results.toml``. A config
-without figures was not run. One without a name is part of others and has no row. With ``--check``
-nothing is written, and the exit status is 1 if the page is not what would be written.
+A row is a config of ``configs/``, with the figures of ``configs/results.toml``. Configs without
+figures are listed below the table, and so are those without a name, which are part of others. With
+``--check`` nothing is written, and the exit status is 1 if the page is not what would be written.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from `configs/results.toml`; [Results](results.md) has the commands and the curv
 mean of an evaluation's games, and minutes are those of training. Most rows are one run of one seed:
 no row is a comparison.
 """
+NOT_RUN = """
+Not run so far: {}."""
 PARTS = """
 Other configs build on these, or put them behind a task, so they are not run alone: {}.
 """
@@ -46,14 +48,17 @@ def page(configs: Path) -> str:
     if strange := set(results) - set(runs):
         raise ValueError(f"results.toml: no config is named {', '.join(sorted(strange))}")
     lines = [f"| config | {' | '.join(COLUMNS)} |", "|---" * (len(COLUMNS) + 1) + "|"]
-    lines += [f"| `{name}` | {' | '.join(cells(name, results.get(name)))} |" for name in runs]
+    lines += [
+        f"| `{name}` | {' | '.join(cells(name, results[name]))} |"
+        for name in runs
+        if name in results
+    ]
+    not_run = ", ".join(f"`{name}`" for name in runs if name not in results)
     parts = ", ".join(f"`{name}`" for name in files if name not in runs)
-    return "\n".join([HEAD, *lines, PARTS.format(parts)])
+    return "\n".join([HEAD, *lines, NOT_RUN.format(not_run), PARTS.format(parts)])
 
 
-def cells(name: str, result: dict[str, object] | None) -> list[str]:
-    if result is None:
-        return ["not run", *[""] * (len(COLUMNS) - 1)]
+def cells(name: str, result: dict[str, object]) -> list[str]:
     if strange := set(result) - set(COLUMNS):
         raise ValueError(f"results.toml: {name} has no field {', '.join(sorted(strange))}")
     values = [result.get(column, "not noted") for column in COLUMNS]

@@ -89,7 +89,7 @@ class TestFit:
         assert list(told)[6:] == LAST
         assert told["trained"].startswith("96 frames in 0.")
         assert float(told["final score"].split()[0]) > 5
-        assert told["final score"].endswith(" (mean of 2 games, drawn actions)")
+        assert told["final score"].endswith(" (mean of 2 games, sampled actions)")
         for name in ("checkpoint", "best", "learning curve", "trace"):
             assert (fitted / told[name]).is_file()
         assert (fitted / told["log"]).samefile(run_directory)
@@ -101,7 +101,7 @@ class TestFit:
         run("fit", *CARTPOLE, *A2C, "--data.evaluation_frames=64")  # of 96
         told = told_by(capsys.readouterr().out)
         assert "final score" not in told
-        assert told["last score"].endswith(" (mean of 2 games, drawn actions, after 64 frames)")
+        assert told["last score"].endswith(" (mean of 2 games, sampled actions, after 64 frames)")
 
     @pytest.mark.parametrize(
         ("in_hardware", "device"),

@@ -59,6 +59,10 @@ class HTSArgumentParser(LightningArgumentParser):
                 wrong = wrong.replace(f" {command}.", " --")
         if wrong.endswith("EnvFactory is abstract"):
             wrong = "--data.env: name a class: GymEnvs, AtariEnvs, ... or module.Class"
+        if wrong.endswith("a subclass of EnvFactory"):
+            wrong += (
+                "; one of Gymnasium is named by --data.env=GymEnvs --data.env.id=module:Name-v0"
+            )
         if wrong.startswith("argument --seeds: "):  # which is taken before anything is parsed
             wrong = "--seeds: name fit before all flags"
         if wrong.startswith("argument subcommand: invalid choice: "):

@@ -58,7 +58,7 @@ class HTSTrainer(Trainer):
             weights_only: load tensors and plain values only, never code.
             video: file to write, ``.mp4`` or ``.gif``.
             frames_per_second: of the video; one step of the environment is one frame.
-            greedy: play the likeliest action instead of a drawn one.
+            greedy: play greedy actions instead of sampled ones.
         """
         if Path(video).suffix not in (".mp4", ".gif"):
             raise ConfigurationError(f"--video={video}: a name that ends in .mp4 or .gif is needed")

@@ -26,6 +26,8 @@ _WARNINGS = (
     ".*exists and is not empty",
     # A run that goes on from another's checkpoint has a folder of its own.
     "The dirpath has changed",
+    # It says that layers may not be sharded, and no learner's are.
+    "You're using the WeightAveraging callback with a model that overrides",
     # Between Lightning and torch.
     ".*isinstance.treespec, LeafSpec.. is deprecated",
 )
@@ -141,7 +143,7 @@ def _last_lines(trainer: Trainer, folder: str | None, *, finished: bool) -> _Lin
     yield ended, f"{frames:,} frames in {minutes:.1f} minutes, {speed}"
     score, data = trainer.callback_metrics.get("eval/score"), trainer.datamodule  # type: ignore[attr-defined]
     if score is not None:
-        actions = "likeliest" if data.evaluation_greedy else "drawn"
+        actions = "greedy" if data.evaluation_greedy else "sampled"
         games = f"mean of {data.evaluation_episodes} games, {actions} actions"
         evaluated = statistics.evaluated_frames
         when = "" if evaluated == frames else f", after {evaluated:,} frames"

@@ -75,7 +75,7 @@ class HTSCollector(ContractCollector):
             function or an ``EnvBase`` for each environment. An ``EnvBase`` of batch size
             ``[envs_per_executor]`` is all environments of an executor.
         policy: a TensorDict policy with one probabilistic module (``ProbabilisticActor``,
-            ``ActorValueOperator``, ``hts_torchrl.models.ActorCritic``), or one that writes the
+            ``ActorValueOperator``, ``hts_torchrl.ActorCritic``), or one that writes the
             action itself (``QValueActor``, ``RandomPolicy``), with or without modules that explore;
             or a plain module that maps the observation to logits (discrete), or to the action or to
             mean and standard deviation (continuous); or a function of a TensorDict ``[B]``, which

@@ -38,7 +38,7 @@ class PPO(MinibatchLearner):
       decoupled objective of Hilton et al. (2022, arXiv 2110.00641), whose proximal policy is an
       average of weights.
     - ``displacement`` runs them from the behaviour weights, where the ratio starts at 1, and adds
-      the way they went to the newest weights.
+      the difference of weights between their end and their start to the newest weights.
     - ``ratio`` runs them from the newest weights, and takes the ratio to the behaviour policy (the
       paper's code).
 

@@ -152,19 +152,19 @@ class ActorCritic(ActorValueOperator):
 def make_actor_critic(network: str, spec: EnvSpec, *, squash: bool = False) -> ActorCritic:
     """Build an actor-critic by the name of its trunk.
 
-    Where k players each see pictures of their own (observations ``[k, C, H, W]``, k choices of the
+    Where k players each see images of their own (observations ``[k, C, H, W]``, k choices of the
     same size) there is one network for all of them, which takes k for a dimension of the batch: the
     action's log-probability is the sum of theirs, and the value the mean of theirs.
 
-    Of several observations each picture goes through a trunk of that name, and all else, joined to
-    one vector, through an MLP (:class:`~hts_torchrl.models.CombinedTrunk`).
+    Of several observations each image goes through a trunk of that name, and all else, joined to
+    one vector, through an MLP.
 
     Args:
         network: ``nature`` (which is the paper's for football too), ``nips``, ``impala``, ``seed``,
             ``mlp``, or ``module.Class`` of a trunk of yours, called with the observation's shape.
-            Among several observations ``mlp`` leaves pictures to ``nature``. ``+lstm`` or ``+gru``
+            Among several observations ``mlp`` leaves images to ``nature``. ``+lstm`` or ``+gru``
             after the name adds a memory, as in ``nature+lstm``; ``lstm`` and ``gru`` alone stand
-            behind ``nature`` for a picture, and behind ``mlp`` for the rest.
+            behind ``nature`` for an image, and behind ``mlp`` for the rest.
         spec: observations and actions of the environment.
         squash: whether continuous actions pass through tanh into their bounds.
 

@@ -195,7 +195,7 @@ def make_trunk(
             trunk(torch.zeros(1, *observation.shape))
     except (RuntimeError, IndexError, ValueError, TypeError) as error:
         too_small = isinstance(error, RuntimeError) and network in ("nature", "nips")
-        hint = "; network='impala' reads small pictures" if too_small else ""
+        hint = "; network='impala' reads small images" if too_small else ""
         raise ConfigurationError(
             f"the network {network!r} cannot read {what} of shape {observation.shape}: "
             f"{error}{hint}"
@@ -204,7 +204,7 @@ def make_trunk(
         raise ConfigurationError(f"the network {network!r} has no out_features, its trunk's width")
     if isinstance(trunk, PixelTrunk) and observation.dtype != np.uint8:
         raise ConfigurationError(
-            f"the network {network!r} reads pictures of uint8 and scales them itself, but these "
+            f"the network {network!r} reads images of uint8 and scales them itself, but these "
             f"are {observation.dtype}: leave out torchrl's ToTensorImage, or give uint8 from 0 to "
             "255 by gymnasium.wrappers.TransformObservation"
         )
@@ -246,7 +246,7 @@ def combined_trunk(network: str, observations: Mapping[Key, ArraySpec]) -> Combi
     if not pictures and network in BUILT_IN_TRUNKS and network != "mlp":
         seen = ", ".join(f"{key!r} {array}" for key, array in observations.items())
         raise ConfigurationError(
-            f"the network {network!r} reads pictures (uint8, three dimensions), and none of the "
+            f"the network {network!r} reads images (uint8, three dimensions), and none of the "
             f"observations is one: {seen}; 'mlp' reads vectors"
         )
     others = [array for array in observations.values() if not is_picture(array)]
@@ -266,5 +266,5 @@ def _picture_trunk(network: str, key: Key, picture: ArraySpec) -> nn.Module:
         if reader == network:
             raise
         raise ConfigurationError(
-            f"{error}; among several observations 'mlp' leaves pictures to 'nature'"
+            f"{error}; among several observations 'mlp' leaves images to 'nature'"
         ) from error

@@ -117,7 +117,7 @@ class ObservationNormalizer(TensorDictModuleBase):
             seen = ", ".join(f"{key!r} {array}" for key, array in spec.observations.items())
             raise ConfigurationError(
                 f"normalize_observation=true, but there is nothing to normalise ({seen}): floats "
-                "are, and pictures that a network of this package reads"
+                "are, and images that a network of this package reads"
             )
         self.in_keys = self.out_keys = list(shapes)
         self.statistics = nn.ModuleList(RunningStatistics(shape) for shape in shapes.values())
@@ -198,8 +198,8 @@ def pixel_trunks(policy: nn.Module, spec: EnvSpec) -> list[tuple[Key, PixelTrunk
         pictures = [key for key in module.in_keys if key in seen and is_picture(seen[key])]
         if trunks and len(trunks) != len(pictures):
             raise ConfigurationError(
-                f"normalize_observation=true: a module with {len(trunks)} trunks of pictures reads "
-                f"{len(pictures)} pictures ({pictures}); one trunk for each is needed"
+                f"normalize_observation=true: a module with {len(trunks)} trunks of images reads "
+                f"{len(pictures)} images ({pictures}); one trunk for each is needed"
             )
         found += zip(pictures, trunks, strict=False)
     return found

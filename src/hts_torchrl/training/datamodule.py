@@ -56,7 +56,8 @@ class HTSDataModule(LightningDataModule):
     :class:`Evaluation` to play.
 
     Args:
-        env: factory of the environments, such as ``AtariEnvs`` or ``GymEnvs``.
+        env: factory of the environments, such as ``AtariEnvs`` or ``GymEnvs``; in a program also
+            whatever :class:`HTSCollector` takes as ``create_env_fn``.
         total_frames: steps of the whole run. This, ``num_envs`` and ``frames_per_batch`` are those
             of all ranks together, and each rank has an equal share.
         collection: ``rounds`` is this project's; ``actors`` (IMPALA) and ``server`` (SEED RL) are
@@ -65,7 +66,7 @@ class HTSDataModule(LightningDataModule):
         policy_device: where actors compute; None is where the learner does.
         cudagraph_policy: replay each pass of an actor as one CUDA graph, where actors compute on a
             GPU; the bits are those of a pass without.
-        normalize_observation: show the policy observations of floats, and pictures to this
+        normalize_observation: show the policy observations of floats, and images to this
             package's networks, with mean 0 and variance 1, by running statistics of all finished
             rounds that are frozen in evaluation. What the first weights collect gives statistics;
             a ``RoundModule`` learns nothing else from it.
@@ -78,7 +79,7 @@ class HTSDataModule(LightningDataModule):
         evaluation_episodes: games of each evaluation.
         evaluation_frames: steps between evaluations; if they divide the run, its end is evaluated
             too. None evaluates at the end only.
-        evaluation_greedy: play the likeliest action instead of a drawn one.
+        evaluation_greedy: play greedy actions instead of sampled ones.
     """
 
     def __init__(  # noqa: PLR0913 - flags of the command line, keyword only

@@ -47,7 +47,7 @@ class Evaluation:
     seed: int
     """Decides environments and draws."""
     greedy: bool = False
-    """Play the likeliest action instead of a drawn one."""
+    """Play greedy actions instead of sampled ones."""
     precision: Precision = "32-true"
     """Of the policy's passes, in Lightning's words."""
     device: str = "cpu"

@@ -529,6 +529,11 @@ def test_wrong_input_ends_with_one_line_and_status_2(what, capsys):
         (["fit", *CARTPOLE], "the following arguments are required: --model"),
         (["fit", *CARTPOLE, "--model.network=mlp"], "--model: name a class: PPO"),
         (["fit", "--model=A2C", "--data.env.id=CartPole-v1"], "--data.env: name a class: GymEnvs"),
+        (
+            ["fit", "--model=A2C", "--data.env=gymnasium.make"],
+            'Parser key "data.env": Import path gymnasium.make does not correspond to a subclass '
+            "of EnvFactory; one of Gymnasium is named by --data.env=GymEnvs --data.env.id=module:",
+        ),
         (["play", *CARTPOLE, *A2C], "play needs --ckpt_path"),
         (["export", *CARTPOLE, *A2C], "export needs --ckpt_path"),
         (["validate", *CARTPOLE, *A2C, "--ckpt_path=x"], "--ckpt_path=x: there is no such file"),

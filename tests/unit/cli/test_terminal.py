@@ -50,6 +50,7 @@ def test_warnings_about_a_users_settings_are_shown():
         leave_out_noise()
         rank_zero_warn("GPU available but not used.")
         rank_zero_warn("Checkpoint directory runs exists and is not empty.")
+        rank_zero_warn("You're using the WeightAveraging callback with a model that overrides ...")
         warnings.warn("`isinstance(treespec, LeafSpec)` is deprecated, use", stacklevel=1)
         warnings.warn("the environment is deprecated", DeprecationWarning, stacklevel=1)
     assert [str(warning.message) for warning in shown] == [

@@ -87,7 +87,7 @@ class TestVectors:
         assert all(weight.grad.any() for weight in policy.get_value_head().parameters())
 
     def test_a_network_for_pictures_is_refused(self):
-        with pytest.raises(ConfigurationError, match=r"'impala' reads pictures .* float32 \[3\]"):
+        with pytest.raises(ConfigurationError, match=r"'impala' reads images .* float32 \[3\]"):
             make_actor_critic("impala", self.SPEC)
 
     def test_a_trunk_of_ones_own_reads_the_joined_vector(self):

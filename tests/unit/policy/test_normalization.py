@@ -142,5 +142,5 @@ def test_a_vector_has_none():
 def test_two_trunks_of_one_picture_are_refused():
     both = nn.Sequential(NatureCNN(CAMERA.shape), NatureCNN(CAMERA.shape))
     policy = TensorDictModule(both, in_keys=["front"], out_keys=["hidden"])
-    with pytest.raises(ConfigurationError, match="2 trunks of pictures reads 1 pictures"):
+    with pytest.raises(ConfigurationError, match="2 trunks of images reads 1 images"):
         pixel_trunks(policy, several(front=CAMERA, small=SMALL))
