@@ -11,7 +11,7 @@ from hts_torchrl import HTSCollector, HTSDataModule, load_policy
 from tests.command_line import files, run
 
 ROOT = Path(__file__).parents[2]
-PAGES = ("README.md", "docs/index.md", "docs/torchrl_contract.md")
+PAGES = ("README.md", "docs/index.md")
 SMALL = [
     *("--data.num_actors=0", "--data.num_envs=4", "--data.envs_per_executor=1"),
     "--data.frames_per_batch=64",
