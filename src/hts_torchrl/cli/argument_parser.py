@@ -29,6 +29,8 @@ _OTHER_TYPE = re.compile(
     r" ?- (Expected a <class '[\w.]+'>|Not a valid subclass of .*? \(implicit class_path\))"
 )
 _NO_CLASS = re.compile(r"- Expected a dot import path string: (?P<name>\S+)")
+_NO_ENV = 'Parser key "data.env": Expected a dot import path string: '
+_OF_GYMNASIUM = "; one of Gymnasium is named by --data.env=GymEnvs --data.env.id="
 _INTERNAL = re.compile(r", hts_torchrl\.(?!training\.callbacks\.[A-Z])\w+\.[\w.]+")
 
 
@@ -60,9 +62,9 @@ class HTSArgumentParser(LightningArgumentParser):
         if wrong.endswith("EnvFactory is abstract"):
             wrong = "--data.env: name a class: GymEnvs, AtariEnvs, ... or module.Class"
         if wrong.endswith("a subclass of EnvFactory"):
-            wrong += (
-                "; one of Gymnasium is named by --data.env=GymEnvs --data.env.id=module:Name-v0"
-            )
+            wrong += _OF_GYMNASIUM + "module:Name-v0"
+        if wrong.startswith(_NO_ENV):
+            wrong += _OF_GYMNASIUM + wrong.removeprefix(_NO_ENV)
         if wrong.startswith("argument --seeds: "):  # which is taken before anything is parsed
             wrong = "--seeds: name fit before all flags"
         if wrong.startswith("argument subcommand: invalid choice: "):

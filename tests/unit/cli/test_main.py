@@ -534,6 +534,11 @@ def test_wrong_input_ends_with_one_line_and_status_2(what, capsys):
             'Parser key "data.env": Import path gymnasium.make does not correspond to a subclass '
             "of EnvFactory; one of Gymnasium is named by --data.env=GymEnvs --data.env.id=module:",
         ),
+        (
+            ["fit", "--model=A2C", "--data.env=CartPole-v1"],
+            'Parser key "data.env": Expected a dot import path string: CartPole-v1; one of '
+            "Gymnasium is named by --data.env=GymEnvs --data.env.id=CartPole-v1",
+        ),
         (["play", *CARTPOLE, *A2C], "play needs --ckpt_path"),
         (["export", *CARTPOLE, *A2C], "export needs --ckpt_path"),
         (["validate", *CARTPOLE, *A2C, "--ckpt_path=x"], "--ckpt_path=x: there is no such file"),
