@@ -25,7 +25,7 @@ from torchrl.collectors import (
     MultiAsyncCollector,
 )
 
-from hts_torchrl.collectors.run_times import RunTimes
+from hts_torchrl.collectors.progress import RunTimes
 from hts_torchrl.compat.torchrl import set_queue_patience
 from hts_torchrl.config import CollectorSettings, Precision
 from hts_torchrl.envs.group import EnvFactory
