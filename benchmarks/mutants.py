@@ -9,8 +9,8 @@ this they must pass on a copy without a fault. ``--set quick`` has the tests of 
 ``--wide`` runs the whole set on a fault that those do not see, which takes long.
 
 A fault that changes nothing that can be seen has a reason. The exit status is 1 if another one
-survives. It is 2, before any test runs, if a text is not found exactly once in its file; with
-``--check`` that is all.
+survives. It is 2, before any test runs, if a text is not found exactly once in its file, or what
+the file holds then is no sound Python; with ``--check`` that is all.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import importlib
 import os
 import re
 import shutil
+import subprocess
 import sys
 import tempfile
 import tomllib
@@ -77,6 +78,19 @@ def misplaced(mutants: list[Mutant]) -> list[str]:
         for mutant in mutants
         if (count := (PACKAGE / mutant.file).read_text().count(mutant.old)) != 1
     ]
+
+
+def senseless(mutants: list[Mutant]) -> list[str]:
+    """Name the mutants that are no Python, or name what is not there: any test fails with those."""
+    with tempfile.TemporaryDirectory() as folder:
+        for number, mutant in enumerate(mutants):
+            text = (PACKAGE / mutant.file).read_text().replace(mutant.old, mutant.new)
+            (Path(folder) / f"{number}.py").write_text(text)
+        options = ["--isolated", "--select=E9,F821", "--output-format=concise", folder]
+        command = [sys.executable, "-m", "ruff", "check", *options]
+        said = subprocess.run(command, text=True, capture_output=True)
+    found = {int(number) for number in re.findall(r"(\d+)\.py:", said.stdout)}
+    return [f"{mutants[n].file}: {mutants[n].what}: is no sound Python" for n in sorted(found)]
 
 
 def failing_test(mutant: Mutant | None, tests: list[str]) -> str | None:
@@ -144,7 +158,7 @@ def main() -> None:
     parser.add_argument("--check", action="store_true", help="only look whether all apply")
     arguments = parser.parse_args()
     tests, mutants = read(arguments.only)
-    if wrong := misplaced(mutants):
+    if wrong := misplaced(mutants) or senseless(mutants):
         print("\n".join(wrong), file=sys.stderr)
         raise SystemExit(2)
     if arguments.check:

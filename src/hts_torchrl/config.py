@@ -45,8 +45,17 @@ def take_plain_values(settings: Any) -> None:  # noqa: ANN401 - any dataclass
 
 
 @dataclass(frozen=True, kw_only=True)
-class PoolConfig:
-    """How many workers there are, and how they start and wait."""
+class CollectorSettings:
+    """All that decides what a collector collects, and by which workers.
+
+    A setting is declared here and nowhere else: :class:`HTSCollector`, :class:`HTSDataModule`, the
+    command line and the workers take it from here.
+
+    Example:
+        >>> settings = CollectorSettings(frames_per_batch=80, num_envs=16, total_frames=160)
+        >>> settings.schedule.num_rounds
+        2
+    """
 
     num_envs: int = 16
     """environments; of several ranks, those of all together."""
@@ -83,19 +92,35 @@ class PoolConfig:
     debug: bool = False
     """poison each storage before it is filled (every byte 0xFF: NaN in floats), and check that
     every cell of a finished round was written once; no bit changes by it."""
+    frames_per_batch: int
+    """environment steps in a round, ``num_envs`` times the steps of each."""
+    total_frames: int = -1
+    """steps in the whole run, rounded up to whole rounds; -1 is endless."""
+    delay: int = 1
+    """1 collects the next round during the update; 0 only after it (A2C, PPO, PAAC)."""
+    seed: int = 0
+    """decides every environment and every action."""
+    compile_policy: bool | dict[str, Any] | None = None
+    """True compiles each actor's pass by ``torch.compile``, faster for small networks and with
+    other last bits; it needs a C++ compiler. A dict has its ``mode``, ``options`` or
+    ``backend``."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot work."""
         take_plain_values(self)
+        _ = self.schedule
         self._refuse_counts()
         for name, kind in (("start_method", StartMethod), ("recover", Recover)):
             value, known = getattr(self, name), get_args(kind)
             require(value in known, f"{name}={value!r}", " or ".join(map(repr, known)))
-        discount = self.reward_discount
+        discount, compiles = self.reward_discount, self.compile_policy
         sound = discount is None or 0 <= discount <= 1
         require(sound, f"reward_discount={discount}", "None, or 0 to 1,")
         # NaN is not positive either.
         require(self.timeout_s > 0, f"timeout_s={self.timeout_s}", "a positive time")
+        sound = compiles is None or isinstance(compiles, bool | dict)
+        kind_of_it = f"compile_policy of type {type(compiles).__name__}"
+        require(sound, kind_of_it, "True, False, or a dict of torch.compile's arguments")
         self._refuse_backend()
 
     def _refuse_backend(self) -> None:
@@ -135,6 +160,10 @@ class PoolConfig:
         if self.step_barrier:
             raise ConfigurationError(
                 "step_barrier with backend='ray': rollout nodes meet at the end of a round only"
+            )
+        if self.compile_arguments is not None:
+            raise ConfigurationError(
+                "compile_policy with backend='ray': rollout nodes compile no policy; leave it out"
             )
 
     def _refuse_counts(self) -> None:
@@ -191,43 +220,6 @@ class PoolConfig:
         """Indices of the environments of one executor among those of all ranks."""
         return [self.first_env + env for env in self.envs_of(executor)]
 
-
-@dataclass(frozen=True, kw_only=True)
-class CollectorSettings(PoolConfig):
-    """All that decides what a collector collects, and by which workers.
-
-    A setting is declared here (or in :class:`PoolConfig`, if workers need it) and nowhere else:
-    :class:`HTSCollector`, :class:`HTSDataModule` and the command line take it from here.
-
-    Example:
-        >>> settings = CollectorSettings(frames_per_batch=80, num_envs=16, total_frames=160)
-        >>> settings.schedule.num_rounds
-        2
-    """
-
-    frames_per_batch: int
-    """environment steps in a round, ``num_envs`` times the steps of each."""
-    total_frames: int = -1
-    """steps in the whole run, rounded up to whole rounds; -1 is endless."""
-    delay: int = 1
-    """1 collects the next round during the update; 0 only after it (A2C, PPO, PAAC)."""
-    seed: int = 0
-    """decides every environment and every action."""
-    compile_policy: bool | dict[str, Any] | None = None
-    """True compiles each actor's pass by ``torch.compile``, faster for small networks and with
-    other last bits; it needs a C++ compiler. A dict has its ``mode``, ``options`` or
-    ``backend``."""
-
-    def __post_init__(self) -> None:
-        """Refuse what cannot work."""
-        take_plain_values(self)
-        _ = self.schedule
-        super().__post_init__()
-        compiles = self.compile_policy
-        known = compiles is None or isinstance(compiles, bool | dict)
-        kind = f"compile_policy of type {type(compiles).__name__}"
-        require(known, kind, "True, False, or a dict of torch.compile's arguments")
-
     @property
     def compile_arguments(self) -> dict[str, Any] | None:
         """Arguments of ``torch.compile`` for the actors' pass; None compiles nothing."""
@@ -281,3 +273,16 @@ class CollectorSettings(PoolConfig):
             )
         except ConfigurationError as error:
             raise ConfigurationError(f"on each of {ranks} ranks: {error}") from error
+
+    def of_node(self, node: int) -> CollectorSettings:
+        """Return the settings of one rollout node, whose slice is collected on its own machine."""
+        return replace(
+            self,
+            num_envs=self.envs_per_node,
+            frames_per_batch=self.frames_per_batch // self.num_nodes,
+            total_frames=-1,
+            first_env=self.first_env + node * self.envs_per_node,
+            backend=None,
+            num_collectors=None,
+            backend_options=None,
+        )

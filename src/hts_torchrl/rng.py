@@ -69,8 +69,6 @@ def action_draws(
 def env_seed(seed: int, env: int, stream: str = "train", *, number: int = 0) -> int:
     """Return the 31-bit seed with which environment ``env`` is reset for the ``number``-th time.
 
-    ``stream`` keeps environments of training and evaluation apart.
-
     Args:
         seed: the run's seed, 64 bits.
         env: global index of the environment.

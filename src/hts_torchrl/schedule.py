@@ -41,13 +41,7 @@ class Schedule:
     def from_frames(
         cls, frames_per_batch: int, *, total_frames: int, num_envs: int, delay: int
     ) -> Schedule:
-        """Derive the schedule from TorchRL's frame counts (``total_frames=-1`` is endless).
-
-        Args:
-            frames_per_batch: environment steps of a round.
-            total_frames: of the run, rounded up to whole rounds; -1 is endless.
-            num_envs: N.
-            delay: 0 or 1, in updates.
+        """Derive the rounds from TorchRL's frame counts, rounded up; a total of -1 is endless.
 
         Raises:
             ConfigurationError: if a count is not positive, ``frames_per_batch`` is no multiple of

@@ -51,7 +51,9 @@ def takes_settings(
         @functools.wraps(init)
         def checked(*args: Any, **kwargs: Any) -> None:  # noqa: ANN401
             if unknown := kwargs.keys() - known - {*silently}:
-                raise TypeError(_refusal(taking.__name__, min(unknown), known))
+                nearest = difflib.get_close_matches(min(unknown), known, n=1)
+                hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+                raise TypeError(f"{taking.__name__}() has no setting {min(unknown)!r}{hint}")
             init(*args, **kwargs)
 
         signature = own.replace(parameters=[*explicit, *added])
@@ -62,12 +64,6 @@ def takes_settings(
         return taking
 
     return decorate
-
-
-def _refusal(name: str, unknown: str, known: Collection[str]) -> str:
-    nearest = difflib.get_close_matches(unknown, known, n=1)
-    hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
-    return f"{name}() has no setting {unknown!r}{hint}"
 
 
 def _with_arguments(doc: str | None, records: Iterable[type], names: list[str]) -> str | None:

@@ -81,17 +81,48 @@ collector.shutdown()
 """
 
 
-def test_a_file_of_the_working_folder_is_not_taken_for_a_module_of_pythons(tmp_path):
-    """``python -c``, with which a fork server begins, looks there first."""
+BASELINE = """
+from hts_torchrl import GymEnvs, env_spec_of, make_actor_critic
+from hts_torchrl.collectors.asynchronous import AsynchronousCollector
+from hts_torchrl.config import CollectorSettings
+
+if __name__ == "__main__":
+    envs = GymEnvs("CartPole-v1")
+    policy = make_actor_critic("mlp", env_spec_of(envs))
+    settings = CollectorSettings(num_envs=2, frames_per_batch=8, total_frames=8)
+    collector = AsynchronousCollector(
+        envs, policy, form="FORM", settings=settings, precision="32-true"
+    )
+    print([tuple(batch.shape) for batch in collector])
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "module"),
+    [
+        (SCRIPT, "random"),
+        (BASELINE.replace("FORM", "actors"), "selectors"),
+        pytest.param(BASELINE.replace("FORM", "server"), "selectors", marks=pytest.mark.thorough),
+    ],
+    ids=["rounds", "actors", "server"],
+)
+def test_a_file_of_the_working_folder_is_not_taken_for_a_module_of_pythons(
+    tmp_path, script, module
+):
+    """``python -c``, with which a fork server and spawned processes begin, looks there first."""
     here, scripts = tmp_path / "here", tmp_path / "scripts"
     here.mkdir()
     scripts.mkdir()
-    (here / "random.py").write_text("raise RuntimeError('of the working folder')")
-    (scripts / "train.py").write_text(SCRIPT)
+    (here / f"{module}.py").write_text("raise RuntimeError('of the working folder')")
+    (scripts / "train.py").write_text(script)
     program = subprocess.run(
         [sys.executable, str(scripts / "train.py")],
         cwd=here,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+            "TORCHRL_CONSOLE_STREAM": "stderr",
+        },
         capture_output=True,
         text=True,
     )

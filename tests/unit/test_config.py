@@ -4,10 +4,14 @@ import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
-from hts_torchrl.config import CollectorSettings, PoolConfig
+from hts_torchrl.config import CollectorSettings
 from hts_torchrl.errors import ConfigurationError
 
 RAY = {"backend": "ray", "num_envs": 8}
+
+
+def made(num_envs=16, **settings):
+    return CollectorSettings(num_envs=num_envs, frames_per_batch=num_envs, **settings)
 
 
 @pytest.mark.parametrize(
@@ -40,29 +44,29 @@ RAY = {"backend": "ray", "num_envs": 8}
 )
 def test_counts_that_cannot_work_are_refused_by_name(settings, named):
     with pytest.raises(ConfigurationError, match=named):
-        PoolConfig(**settings)
+        made(**settings)
 
 
 def test_nodes_share_out_all_environments():
-    config = PoolConfig(**RAY, num_collectors=4, envs_per_executor=2)
+    config = made(**RAY, num_collectors=4, envs_per_executor=2)
     assert (config.num_nodes, config.envs_per_node) == (4, 2)
-    assert (PoolConfig(**RAY).num_nodes, PoolConfig(**RAY).envs_per_node) == (1, 8)
-    assert (PoolConfig().num_nodes, PoolConfig().envs_per_node) == (0, 16)
+    assert (made(**RAY).num_nodes, made(**RAY).envs_per_node) == (1, 8)
+    assert (made().num_nodes, made().envs_per_node) == (0, 16)
 
 
 def test_executors_share_out_all_environments_without_overlap():
-    config = PoolConfig(num_envs=6, envs_per_executor=2)
+    config = made(num_envs=6, envs_per_executor=2)
     shares = [config.envs_of(executor) for executor in range(config.num_executors)]
     assert shares == [(0, 1), (2, 3), (4, 5)]
 
 
 @pytest.mark.parametrize(("num_envs", "rows"), [(2, 2), (8, 8), (64, 8)])
 def test_a_pass_has_at_most_eight_rows_by_default(num_envs, rows):
-    assert PoolConfig(num_envs=num_envs).batch_size == rows
+    assert made(num_envs=num_envs).batch_size == rows
 
 
 def test_a_pass_has_as_many_rows_as_were_asked_for():
-    assert PoolConfig(num_envs=2, inference_batch_size=5).batch_size == 5
+    assert made(num_envs=2, inference_batch_size=5).batch_size == 5
 
 
 def test_whole_numbers_of_other_types_are_taken_as_integers():

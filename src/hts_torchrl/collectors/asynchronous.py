@@ -19,14 +19,10 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import nn
-from torchrl.collectors import (
-    AsyncBatchedCollector,
-    BaseCollector,
-    MultiAsyncCollector,
-)
+from torchrl.collectors import AsyncBatchedCollector, BaseCollector, MultiAsyncCollector
 
-from hts_torchrl.collectors.run_times import RunTimes
-from hts_torchrl.compat.torchrl import set_queue_patience
+from hts_torchrl.collectors.progress import RunTimes
+from hts_torchrl.compat.torchrl import set_queue_patience, start_workers
 from hts_torchrl.config import CollectorSettings, Precision
 from hts_torchrl.envs.group import EnvFactory
 from hts_torchrl.envs.group_env import GroupEnv
@@ -36,6 +32,7 @@ from hts_torchrl.policy.forward import evaluate, probabilistic_module
 from hts_torchrl.policy.memory import memory_keys
 from hts_torchrl.rng import env_seed
 from hts_torchrl.specs import Key
+from hts_torchrl.workers.starting import children_environment
 
 Asynchronous: TypeAlias = Literal["actors", "server"]
 _PATIENCE_S = 1e6
@@ -135,7 +132,8 @@ class AsynchronousCollector:
         self._acting = ActingPolicy(policy, precision)
         self._collector: BaseCollector | None = None
         self._times = RunTimes(settings)
-        self._round = 0
+        self.rounds = 0
+        """Batches that have been handed out since the start of the run."""
 
     def __len__(self) -> int:
         """Return the batches of the whole run.
@@ -147,24 +145,22 @@ class AsynchronousCollector:
             raise ConfigurationError("a run without end (total_frames=-1) has no length")
         return self._schedule.num_rounds
 
-    @property
-    def rounds(self) -> int:
-        """Batches that have been handed out since the start of the run."""
-        return self._round
-
     def start(self) -> None:
         """Start the workers, if they are not yet running."""
         self._running()
 
     def _running(self) -> BaseCollector:
         if self._collector is None:
-            self._collector = self._make()
+            with children_environment() as variables:
+                self._collector = self._make(variables)
         return self._collector
 
-    def _make(self) -> BaseCollector:
+    def _make(self, variables: dict[str, str]) -> BaseCollector:
         settings, steps = self._settings, self._schedule.steps_per_round
         envs = [
-            partial(_make_env, self._env, settings.global_envs_of(executor), settings.seed)
+            partial(
+                _make_env, self._env, settings.global_envs_of(executor), settings.seed, variables
+            )
             for executor in range(settings.num_executors)
         ]
         if self._form == "actors":
@@ -186,14 +182,17 @@ class AsynchronousCollector:
 
     def __iter__(self) -> Iterator[TensorDictBase]:
         """Yield batches; going on after a ``break`` continues the run."""
-        parts = iter(self._running())
+        collector = self._running()
+        with children_environment():
+            start_workers(collector)
+        parts = iter(collector)
         self._times.begin()
-        while self._schedule.exists(self._round):
+        while self._schedule.exists(self.rounds):
             self._times.ask()
             rows: list[TensorDictBase] = []
             while sum(len(row) for row in rows) < self._schedule.num_envs:
                 rows.append(self._rows(next(parts)))
-            self._round += 1
+            self.rounds += 1
             batch = self._batch(torch.cat(rows))
             self._times.hand_out()
             yield batch
@@ -230,7 +229,7 @@ class AsynchronousCollector:
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on counting; new games begin."""
-        self._round = int(state_dict.get("round", 0))
+        self.rounds = int(state_dict.get("round", 0))
         self._acting.version.fill_(int(state_dict["policy_version"]))
 
     def shutdown(self) -> None:
@@ -244,12 +243,16 @@ class AsynchronousCollector:
         collector.shutdown()
 
 
-def _make_env(env: EnvFactory, indices: list[int], seed: int) -> GroupEnv:
-    """Make a worker's environments, in its process."""
+def _make_env(
+    env: EnvFactory, indices: list[int], seed: int, variables: dict[str, str]
+) -> GroupEnv:
+    """Make a worker's environments, in its process, which gets the variables of a worker."""
     # What is thrown away is work that is lost, and that takes the learner's core.
     set_queue_patience(_PATIENCE_S)
     parent = multiprocessing.parent_process()
     if parent is not None:
+        os.environ.clear()
+        os.environ.update(variables)
         threading.Thread(target=_leave_with, args=(parent,), daemon=True).start()
     torch.manual_seed(env_seed(seed, indices[0], "actions"))
     return GroupEnv(env, indices, [env_seed(seed, index) for index in indices])

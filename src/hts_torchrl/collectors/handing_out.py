@@ -22,13 +22,7 @@ from hts_torchrl.specs import EnvSpec, Key, next_key
 
 
 class HandingOut:
-    """Gives rounds the form that TorchRL's settings ask for, while the next one runs.
-
-    Args:
-        settings: TorchRL's.
-        env_spec: of the environments.
-        clone: whether a batch has memory of its own.
-    """
+    """Gives rounds the form that TorchRL's settings ask for, while the next one runs."""
 
     def __init__(self, settings: TorchRLSettings, env_spec: EnvSpec, *, clone: bool) -> None:
         self._settings, self._clone = settings, clone

@@ -10,15 +10,13 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import nn
 
-from hts_torchrl.collectors.progress import Progress
-from hts_torchrl.collectors.run_times import RunTimes
+from hts_torchrl.collectors.progress import Progress, RunTimes
 from hts_torchrl.config import CollectorSettings
 from hts_torchrl.errors import WorkerKilled
 from hts_torchrl.policy.shared_weights import PolicyWeights
 from hts_torchrl.schedule import NUM_STORAGES
 from hts_torchrl.shared.action_log import ActionLog
 from hts_torchrl.shared.buffers import SharedBuffers
-from hts_torchrl.shared.rollout import DebugStorage
 from hts_torchrl.specs import IS_INIT, Array, ArraySpec, EnvSpec, Key
 from hts_torchrl.workers.pool import WorkerPool
 
@@ -62,9 +60,7 @@ class RoundRunner:
     ) -> None:
         self._settings, self._schedule, self._env_spec = settings, settings.schedule, env_spec
         self._progress, self._times, self._make_pool = progress, times, make_pool
-        self.shared = SharedBuffers(
-            env_spec, outputs, settings, self._schedule, PolicyWeights.layout(policy)
-        )
+        self.shared = SharedBuffers(env_spec, outputs, settings, PolicyWeights.layout(policy))
         try:
             self.weights = PolicyWeights(self.shared.arrays, policy)
             self._publish_first(policy)
@@ -127,7 +123,7 @@ class RoundRunner:
             self._start_round(round_index, before_round)
         self._times.ask()
         self._wait_round(round_index)
-        self._check_cells(round_index)
+        self.shared.storage_of(round_index).check(round_index, self._settings.first_env)
         self._times.meet(round_index, self.shared.status)
         progress.round_index += 1
         progress.frames += schedule.frames_per_round
@@ -157,11 +153,8 @@ class RoundRunner:
         progress.versions = {**before, round_index: self.weights.acting_version}
 
     def _begin_round(self, round_index: int) -> None:
-        self.shared.state.round[0] = round_index
+        self.shared.begin_round(round_index)
         self.shared.status.trace(round_index == self._times.traced_round)
-        storage = self.shared.storages[self._schedule.storage_of(round_index)]
-        if isinstance(storage, DebugStorage):
-            storage.poison()
         self.pool.start_round(round_index)
 
     def _wait_round(self, round_index: int) -> None:
@@ -209,18 +202,12 @@ class RoundRunner:
             )
         return self._make_pool(self.shared, action_log)
 
-    def _check_cells(self, round_index: int) -> None:
-        storage = self.shared.storages[self._schedule.storage_of(round_index)]
-        if isinstance(storage, DebugStorage):
-            storage.check(round_index, self._settings.first_env)
-
     def _note(self, round_index: int) -> None:
         """Write a finished round into the action log, before the caller can write to it."""
         action_log = self._progress.action_logs[round_index]
-        storage = self.shared.storages[self._schedule.storage_of(round_index)]
         # New games may have been begun before the next round was started, by its hook.
         following = self._progress.action_logs.get(round_index + 1) or action_log.after(
-            self._env_spec, storage.arrays
+            self._env_spec, self.shared.storage_of(round_index).arrays
         )
         self._progress.action_logs = {round_index: action_log, round_index + 1: following}
 

@@ -77,8 +77,8 @@ class TorchRLSettings:
     max_frames_per_traj: int | None = None
     """steps after which a game is truncated; None or less than 1 is no limit."""
     exploration_type: InteractionType | None = InteractionType.RANDOM
-    """``RANDOM`` draws actions; ``DETERMINISTIC`` takes TorchRL's deterministic one, which of
-    discrete actions is the likeliest, as with ``MODE``."""
+    """``RANDOM`` samples actions; ``DETERMINISTIC`` takes TorchRL's deterministic one, which of
+    discrete actions is the greedy one, as with ``MODE``."""
     init_random_frames: int | None = None
     """the first so many steps, rounded up to whole rounds, take uniformly random actions; None and
     -1 are 0. The policy writes all else, also the log-probability of these actions."""
@@ -189,7 +189,7 @@ class TorchRLSettings:
         return _first_of(storing_device=self.storing_device, device=self.device)
 
     def greedy(self, env_spec: EnvSpec) -> bool:
-        """Return whether actors answer the likeliest action instead of a drawn one.
+        """Return whether actors answer greedy actions instead of sampled ones.
 
         Raises:
             ConfigurationError: for another kind of exploration.
@@ -219,13 +219,9 @@ class TorchRLSettings:
         return -(-self.random_frames // frames_per_round)
 
 
-def _is_bool(value: object) -> bool:
-    return isinstance(value, bool)
-
-
 _KINDS: tuple[tuple[str, Callable[[object], bool], str], ...] = (
-    ("cudagraph_policy", _is_bool, "True or False"),
-    ("track_policy_version", _is_bool, "True or False"),
+    ("cudagraph_policy", lambda value: isinstance(value, bool), "True or False"),
+    ("track_policy_version", lambda value: isinstance(value, bool), "True or False"),
     ("postproc", callable, "a function"),
     ("pre_collect_hook", callable, "a function"),
     ("post_collect_hook", callable, "a function"),

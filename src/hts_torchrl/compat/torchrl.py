@@ -1,4 +1,4 @@
-"""What TorchRL keeps private: patience with a queue, who has started Ray, and a sampler's way."""
+"""What TorchRL keeps private: queues, when workers start, who has started Ray, a sampler's way."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from torchrl._comm import ray_runtime
-from torchrl.collectors import _runner
+from torchrl.collectors import AsyncBatchedCollector, BaseCollector, _runner
 from torchrl.data import SliceSampler
 
 
@@ -34,3 +34,9 @@ def use_ray(init_config: dict[str, Any]) -> Callable[[], None]:
 def samples_by_ends(sampler: object) -> bool:
     """Return whether a sampler of slices tells trajectories by their ends, and not by numbers."""
     return isinstance(sampler, SliceSampler) and not sampler._fetch_traj
+
+
+def start_workers(collector: BaseCollector) -> None:
+    """Start the processes that some collectors start only when the first batch is asked for."""
+    if isinstance(collector, AsyncBatchedCollector):
+        collector._ensure_started()

@@ -13,7 +13,7 @@ from typing import Any
 import cloudpickle
 from gymnasium.wrappers import TimeLimit
 
-from hts_torchrl.config import PoolConfig
+from hts_torchrl.config import CollectorSettings
 from hts_torchrl.envs.group import CreateEnv, EnvFactory, EnvGroup, called, closed_if_refused
 from hts_torchrl.envs.gym import SerialGroup
 from hts_torchrl.envs.layers import is_a
@@ -172,7 +172,7 @@ def number_of_envs(
         ConfigurationError: if a list has another number.
     """
     if not _is_list(create_env_fn):
-        return PoolConfig.num_envs if num_envs is None else num_envs
+        return CollectorSettings.num_envs if num_envs is None else num_envs
     listed = len(create_env_fn) - first_env  # type: ignore[arg-type]
     number = listed if num_envs is None else num_envs
     if number < 1 or number > listed or (number < listed and first_env == 0):

@@ -146,15 +146,7 @@ class ActionLog:
         round_index: int = 0,
         first: int = 0,
     ) -> Self:
-        """Return one in which each environment is about to get its ``first``-th seed.
-
-        Args:
-            spec: of one environment, with what the policy remembers of it.
-            num_envs: N.
-            steps_per_seed: after which the end of a game brings another seed; None is never.
-            round_index: that begins.
-            first: number of the seed.
-        """
+        """Return one in which each environment is about to get its ``first``-th seed."""
         action = spec.action
         dtype = action.array.dtype
         if dtype.kind in "iu":
@@ -174,12 +166,7 @@ class ActionLog:
         return int(self._lengths.max())
 
     def after(self, spec: EnvSpec, arrays: Mapping[Key, Array]) -> Self:
-        """Return the action log after its round, which ``arrays`` ``[N, T, ...]`` hold.
-
-        Args:
-            spec: of one environment.
-            arrays: of the finished round's storage.
-        """
+        """Return the action log after its round, which ``arrays`` ``[N, T, ...]`` hold."""
         actions = arrays[spec.action.key]
         num_envs, steps = actions.shape[:2]
         seeds, trajectories = self._seeds.copy(), self._trajectories.copy()
@@ -187,7 +174,9 @@ class ActionLog:
         sums = [0] * num_envs
         if self._num_checks.any():
             sums = self._checks.last(1)[0, 1:].tolist()
-        for env, step in self._game_ends(arrays):
+        seeds_end = self.steps_per_seed is not None
+        ends = np.argwhere(arrays["next", "episode_end"][..., 0]).tolist() if seeds_end else []
+        for env, step in ends:
             left = steps - 1 - step
             if lengths[env] - left >= (self.steps_per_seed or 0):
                 seeds[env] += 1
@@ -218,14 +207,6 @@ class ActionLog:
             ),
             _memory=self._memory.after(arrays),
         )
-
-    def _game_ends(self, arrays: Mapping[Key, Array]) -> Iterable[tuple[int, int]]:
-        """Return environment and step of the games that ended, if seeds ever do."""
-        ends = arrays["next", "episode_end"]
-        if self.steps_per_seed is None or not ends.any():
-            return ()
-        envs, steps, *_ = ends.nonzero()
-        return zip(envs.tolist(), steps.tolist(), strict=True)
 
     def segment(self, env: int) -> Segment:
         """Return what one environment has played."""

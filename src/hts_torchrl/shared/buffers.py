@@ -6,12 +6,11 @@ from collections.abc import Mapping
 from copy import copy
 from typing import Any, Self
 
-from hts_torchrl.config import PoolConfig
+from hts_torchrl.config import CollectorSettings
 from hts_torchrl.machine import require_descriptors
-from hts_torchrl.schedule import Schedule
 from hts_torchrl.shared.arrays import Layout, SharedArrays
 from hts_torchrl.shared.pipes import Doorbell, ReadyQueue
-from hts_torchrl.shared.rollout import DoubleStorage, storage_specs
+from hts_torchrl.shared.rollout import DoubleStorage, RolloutStorage, storage_specs
 from hts_torchrl.shared.slots import ActionBuffer, StateBuffer
 from hts_torchrl.shared.worker_status import WorkerStatus
 from hts_torchrl.specs import ArraySpec, EnvSpec, Key
@@ -31,14 +30,13 @@ class SharedBuffers:
         self,
         spec: EnvSpec,
         outputs: Mapping[Key, ArraySpec],
-        config: PoolConfig,
-        schedule: Schedule,
+        config: CollectorSettings,
         weights_layout: Layout,
     ) -> None:
         self.spec = spec
         self.outputs = dict(outputs)
         self.config = config
-        self.schedule = schedule
+        self.schedule = schedule = config.schedule
         num_envs = config.num_envs
         discounted = config.reward_discount is not None
         self._cells = storage_specs(spec, outputs, discounted=discounted)
@@ -77,6 +75,15 @@ class SharedBuffers:
         self.actions = ActionBuffer(self.arrays, self.outputs)
         self.storages = DoubleStorage(self.arrays, self._cells, debug=self.config.debug)
         self.status = WorkerStatus(self.arrays)
+
+    def storage_of(self, round_index: int) -> RolloutStorage:
+        """Return the storage that a round writes."""
+        return self.storages[self.schedule.storage_of(round_index)]
+
+    def begin_round(self, round_index: int) -> None:
+        """Name the round that follows, and poison its storage in debug mode; no executor runs."""
+        self.state.round[0] = round_index
+        self.storage_of(round_index).poison()
 
     def renew_signals(self) -> None:
         """Replace all pipes, and empty the worker status, for another pool; the arrays stay."""

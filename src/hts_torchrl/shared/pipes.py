@@ -21,9 +21,7 @@ class PoolStopped(HTSError):
 def sleep_until_readable(fd: int, lifeline: Connection) -> None:
     """Sleep until ``fd`` has something to read; raises :class:`PoolStopped` if the lifeline has.
 
-    Args:
-        fd: what is waited for.
-        lifeline: the reading end of a pipe, which ends with the parent.
+    The lifeline is the reading end of a pipe, which ends with the parent.
     """
     lifeline_fd = lifeline.fileno()
     poll = select.poll()

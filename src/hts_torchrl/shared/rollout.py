@@ -1,4 +1,4 @@
-"""Where rounds are written: one storage, the two in turn, and the one that debug mode checks."""
+"""Where rounds are written: one storage, and the two in turn."""
 
 from __future__ import annotations
 
@@ -40,11 +40,6 @@ def storage_specs(
     """List every array of a storage by its TensorDict key, without ``[N, T]``.
 
     Numbers of a step have a last dimension of 1, as in TorchRL.
-
-    Args:
-        spec: of one environment.
-        outputs: what the policy answers, by key.
-        discounted: whether there are discounted returns.
     """
     specs: dict[Key, ArraySpec] = {}
     for key, array in spec.observations.items():
@@ -56,28 +51,6 @@ def storage_specs(
         specs[DISCOUNTED] = ArraySpec((1,), np.dtype(np.float32))
     specs["collector", "traj_ids"] = ArraySpec((), np.dtype(np.int64))
     return specs
-
-
-class RolloutStorage:
-    """Arrays ``[N, T, ...]`` of one round.
-
-    **Writer**: row ``n`` belongs to the executor of environment ``n``, so each cell has one.
-    **Reader**: the learner. **Visible when**: the executor has reported its round finished.
-    """
-
-    def __init__(self, arrays: dict[Key, Array]) -> None:
-        self.arrays = arrays
-
-    def cells(self, rows: slice) -> Mapping[Key, Cells]:
-        """Return what the executor of the environments ``rows`` fills, by step; numbers ``[T, G]``.
-
-        Views are made once, as an executor's step has time for little else than writing to them.
-        """
-        cells = {key: array[rows].swapaxes(0, 1) for key, array in self.arrays.items()}
-        return cells | {key: cells[key][..., 0] for key in (*NUMBERS, DISCOUNTED) if key in cells}
-
-
-_POISON = 0xFF
 
 
 class DebugCells:
@@ -93,32 +66,39 @@ class DebugCells:
         self._counts[step] += 1
 
 
-class DebugStorage(RolloutStorage):
-    """A :class:`RolloutStorage` that knows how often each cell was written.
+class RolloutStorage:
+    """Arrays ``[N, T, ...]`` of one round; in debug mode also how often each cell was written.
 
-    The collector poisons it before a round and checks it after::
+    The collector calls, and without counts neither does anything::
 
         storage.poison()                       # then the executors fill its cells
         storage.check(round_index, first_env)
 
-    **Writer** of the counts, uint8 ``[N, T]`` for each key: the collector between rounds, the
-    executor of row ``n`` in a round. **Reader**: the collector, when the round is finished.
+    **Writer**: row ``n`` belongs to the executor of environment ``n``, so each cell has one.
+    **Reader**: the learner. **Visible when**: the executor has reported its round finished. The
+    counts, uint8 ``[N, T]`` for each key, are alike; between rounds the collector writes to both.
     """
 
-    def __init__(self, arrays: dict[Key, Array], counts: dict[Key, Array]) -> None:
-        super().__init__(arrays)
-        self._counts = counts
+    def __init__(self, arrays: dict[Key, Array], counts: dict[Key, Array] | None = None) -> None:
+        self.arrays = arrays
+        self._counts = counts or {}
 
     def cells(self, rows: slice) -> Mapping[Key, Cells]:
-        """Return cells that count what is written to them."""
+        """Return what the executor of the environments ``rows`` fills, by step; numbers ``[T, G]``.
+
+        Views are made once, as an executor's step has time for little else than writing to them.
+        """
+        cells = {key: array[rows].swapaxes(0, 1) for key, array in self.arrays.items()}
+        cells |= {key: cells[key][..., 0] for key in (*NUMBERS, DISCOUNTED) if key in cells}
+        if not self._counts:
+            return cells
         counts = {key: array[rows].swapaxes(0, 1) for key, array in self._counts.items()}
-        return {key: DebugCells(view, counts[key]) for key, view in super().cells(rows).items()}
+        return {key: DebugCells(view, counts[key]) for key, view in cells.items()}
 
     def poison(self) -> None:
         """Fill every byte with 0xFF (NaN in floats, -1 or the largest in integers)."""
-        for array in self.arrays.values():
-            array.view(np.uint8)[...] = _POISON
-        for counts in self._counts.values():
+        for key, counts in self._counts.items():
+            self.arrays[key].view(np.uint8)[...] = 0xFF
             counts[...] = 0
 
     def check(self, round_index: int, first_env: int) -> None:
@@ -154,9 +134,7 @@ class DoubleStorage:
             return {key: arrays[f"{kind}/{array_name(key)}"][index] for key in keys}
 
         self._storages = [
-            DebugStorage(half(index, "rollout"), half(index, "writes"))
-            if debug
-            else RolloutStorage(half(index, "rollout"))
+            RolloutStorage(half(index, "rollout"), half(index, "writes") if debug else None)
             for index in range(NUM_STORAGES)
         ]
 
@@ -164,14 +142,7 @@ class DoubleStorage:
     def layout(
         specs: Mapping[Key, ArraySpec], num_envs: int, steps: int, *, debug: bool = False
     ) -> Layout:
-        """Shapes ``[2, N, T, ...]``; in debug mode also of the counts of writes, ``[2, N, T]``.
-
-        Args:
-            specs: of :func:`storage_specs`.
-            num_envs: N.
-            steps: T, of a round.
-            debug: whether writes are counted.
-        """
+        """Shapes ``[2, N, T, ...]``; in debug mode also of the counts of writes, ``[2, N, T]``."""
         cells = (NUM_STORAGES, num_envs, steps)
         layout: Layout = {
             f"rollout/{array_name(key)}": ((*cells, *array.shape), array.dtype.str)

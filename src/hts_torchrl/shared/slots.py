@@ -30,12 +30,7 @@ class StateBuffer:
 
     @staticmethod
     def layout(spec: EnvSpec, num_envs: int) -> Layout:
-        """Shapes ``[N, ...]`` of what the policy reads, float64 draws ``[N, K]``, and the round.
-
-        Args:
-            spec: of one environment.
-            num_envs: N.
-        """
+        """Shapes ``[N, ...]`` of what the policy reads, float64 draws ``[N, K]``, and the round."""
         arrays: Layout = {
             f"state/{array_name(key)}": ((num_envs, *array.shape), array.dtype.str)
             for key, array in spec.inputs.items()
@@ -72,12 +67,7 @@ class ActionBuffer:
 
     @staticmethod
     def layout(outputs: Mapping[Key, ArraySpec], num_envs: int) -> Layout:
-        """Shapes ``[N, ...]`` of all that the policy answers.
-
-        Args:
-            outputs: what the policy answers, by key.
-            num_envs: N.
-        """
+        """Shapes ``[N, ...]`` of all that the policy answers."""
         return {
             f"action/{array_name(key)}": ((num_envs, *array.shape), array.dtype.str)
             for key, array in outputs.items()

@@ -100,13 +100,7 @@ class WorkerStatus:
         self.tracing[0] = on
 
     def add_span(self, worker: int, begin_s: float, end_s: float) -> None:
-        """Keep one span of a worker's work; those beyond the layout's number are lost.
-
-        Args:
-            worker: row of it.
-            begin_s: when it began to work.
-            end_s: when it ended.
-        """
+        """Keep one span of a worker's work; those beyond the layout's number are lost."""
         count = self.num_spans[worker]
         if count < self.spans_s.shape[1]:
             self.spans_s[worker, count] = begin_s, end_s

@@ -13,9 +13,9 @@ from lightning.pytorch import Callback, Trainer
 
 from hts_torchrl.collectors.hts import HTSCollector
 from hts_torchrl.config import Precision
-from hts_torchrl.control_group import allowed_cores
 from hts_torchrl.envs.make_group import make_group
 from hts_torchrl.learner import Learner
+from hts_torchrl.machine import allowed_cores
 from hts_torchrl.specs import Array
 from hts_torchrl.tools.idle import IdleEnvs
 from hts_torchrl.tools.runtime_model import expected_lag, gamma_fit, kolmogorov_smirnov

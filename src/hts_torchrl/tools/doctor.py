@@ -15,10 +15,10 @@ import torch
 from hts_torchrl.allocator import keep_freed_memory
 from hts_torchrl.compat.torch import bfloat16_in_hardware
 from hts_torchrl.config import Precision
-from hts_torchrl.control_group import allowed_cores, allowed_memory
 from hts_torchrl.envs.atari import AtariEnvs
 from hts_torchrl.envs.football.envs import FootballEnvs
 from hts_torchrl.errors import ConfigurationError
+from hts_torchrl.machine import allowed_cores, allowed_memory
 from hts_torchrl.models import make_actor_critic
 from hts_torchrl.policy.examination import depends_on_row_alone
 from hts_torchrl.policy.inference import PolicyInference

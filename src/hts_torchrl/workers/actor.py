@@ -62,7 +62,7 @@ class ActorSettings:
     extras: tuple[Key, ...] = ()
     """What is answered in addition to action, log-probability, value and memory."""
     greedy: bool = False
-    """Answer the likeliest action instead of a drawn one."""
+    """Answer greedy actions instead of sampled ones."""
     random_rounds: int = 0
     """Rounds from the start of the run in which actions are uniform."""
     cudagraph: bool = False
@@ -77,6 +77,7 @@ class ActorSettings:
 
     def apply(self) -> None:
         """Set what is global to a process."""
+        keep_freed_memory()
         torch.set_num_threads(1)
         if self.matmul_precision is not None:
             torch.set_float32_matmul_precision(self.matmul_precision)
@@ -86,12 +87,9 @@ class ActorSettings:
         torch.use_deterministic_algorithms(self.deterministic)
         set_composite_lp_aggregate(self.aggregate).set()
         if torch.device(self.device).type == "cuda":
-            self._apply_to_gpu()
-
-    def _apply_to_gpu(self) -> None:
-        torch.cuda.set_device(self.device)
-        if self.deterministic:  # as Lightning does; cuBLAS reads it at its first use
-            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+            torch.cuda.set_device(self.device)
+            if self.deterministic:  # as Lightning does; cuBLAS reads it at its first use
+                os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 
 def find_settings(
@@ -122,13 +120,7 @@ def find_settings(
 
 
 def make_inference(policy: nn.Module, spec: EnvSpec, settings: ActorSettings) -> PolicyInference:
-    """Make what runs a policy in an actor, not yet compiled.
-
-    Args:
-        policy: that acts and is not trained.
-        spec: what it reads, and how it acts.
-        settings: of the actors.
-    """
+    """Make what runs a policy in an actor, not yet compiled; the policy is not trained."""
     inference = PolicyInference(
         policy,
         spec,
@@ -173,13 +165,6 @@ class Actor:
 def make_actor(
     make_policy: Callable[[], nn.Module], settings: ActorSettings, shared: SharedBuffers
 ) -> Actor:
-    """Make the one actor of a process, and set what is global to it.
-
-    Args:
-        make_policy: makes the policy.
-        settings: the same for all actors.
-        shared: what it reads from and writes to.
-    """
-    keep_freed_memory()
+    """Make the one actor of a process, and set what is global to it."""
     settings.apply()
     return Actor(shared, make_policy(), settings)

@@ -36,21 +36,9 @@ class Executor:
         for step in range(steps_per_round):
             executor.put_state(step)     # an actor answers in between
             executor.step(step)
-
-    Args:
-        shared: the shared buffers.
-        index: of the executor.
-        create_env_fn: the pickled maker of its environments.
-        seed: of the run.
     """
 
-    def __init__(
-        self,
-        shared: SharedBuffers,
-        index: int,
-        create_env_fn: bytes,
-        seed: int,
-    ) -> None:
+    def __init__(self, shared: SharedBuffers, index: int, create_env_fn: bytes, seed: int) -> None:
         self._shared = shared
         self.index = index
         self._schedule = shared.schedule

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 from collections.abc import Callable
 from functools import partial
@@ -13,13 +12,12 @@ from torch import nn
 from hts_torchrl.envs.group import CreateEnv, EnvFactory
 from hts_torchrl.envs.registered import pickle_envs
 from hts_torchrl.errors import ConfigurationError
-from hts_torchrl.shared.action_log import ActionLog, Segment
+from hts_torchrl.shared.action_log import ActionLog
 from hts_torchrl.shared.buffers import SharedBuffers
 from hts_torchrl.workers.actor import Actor, ActorSettings, make_actor
-from hts_torchrl.workers.executor import Executor
 from hts_torchrl.workers.pool import ProcessPool, WorkerPool
 from hts_torchrl.workers.serial_pool import SerialPool
-from hts_torchrl.workers.tasks import ActorTask, ExecutorTask, WorkerTask
+from hts_torchrl.workers.tasks import ActorTask, ExecutorTask
 
 _COMPILES_S = 300.0
 """More than all actors take to compile at once. They do it in seconds, from torch's cache."""
@@ -55,13 +53,19 @@ def make_pool(
 
         parts = {"make_policy": make_policy, "settings": settings, "seed": seed}
         return RayPool(shared, action_log, cloudpickle.dumps({"create_env_fn": pickled, **parts}))
-    played = [
-        [action_log.segment(env) for env in shared.config.envs_of(executor)]
-        for executor in range(shared.config.num_executors)
+    executors = [
+        ExecutorTask(
+            shared.for_executor(index),
+            index,
+            pickled,
+            seed,
+            [action_log.segment(env) for env in shared.config.envs_of(index)],
+            action_log.round_index,
+        )
+        for index in range(shared.config.num_executors)
     ]
     if shared.config.num_actors == 0:
-        actor = Actor(shared, copy.deepcopy(make_policy()), settings)
-        return SerialPool(shared, _executors(shared, played, pickled, seed), actor)
+        return SerialPool(shared, executors, Actor(shared, copy.deepcopy(make_policy()), settings))
     try:
         make = cloudpickle.dumps(partial(make_actor, make_policy, settings))
     except Exception as error:
@@ -70,33 +74,12 @@ def make_pool(
             f"the policy cannot be sent to the actors ({type(error).__name__}: {reason}); give the "
             "collector a policy_factory that makes it, or set num_actors=0"
         ) from error
-    tasks: list[WorkerTask] = [
-        ExecutorTask(
-            shared.for_executor(index), index, pickled, seed, segments, action_log.round_index
-        )
-        for index, segments in enumerate(played)
-    ]
-    tasks += [
+    actors = [
         ActorTask(shared.for_actor(), index, make) for index in range(shared.config.num_actors)
     ]
     compiles = settings.compile_policy is not None
     preload = _preload(create_env_fn) + compiles * ["torch._inductor.compile_fx"]
-    return ProcessPool(shared, tasks, preload, starts_s=compiles * _COMPILES_S)
-
-
-def _executors(
-    shared: SharedBuffers, played: list[list[Segment]], create_env_fn: bytes, seed: int
-) -> list[Executor]:
-    """Make all executors in this process; those that are made are closed if one cannot be."""
-    executors = []
-    with contextlib.ExitStack() as stack:
-        for index, segments in enumerate(played):
-            executor = Executor(shared, index, create_env_fn, seed)
-            stack.callback(executor.close)
-            executor.restore(segments)
-            executors.append(executor)
-        stack.pop_all()
-    return executors
+    return ProcessPool(shared, [*executors, *actors], preload, starts_s=compiles * _COMPILES_S)
 
 
 def _preload(create_env_fn: CreateEnv | EnvFactory) -> list[str]:

@@ -33,12 +33,7 @@ from hts_torchrl.shared.pipes import sleep_until_readable
 from hts_torchrl.specs import Array
 from hts_torchrl.workers.diagnostics import Silence, StackPipe
 from hts_torchrl.workers.process import end_group, reap, run_worker
-from hts_torchrl.workers.starting import (
-    children_environment,
-    deaf_children,
-    one_thread_starts,
-    start_process,
-)
+from hts_torchrl.workers.starting import children_environment, deaf_children, start_process
 from hts_torchrl.workers.tasks import WorkerTask
 
 _log = logging.getLogger(__name__)
@@ -64,11 +59,9 @@ class WorkerPool(Protocol):
 
     def start_round(self, round_index: int) -> None:
         """Let the executors begin a round; the round before must have been waited for."""
-        ...
 
     def wait_round(self, round_index: int) -> None:
         """Return when every executor has finished the round."""
-        ...
 
     def replace_dead_nodes(self, action_log: ActionLog) -> bool:  # noqa: ARG002 - without nodes
         """Replace the rollout nodes that died in the running round, whose action log this is.
@@ -81,7 +74,6 @@ class WorkerPool(Protocol):
 
     def shutdown(self) -> None:
         """Stop whatever runs; may be called twice."""
-        ...
 
 
 class ProcessPool(WorkerPool):
@@ -137,12 +129,7 @@ class ProcessPool(WorkerPool):
         context = multiprocessing.get_context(self._shared.config.start_method)
         if self._shared.config.start_method == "forkserver":
             context.set_forkserver_preload(["hts_torchrl.workers.fork_server", *preload])
-        with (
-            one_thread_starts,
-            children_environment() as variables,
-            without_main_module(),
-            deaf_children(),
-        ):
+        with children_environment() as variables, without_main_module(), deaf_children():
             for task in self._tasks:
                 name = f"hts-{type(task).__name__.removesuffix('Task').lower()}-{task.index}"
                 process = context.Process(  # type: ignore[attr-defined]

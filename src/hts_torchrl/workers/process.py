@@ -83,12 +83,7 @@ def _end_soon(group: ProcessGroup, status: int) -> None:
 
 
 def run_task(task: WorkerTask, lifeline: Connection) -> bool:
-    """Run a task, and return whether it came to its end; else the worker status says why not.
-
-    Args:
-        task: what the worker does.
-        lifeline: the reading end of a pipe; it ends with the parent.
-    """
+    """Run a task, and return whether it came to its end; else the worker status says why not."""
     _leave_signals_to_the_parent()
     try:
         task.run(lifeline)
@@ -182,10 +177,8 @@ def end_group(group: int) -> None:
 def reap(groups: Iterable[int]) -> None:
     """Ask what has ended of some groups for its status, where this process inherits orphans.
 
-    That is so for the first process of a container: nobody else would ask.
-
-    Args:
-        groups: numbers of groups, and so of workers; 0 stands for none.
+    That is so for the first process of a container: nobody else would ask. A group has the number
+    of its worker; 0 stands for none.
     """
     deadline = time.monotonic() + _REAPED_S
     for which in (number for group in groups if group for number in (group, -group)):

@@ -51,7 +51,9 @@ class RayCluster:
 
     def __init__(self, options: Mapping[str, Any], num_nodes: int) -> None:
         self._configs = _remote_configs(options, num_nodes)
-        given = _init_config(options)
+        given = options.get("ray_init_config") or {}
+        kind = f"backend_options['ray_init_config'] of type {type(given).__name__}"
+        require(isinstance(given, dict), kind, "a dict of ray.init's arguments")
         if find_spec("ray") is None:
             raise ConfigurationError(
                 "backend='ray' needs Ray, which is not installed: pip install 'hts-torchrl[ray]'"
@@ -127,13 +129,6 @@ def _line(error: Exception) -> str:
 def with_variables(runtime_env: Mapping[str, Any]) -> dict[str, Any]:
     """Return Ray's settings of a process with those of portable kernels."""
     return {**runtime_env, "env_vars": {**(runtime_env.get("env_vars") or {}), **VARIABLES}}
-
-
-def _init_config(options: Mapping[str, Any]) -> dict[str, Any]:
-    given = options.get("ray_init_config") or {}
-    kind = f"backend_options['ray_init_config'] of type {type(given).__name__}"
-    require(isinstance(given, dict), kind, "a dict of ray.init's arguments")
-    return dict(given)
 
 
 def _remote_configs(options: Mapping[str, Any], num_nodes: int) -> list[dict[str, Any]]:

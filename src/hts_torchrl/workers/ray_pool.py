@@ -9,7 +9,6 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from hts_torchrl.config import PoolConfig
 from hts_torchrl.errors import (
     ConfigurationError,
     ProtocolError,
@@ -19,9 +18,8 @@ from hts_torchrl.errors import (
 )
 from hts_torchrl.shared.action_log import ActionLog
 from hts_torchrl.shared.buffers import SharedBuffers
-from hts_torchrl.specs import Array
 from hts_torchrl.workers.ray_cluster import RayCluster
-from hts_torchrl.workers.rollout_node import NodeKind, NodeRound, NodeTask
+from hts_torchrl.workers.rollout_node import NodeKind, NodeRound
 
 _log = logging.getLogger(__name__)
 _LOOK_S = 1.0
@@ -47,10 +45,6 @@ class _Placed:
     """Whether its first reply was read: it runs, with the learner's versions."""
     replaces: bool = False
     """Whether it takes the place of a lost node."""
-
-    def patience_s(self, timeout_s: float) -> float:
-        """Return for how long a reply may take."""
-        return max(timeout_s, _GIVEN_UP_S) if self.replaces and not self.known else timeout_s
 
 
 class RayPool:
@@ -89,43 +83,35 @@ class RayPool:
 
     def _place(self, nodes: list[int], action_log: ActionLog, *, replaces: bool = False) -> None:
         """Ask for nodes whose environments are where the action log says."""
-        games = action_log.arrays()
+        games, shared = action_log.arrays(), self._shared
+        layout = {name: shared.arrays.layout[name] for name in ("weights", "weights_acting")}
         for node in nodes:
+            played = ActionLog.from_arrays(
+                games,
+                self._rows(node),
+                shared.spec.memory,
+                steps_per_seed=action_log.steps_per_seed,
+                round_index=action_log.round_index,
+            )
             handle = self._cluster.place(node)
-            task = self._task(node, action_log, games)
             self._nodes[node] = _Placed(
                 handle,
                 time.monotonic(),
                 self._cluster.ask(handle),
-                handle.start.remote(task),
+                handle.start.remote(
+                    settings=shared.config.of_node(node),
+                    spec=shared.spec,
+                    outputs=shared.outputs,
+                    weights_layout=layout,
+                    action_log=played,
+                    parts=self._parts,
+                ),
                 replaces=replaces,
             )
 
     def _rows(self, node: int) -> slice:
         count = self._shared.config.envs_per_node
         return slice(node * count, (node + 1) * count)
-
-    def _task(self, node: int, action_log: ActionLog, games: dict[str, Array]) -> NodeTask:
-        shared, config, rows = self._shared, self._shared.config, self._rows(node)
-        own = {each.name: getattr(config, each.name) for each in dataclasses.fields(PoolConfig)}
-        own |= {"num_envs": config.envs_per_node, "first_env": config.first_env + rows.start}
-        own |= dict.fromkeys(("backend", "num_collectors", "backend_options"))
-        weights = ("weights", "weights_acting")
-        return NodeTask(
-            PoolConfig(**own),
-            dataclasses.replace(shared.schedule, num_envs=config.envs_per_node),
-            shared.spec,
-            shared.outputs,
-            {name: shared.arrays.layout[name] for name in weights},
-            ActionLog.from_arrays(
-                games,
-                rows,
-                shared.spec.memory,
-                steps_per_seed=action_log.steps_per_seed,
-                round_index=action_log.round_index,
-            ),
-            self._parts,
-        )
 
     def start_round(self, round_index: int) -> None:
         """Let all nodes begin a round, with the weights that act in it."""
@@ -155,14 +141,11 @@ class RayPool:
         """
         if round_index != self._round_index:
             raise ProtocolError(f"waiting for round {round_index}, but {self._round_index} runs")
-        while playing := self._playing():
-            ready, _ = self._ray.wait(list(playing), num_returns=1, timeout=_LOOK_S)
-            for reply in ready:
-                self._take_over(playing[reply])
-            if not ready:
+        while self._playing():
+            if not self._take_over_first(1, _LOOK_S):
                 self._look_for_signs_of_life()
-            if self._lost:
-                self._take_over_together()
+            if self._lost:  # one loss may be that of several nodes
+                self._take_over_first(len(self._nodes), _TOGETHER_S)
                 node, cause = next(iter(self._lost.items()))
                 raise WorkerKilled(self._place_of(node), cause)
 
@@ -174,13 +157,16 @@ class RayPool:
             if placed.playing is not None and node not in self._lost
         }
 
-    def _take_over_together(self) -> None:
-        """Take over from whoever ends at the same time: one loss may be that of several nodes."""
-        playing = self._playing()
-        if playing:
-            ready, _ = self._ray.wait(list(playing), num_returns=len(playing), timeout=_TOGETHER_S)
-            for reply in ready:
-                self._take_over(playing[reply])
+    def _take_over_first(self, count: int, timeout_s: float) -> bool:
+        """Take over from the first so many nodes that end in time; tell whether any has."""
+        if not (playing := self._playing()):
+            return False
+        ready, _ = self._ray.wait(
+            list(playing), num_returns=min(count, len(playing)), timeout=timeout_s
+        )
+        for reply in ready:
+            self._take_over(playing[reply])
+        return bool(ready)
 
     def _take_over(self, node: int) -> None:
         """Put a node's slice into the round's storage, or note that the node is lost."""
@@ -230,10 +216,8 @@ class RayPool:
         status.rounds[executors] = self._round_index
         status.steps[executors] = self._shared.schedule.steps_per_round
         status.finished_s[executors] = self._begun_s + played.finished_s[:own]
-        for booked, seconds in (
-            (status.busy_s, played.busy_s),
-            (status.waiting_s, played.waiting_s),
-        ):
+        for name in ("busy_s", "waiting_s"):
+            booked, seconds = getattr(status, name), getattr(played, name)
             booked[executors] += seconds[:own]
             booked[actors] += seconds[own:]
 
@@ -275,22 +259,21 @@ class RayPool:
         timeout_s, now_s = self._shared.config.timeout_s, time.monotonic()
         for node in self._playing().values():
             placed = self._nodes[node]
+            found_late = placed.replaces and not placed.known
+            patience_s = max(timeout_s, _GIVEN_UP_S) if found_late else timeout_s
             if self._ray.wait([placed.kind], timeout=0)[0]:
                 with contextlib.suppress(self._ray.exceptions.RayError):  # its round tells of it
                     self._meet(node)
                 placed.kind, placed.asked_s = self._cluster.ask(placed.handle), now_s
-            elif now_s - placed.asked_s > (patience_s := placed.patience_s(timeout_s)):
-                if not placed.known:
-                    self._raise_without_a_place(node, patience_s)
+            elif now_s - placed.asked_s > patience_s and not placed.known:
+                raise WorkerError(
+                    self._place_of(node),
+                    f"did not start within {patience_s:g} s; free in the cluster: "
+                    f"{self._cluster.resources()}; lower num_collectors or remote_configs, add "
+                    "machines, or raise timeout_s",
+                )
+            elif now_s - placed.asked_s > patience_s:
                 self._lost[node] = f"shows no sign of life for {timeout_s:g} s"
-
-    def _raise_without_a_place(self, node: int, patience_s: float) -> None:
-        raise WorkerError(
-            self._place_of(node),
-            f"did not start within {patience_s:g} s; free in the cluster: "
-            f"{self._cluster.resources()}; lower num_collectors or remote_configs, add machines, "
-            "or raise timeout_s",
-        )
 
     def replace_dead_nodes(self, action_log: ActionLog) -> bool:
         """Replace the nodes that were lost, and let the new ones play the running round.

@@ -11,17 +11,14 @@ import cloudpickle
 import numpy as np
 import torch
 
-from hts_torchrl.allocator import keep_freed_memory
-from hts_torchrl.config import PoolConfig
+from hts_torchrl.config import CollectorSettings
 from hts_torchrl.envs.registered import unpickle_envs
 from hts_torchrl.errors import ProtocolError
 from hts_torchrl.machine import cpu_model
 from hts_torchrl.portable import is_portable
-from hts_torchrl.schedule import Schedule
 from hts_torchrl.shared.action_log import ActionLog
 from hts_torchrl.shared.arrays import Layout
 from hts_torchrl.shared.buffers import SharedBuffers
-from hts_torchrl.shared.rollout import DebugStorage
 from hts_torchrl.specs import Array, ArraySpec, EnvSpec, Key
 from hts_torchrl.workers.make_pool import make_pool
 from hts_torchrl.workers.pool import WorkerPool
@@ -47,23 +44,6 @@ class NodeKind:
 
 
 @dataclass(frozen=True)
-class NodeTask:
-    """What a rollout node is started with: its slice, and where the games of it are."""
-
-    config: PoolConfig
-    """Of the slice alone: its environments, and their first global index."""
-    schedule: Schedule
-    """Of the slice alone."""
-    spec: EnvSpec
-    outputs: dict[Key, ArraySpec]
-    weights_layout: Layout
-    action_log: ActionLog
-    """Of the slice alone, and of the round with which it begins."""
-    parts: bytes
-    """Pickled arguments by keyword of :func:`make_pool`."""
-
-
-@dataclass(frozen=True)
 class NodeRound:
     """What comes of a round: n environments of the slice, W workers of the node."""
 
@@ -83,7 +63,7 @@ class RolloutNode:
     Whoever has it calls, in this order::
 
         node.kind()
-        node.start(task)
+        node.start(...)
         for round_index in ...:
             node.play(round_index, version, weights)
         node.shutdown()
@@ -99,23 +79,32 @@ class RolloutNode:
         """Return what the node computes with."""
         return NodeKind.of_this_process()
 
-    def start(self, task: NodeTask) -> None:
-        """Start the workers, whose environments are where the action log says.
+    def start(
+        self,
+        *,
+        settings: CollectorSettings,
+        spec: EnvSpec,
+        outputs: dict[Key, ArraySpec],
+        weights_layout: Layout,
+        action_log: ActionLog,
+        parts: bytes,
+    ) -> None:
+        """Start the workers of a slice, whose environments are where the action log says.
+
+        ``settings`` are those of :meth:`CollectorSettings.of_node`, and ``parts`` are pickled
+        arguments by keyword of :func:`make_pool`.
 
         Raises:
             ConfigurationError: if environments or policy cannot be made here.
             ReplayError: if an environment does not do again what it did, without processes.
         """
-        parts: dict[str, Any] = cloudpickle.loads(task.parts)
-        parts["create_env_fn"] = unpickle_envs(parts["create_env_fn"])
-        keep_freed_memory()
-        parts["settings"].apply()  # the passes are in this process, if there are no actors
-        self._shared = shared = SharedBuffers(
-            task.spec, task.outputs, task.config, task.schedule, task.weights_layout
-        )
+        pool: dict[str, Any] = cloudpickle.loads(parts)
+        pool["create_env_fn"] = unpickle_envs(pool["create_env_fn"])
+        pool["settings"].apply()  # the passes are in this process, if there are no actors
+        self._shared = shared = SharedBuffers(spec, outputs, settings, weights_layout)
         self._booked_s = self._seconds(shared)
         try:
-            self._pool = make_pool(shared, task.action_log, **parts)
+            self._pool = make_pool(shared, action_log, **pool)
         except BaseException:
             shared.close()
             raise
@@ -137,15 +126,12 @@ class RolloutNode:
             raise ProtocolError("the node was not started")
         shared, begin_s = self._shared, time.perf_counter()
         self._take(version, weights)
-        shared.state.round[0] = round_index
-        half = shared.schedule.storage_of(round_index)
-        storage = shared.storages[half]
-        if isinstance(storage, DebugStorage):
-            storage.poison()
+        shared.begin_round(round_index)
         self._pool.start_round(round_index)
         self._pool.wait_round(round_index)
         before, self._booked_s = self._booked_s, self._seconds(shared)
         busy_s, waiting_s = self._booked_s - before
+        half = shared.schedule.storage_of(round_index)
         names = [name for name in shared.arrays.layout if name.startswith(_OF_A_ROUND)]
         return NodeRound(
             {name: shared.arrays[name][half] for name in names},

@@ -11,8 +11,8 @@ import numpy as np
 from hts_torchrl.compat.processes import Finalize
 from hts_torchrl.shared.buffers import SharedBuffers
 from hts_torchrl.workers.actor import Actor
-from hts_torchrl.workers.executor import Executor
 from hts_torchrl.workers.pool import WorkerPool
+from hts_torchrl.workers.tasks import ExecutorTask
 
 _log = logging.getLogger(__name__)
 
@@ -20,13 +20,16 @@ _log = logging.getLogger(__name__)
 class SerialPool(WorkerPool):
     """The same rounds in the caller's process, one plain loop: what every pool must equal."""
 
-    def __init__(self, shared: SharedBuffers, executors: Sequence[Executor], actor: Actor) -> None:
-        self._shared = shared
-        self._executors = list(executors)
-        self._actor = actor
+    def __init__(self, shared: SharedBuffers, tasks: Sequence[ExecutorTask], actor: Actor) -> None:
+        self._shared, self._actor = shared, actor
         # Also where the process ends without a shutdown: multiprocessing waits for its children,
         # and so for those of the environments.
-        self._close = Finalize(self, _close_executors, [list(executors)], exitpriority=0)
+        self._close = Finalize(self, _close_executors, [tasks], exitpriority=0)
+        try:
+            self._executors = [task.make_executor() for task in tasks]
+        except BaseException:
+            self.shutdown()
+            raise
 
     def start_round(self, round_index: int) -> None:
         """Play the whole round."""
@@ -48,11 +51,11 @@ class SerialPool(WorkerPool):
         self._close()
 
 
-def _close_executors(executors: Sequence[Executor]) -> None:
-    for executor in executors:
+def _close_executors(tasks: Sequence[ExecutorTask]) -> None:
+    for task in tasks:
         try:
-            executor.close()
+            task.close()
         except Exception:
             # As text: the exception itself would keep the shared memory alive.
             error = traceback.format_exc()
-            _log.warning("executor %d: raised when it was stopped\n%s", executor.index, error)
+            _log.warning("executor %d: raised when it was stopped\n%s", task.index, error)

@@ -19,8 +19,8 @@ from hts_torchrl.workers.process import HELD_BACK
 
 _MOST_SERVERS = 10
 _SERVER_ENDS_S = 0.1
-one_thread_starts = threading.Lock()
-"""Another thread would put back wrongly what is changed in this process while workers start."""
+# Another thread would put back wrongly what is changed in this process while workers start.
+_one_thread_starts = threading.Lock()
 
 
 def start_process(process: BaseProcess) -> None:
@@ -53,7 +53,7 @@ def start_process(process: BaseProcess) -> None:
 
 @contextlib.contextmanager
 def children_environment() -> Iterator[dict[str, str]]:
-    """Keep numerical libraries of children at one thread, unless the user chose a number.
+    """Let one thread at a time start children, with one thread each unless the user chose others.
 
     Children begin with ``python -c``, which takes a file ``random.py`` of the working folder for
     Python's own. They do not, and workers look for modules where this process does.
@@ -61,15 +61,16 @@ def children_environment() -> Iterator[dict[str, str]]:
     Yields:
         The variables of a worker; its fork server may have been started with older ones.
     """
-    before = dict(os.environ)
     threads = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-    added = {*threads, "PYTHONSAFEPATH"} - before.keys()
-    os.environ.update(dict.fromkeys(added, "1"))
-    try:
-        yield {**dict.fromkeys(threads, "1"), **before}
-    finally:
-        for name in added:
-            del os.environ[name]
+    with _one_thread_starts:
+        before = dict(os.environ)
+        added = {*threads, "PYTHONSAFEPATH"} - before.keys()
+        os.environ.update(dict.fromkeys(added, "1"))
+        try:
+            yield {**dict.fromkeys(threads, "1"), **before}
+        finally:
+            for name in added:
+                os.environ.pop(name, None)
 
 
 @contextlib.contextmanager

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class ExecutorTask:
-    """What an executor process is started with."""
+    """What an executor is made from, in a process of its own or in the serial twin."""
 
     shared: SharedBuffers
     index: int
@@ -37,12 +37,17 @@ class ExecutorTask:
         """Row in the worker status."""
         return self.index
 
+    def make_executor(self) -> Executor:
+        """Make the executor, whose environments are then where the segments end."""
+        self._executor = Executor(self.shared, self.index, self.create_env_fn, self.seed)
+        self._executor.restore(self.segments)
+        return self._executor
+
     def run(self, lifeline: Connection) -> None:
         """Run rounds: put state -> observation ready -> action ready -> step -> finished."""
         shared, status = self.shared, self.shared.status
         bell, watch = shared.doorbells[self.index], BusyTimer(status, self.worker)
-        self._executor = executor = Executor(shared, self.index, self.create_env_fn, self.seed)
-        executor.restore(self.segments)
+        executor = self.make_executor()
         round_index = self.first_round
         watch.waits()
         while True:

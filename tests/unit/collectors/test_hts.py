@@ -19,7 +19,7 @@ from torch.distributions import Categorical
 from hts_torchrl import ConfigurationError, GymEnvs, HTSCollector, ProtocolError
 from hts_torchrl.envs.make_group import make_group
 from hts_torchrl.models import make_actor_critic
-from hts_torchrl.shared.rollout import DebugStorage
+from hts_torchrl.shared.rollout import RolloutStorage
 from hts_torchrl.specs import ActionSpec, ArraySpec, EnvSpec
 from hts_torchrl.workers.executor import Executor
 from tests.fakes import NUM_ACTIONS, Broken, CoordinateEnvs, DictEnv, FailingEnv, MultiDiscreteEnv
@@ -313,7 +313,7 @@ class TestDebug:
     def test_a_round_that_is_written_over_an_older_one_starts_poisoned(self, monkeypatch):
         """Else a skipped cell would look like one of two rounds before."""
         self.plant(monkeypatch, lambda *place: 0 if place == (2, 2, 0) else 1)
-        monkeypatch.setattr(DebugStorage, "check", lambda *_: None)
+        monkeypatch.setattr(RolloutStorage, "check", lambda *_: None)
         batch = play(collect(debug=True))[2]
         missing = batch["next", "reward"].isnan()[..., 0]
         assert missing.nonzero().tolist() == [[2, 0]]

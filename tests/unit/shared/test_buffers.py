@@ -3,17 +3,15 @@ import os
 import numpy as np
 import pytest
 
-from hts_torchrl.config import PoolConfig
-from hts_torchrl.schedule import Schedule
+from hts_torchrl.config import CollectorSettings
 from hts_torchrl.shared.buffers import SharedBuffers
 from tests.unit.shared.test_rollout import OUTPUTS, SPEC
 
 
 @pytest.fixture
 def shared():
-    config = PoolConfig(num_envs=4, envs_per_executor=2, num_actors=1)
-    schedule = Schedule.from_frames(12, total_frames=-1, num_envs=4, delay=1)
-    shared = SharedBuffers(SPEC, OUTPUTS, config, schedule, {"weights": ((8,), "uint8")})
+    config = CollectorSettings(num_envs=4, envs_per_executor=2, num_actors=1, frames_per_batch=12)
+    shared = SharedBuffers(SPEC, OUTPUTS, config, {"weights": ((8,), "uint8")})
     yield shared
     shared.close()
 
@@ -58,9 +56,8 @@ def test_closing_twice_is_allowed(shared):
 
 def test_closing_returns_every_descriptor_but_the_mapping():
     before = set(os.listdir("/proc/self/fd"))  # noqa: PTH208
-    config = PoolConfig(num_envs=4, num_actors=1)
-    schedule = Schedule.from_frames(12, total_frames=-1, num_envs=4, delay=1)
-    shared = SharedBuffers(SPEC, OUTPUTS, config, schedule, {})
+    config = CollectorSettings(num_envs=4, num_actors=1, frames_per_batch=12)
+    shared = SharedBuffers(SPEC, OUTPUTS, config, {})
     shared.close()
     del shared
     assert set(os.listdir("/proc/self/fd")) <= before  # noqa: PTH208

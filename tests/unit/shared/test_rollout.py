@@ -6,7 +6,6 @@ import pytest
 from hts_torchrl.errors import ProtocolError
 from hts_torchrl.shared.arrays import SharedArrays
 from hts_torchrl.shared.rollout import (
-    DebugStorage,
     DoubleStorage,
     RolloutStorage,
     next_key,
@@ -123,7 +122,7 @@ ENVS, STEPS = 3, 4
 @pytest.fixture
 def counted():
     specs = storage_specs(SPEC, OUTPUTS)
-    return DebugStorage(
+    return RolloutStorage(
         {key: np.zeros((ENVS, STEPS, *spec.shape), spec.dtype) for key, spec in specs.items()},
         {key: np.zeros((ENVS, STEPS), np.uint8) for key in specs},
     )

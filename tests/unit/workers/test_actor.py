@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from hts_torchrl.config import PoolConfig
+from hts_torchrl.config import CollectorSettings
 from hts_torchrl.envs.make_group import make_group
 from hts_torchrl.policy.examination import find_outputs
 from hts_torchrl.policy.inference import PolicyInference
 from hts_torchrl.policy.shared_weights import PolicyWeights
-from hts_torchrl.schedule import Schedule
 from hts_torchrl.shared.buffers import SharedBuffers
 from hts_torchrl.workers.actor import Actor, ActorSettings
 from tests.fakes import CoordinateEnvs
@@ -26,9 +25,8 @@ SETTINGS = ActorSettings(
 def shared():
     spec, policy = make_group(CoordinateEnvs(), [0]).spec, echo_policy()
     outputs = find_outputs(PolicyInference(copy.deepcopy(policy), spec, batch_size=2))
-    schedule = Schedule.from_frames(10, total_frames=-1, num_envs=5, delay=1)
-    layout = PolicyWeights.layout(policy)
-    shared = SharedBuffers(spec, outputs, PoolConfig(num_envs=5), schedule, layout)
+    settings = CollectorSettings(num_envs=5, frames_per_batch=10)
+    shared = SharedBuffers(spec, outputs, settings, PolicyWeights.layout(policy))
     shared.state.observations["observation"][:, 0] = np.arange(5)
     shared.state.draws[:] = 0.5
     yield shared

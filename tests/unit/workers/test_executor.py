@@ -7,13 +7,12 @@ import pytest
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from hts_torchrl.config import PoolConfig
+from hts_torchrl.config import CollectorSettings
 from hts_torchrl.envs.group import EnvFactory
 from hts_torchrl.envs.gym import SerialGroup
 from hts_torchrl.envs.make_group import make_group
 from hts_torchrl.envs.registered import pickle_envs
 from hts_torchrl.errors import ConfigurationError
-from hts_torchrl.schedule import Schedule
 from hts_torchrl.shared.action_log import ActionLog, Segment
 from hts_torchrl.shared.buffers import SharedBuffers
 from hts_torchrl.shared.pipes import PoolStopped
@@ -33,9 +32,10 @@ OUTPUTS = {
 @pytest.fixture
 def shared():
     spec = make_group(CoordinateEnvs(), [0]).spec
-    config = PoolConfig(num_envs=4, envs_per_executor=2, first_env=10)
-    schedule = Schedule.from_frames(4 * STEPS, total_frames=-1, num_envs=4, delay=1)
-    shared = SharedBuffers(spec, OUTPUTS, config, schedule, {})
+    config = CollectorSettings(
+        num_envs=4, envs_per_executor=2, first_env=10, frames_per_batch=4 * STEPS
+    )
+    shared = SharedBuffers(spec, OUTPUTS, config, {})
     yield shared
     shared.close()
 
@@ -223,9 +223,10 @@ class NoChoiceEnv(CoordinateEnv):
 def test_an_environment_that_allows_no_action_is_refused_with_round_and_step():
     spec = make_group(NoChoiceEnv, [0]).spec
     outputs = {**OUTPUTS, "action": ArraySpec((2,), np.dtype(np.int64))}
-    config = PoolConfig(num_envs=4, envs_per_executor=2, first_env=10)
-    schedule = Schedule.from_frames(4 * STEPS, total_frames=-1, num_envs=4, delay=1)
-    shared = SharedBuffers(spec, outputs, config, schedule, {})
+    config = CollectorSettings(
+        num_envs=4, envs_per_executor=2, first_env=10, frames_per_batch=4 * STEPS
+    )
+    shared = SharedBuffers(spec, outputs, config, {})
     executor = make(shared, NoChoiceEnv)
     play_round(shared, executor, 0, action=(1, 0))
     with pytest.raises(ConfigurationError) as raised:

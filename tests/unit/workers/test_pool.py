@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from hts_torchrl.config import PoolConfig
+from hts_torchrl.config import CollectorSettings
 from hts_torchrl.errors import ConfigurationError, WorkerError
 from hts_torchrl.workers.pool import ProcessPool
 
@@ -17,7 +17,7 @@ HANGS = (
 
 
 def test_more_executors_than_a_fork_server_can_start_are_refused():
-    config = PoolConfig(num_envs=500, envs_per_executor=2)
+    config = CollectorSettings(num_envs=500, envs_per_executor=2, frames_per_batch=500)
     with pytest.raises(ConfigurationError, match="250 executors; a fork server can start 240"):
         ProcessPool(SimpleNamespace(config=config), [], [])
 
@@ -91,7 +91,7 @@ def bare_pool(processes, stacks=()) -> ProcessPool:
     status = SimpleNamespace(
         rounds=[5, 5], steps=[3, 4], groups=np.zeros(3, np.int64), read_error=lambda _: ""
     )
-    config = PoolConfig(num_envs=2, timeout_s=7.0)
+    config = CollectorSettings(num_envs=2, timeout_s=7.0, frames_per_batch=2)
     pool._shared = SimpleNamespace(status=status, config=config)
     return pool
 
@@ -156,6 +156,6 @@ def test_an_actor_that_fell_silent_after_the_executor_it_made_wait_is_suspected(
 
 def test_a_daemon_of_multiprocessing_is_told_that_it_may_start_no_workers(monkeypatch):
     monkeypatch.setitem(multiprocessing.current_process()._config, "daemon", True)
-    shared = SimpleNamespace(config=PoolConfig(num_envs=2))
+    shared = SimpleNamespace(config=CollectorSettings(num_envs=2, frames_per_batch=2))
     with pytest.raises(ConfigurationError, match=r"Pool are.* set num_actors=0, or use"):
         ProcessPool(shared, [], [])

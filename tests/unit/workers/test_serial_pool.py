@@ -13,6 +13,9 @@ class Recorder:
     def __init__(self, name: str, calls: list) -> None:
         self.name, self.calls = name, calls
 
+    def make_executor(self):
+        return self
+
     def begin_round(self, number):
         self.calls.append((self.name, "begin", number))
 

@@ -5,9 +5,8 @@ import cloudpickle
 import numpy as np
 import pytest
 
-from hts_torchrl.config import PoolConfig
+from hts_torchrl.config import CollectorSettings
 from hts_torchrl.envs.make_group import make_group
-from hts_torchrl.schedule import Schedule
 from hts_torchrl.shared.buffers import SharedBuffers
 from hts_torchrl.shared.pipes import PoolStopped
 from hts_torchrl.specs import ArraySpec
@@ -30,9 +29,9 @@ class Doubler:
 @pytest.fixture
 def shared():
     spec = make_group(CoordinateEnvs(), [0]).spec
-    schedule = Schedule.from_frames(6, total_frames=-1, num_envs=6, delay=1)
     outputs = {"action": ArraySpec((), np.dtype(np.int64))}
-    shared = SharedBuffers(spec, outputs, PoolConfig(num_envs=6, envs_per_executor=2), schedule, {})
+    settings = CollectorSettings(num_envs=6, envs_per_executor=2, frames_per_batch=6)
+    shared = SharedBuffers(spec, outputs, settings, {})
     yield shared
     shared.close()
 
