@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from inspect import Parameter
+from numbers import Real
 from typing import Any
 
 import cloudpickle
@@ -20,7 +21,7 @@ from hts_torchrl.envs.layers import is_a
 from hts_torchrl.envs.own_generators import making
 from hts_torchrl.envs.registered import made
 from hts_torchrl.envs.vector import VectorGroup
-from hts_torchrl.errors import ConfigurationError
+from hts_torchrl.errors import ConfigurationError, require
 from hts_torchrl.specs import EnvSpec
 
 
@@ -173,6 +174,9 @@ def number_of_envs(
     """
     if not _is_list(create_env_fn):
         return PoolConfig.num_envs if num_envs is None else num_envs
+    for name, given in (("num_envs", num_envs), ("first_env", first_env)):
+        whole = given is None or (isinstance(given, Real) and given % 1 == 0)
+        require(whole, f"{name}={given!r}", "a whole number")
     listed = len(create_env_fn) - first_env  # type: ignore[arg-type]
     number = listed if num_envs is None else num_envs
     if number < 1 or number > listed or (number < listed and first_env == 0):

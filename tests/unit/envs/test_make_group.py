@@ -229,6 +229,13 @@ class TestNumberOfEnvs:
         with pytest.raises(ConfigurationError, match=f"lists 3 .* num_envs={num_envs}"):
             number_of_envs([CoordinateEnvs()] * 3, num_envs)
 
+    @pytest.mark.parametrize("given", [{"num_envs": "2"}, {"first_env": "0"}, {"first_env": 0.5}])
+    def test_beside_a_list_both_are_whole_numbers(self, given):
+        ((name, value),) = given.items()
+        message = f"^{name}={value!r}; a whole number is needed$"
+        with pytest.raises(ConfigurationError, match=message):
+            number_of_envs([CoordinateEnvs()] * 2, **{"num_envs": None} | given)
+
     def test_an_empty_list_is_refused(self):
         with pytest.raises(ConfigurationError, match="lists 0"):
             number_of_envs([], None)
