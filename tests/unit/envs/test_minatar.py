@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from hts_torchrl import GymEnvs
-from hts_torchrl.envs.picture import picture_of
+from hts_torchrl.training.evaluation import image_of
 
 minatar = pytest.importorskip("minatar")
 
@@ -77,7 +77,7 @@ def test_a_seed_decides_whatever_was_played_before():
 def test_its_small_pictures_are_enlarged():
     group = BREAKOUT.group([0], render=True)
     group.reset([0])
-    drawn, picture = group.render(), picture_of(group)
+    drawn, picture = group.render(), image_of(group)
     group.close()
     assert drawn.shape == (10, 10, 3)
     assert np.abs(picture[::16, ::16] / 255 - drawn).max() < 1 / 255
