@@ -16,10 +16,10 @@ from torchrl.envs import (
     TransformedEnv,
 )
 
+from hts_torchrl.envs.adapter import SerialGroup
 from hts_torchrl.envs.group import EnvFactory
-from hts_torchrl.envs.gym import SerialGroup
 from hts_torchrl.envs.make_group import env_spec_of, make_group, number_of_envs
-from hts_torchrl.envs.vector import VectorGroup
+from hts_torchrl.envs.vector import VectorAdapter
 from hts_torchrl.errors import ConfigurationError
 from tests.fakes import CoordinateEnv, CoordinateEnvs
 
@@ -75,7 +75,8 @@ def test_a_gymnasium_vector_environment_is_taken_whole():
             makers, autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP
         )
 
-    assert isinstance(make_group(make, [4, 5]), VectorGroup)
+    (adapter,) = make_group(make, [4, 5]).adapters
+    assert isinstance(adapter, VectorAdapter)
 
 
 def test_a_vector_environment_of_a_list_is_refused():
