@@ -259,8 +259,8 @@ class TestLearningCurve:
 
     def test_the_state_draws_on(self):
         one, other = LearningCurve(), LearningCurve()
-        one._training.add(TrainingStatistics(), 3.0)
-        one._evaluation.add(TrainingStatistics(), 5.0)
+        one._training["scores"].append(3.0)
+        one._evaluation["scores"].append(5.0)
         other.load_state_dict(one.state_dict())
         assert other.state_dict() == one.state_dict()
         assert other.state_dict()["evaluation"]["scores"] == [5.0]
