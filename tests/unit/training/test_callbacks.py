@@ -25,7 +25,7 @@ from hts_torchrl.training.callbacks import (
     TrainingStatistics,
     statistics,
 )
-from hts_torchrl.training.callbacks.stop_after_round import StopAfterRound
+from hts_torchrl.training.callbacks.round_end import StopAfterRound
 from hts_torchrl.training.callbacks.stop_together import Stopped
 from hts_torchrl.training.round_slice import RoundSlice
 from tests.fakes import CoordinateEnvs
