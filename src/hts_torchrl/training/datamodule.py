@@ -296,6 +296,8 @@ class HTSDataModule(LightningDataModule):
                 f"{name} has no policy: make one, an nn.Module such as make_actor_critic('mlp', "
                 "data.env_spec), and keep it as self.policy"
             )
+        gamma = getattr(self._trainer.lightning_module, "gamma", 0.99)
+        discount = float(gamma) if self.normalize_reward else None  # where returns are summed up
         if self.collection == "rounds":
             return HTSCollector(
                 self.env,
@@ -305,7 +307,7 @@ class HTSDataModule(LightningDataModule):
                 cudagraph_policy=self.cudagraph_policy,
                 clone=False,  # no learner keeps a round
                 all_outputs=getattr(self._trainer.lightning_module, "reads_all_outputs", True),
-                **{**vars(self._share), "reward_discount": self._reward_discount},
+                **{**vars(self._share), "reward_discount": discount},
             )
         return AsynchronousCollector(
             self.env,
@@ -314,13 +316,6 @@ class HTSDataModule(LightningDataModule):
             settings=self.pool,
             precision=self._precision,
         )
-
-    @property
-    def _reward_discount(self) -> float | None:
-        """The learner's discount, where returns are to be summed up."""
-        if not self.normalize_reward:
-            return None
-        return float(getattr(self._trainer.lightning_module, "gamma", 0.99))
 
     def val_dataloader(self) -> EvaluationLoader:
         """Return a loader of one evaluation; :meth:`Learner.validation_step` plays it."""

@@ -133,17 +133,12 @@ class FootballAdapter(EnvAdapter):
     """A game of football. Its engine is taken at the reset: to ask for the spec costs none."""
 
     def __init__(self, factory: FootballEnvs, scenario: str, index: int) -> None:
-        players, stack = factory.num_players, factory.frame_stack
+        players, stack, choices = factory.num_players, factory.frame_stack, len(ENGINE_ACTIONS)
         minimaps = (PLANES * stack, HEIGHT, WIDTH)
-        actions = spaces.MultiDiscrete([len(ENGINE_ACTIONS)] * players)
-        super().__init__(
-            None,
-            index,
-            env_spec(
-                spaces.Box(0, 255, minimaps if players == 1 else (players, *minimaps), np.uint8),
-                spaces.Discrete(len(ENGINE_ACTIONS)) if players == 1 else actions,
-            ),
-        )
+        several = spaces.MultiDiscrete([choices] * players)
+        actions = several if players > 1 else spaces.Discrete(choices)
+        shape = (players, *minimaps) if players > 1 else minimaps
+        super().__init__(None, index, env_spec(spaces.Box(0, 255, shape, np.uint8), actions))
         self.parts = []
         self.scenario = scenario
         self._engine, self._stack, self._players = _engine(factory.engine), stack, players
