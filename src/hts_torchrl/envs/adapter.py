@@ -11,16 +11,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
+import gymnasium
 import numpy as np
 
 from hts_torchrl.envs.group import Observation, Transition, called, require_alike
-from hts_torchrl.envs.observed import observing
+from hts_torchrl.envs.layers import is_a
+from hts_torchrl.envs.observed import DeclaredSpace, as_flag, as_returned, as_reward, observing
 from hts_torchrl.envs.own_generators import GlobalGenerator, OwnGenerators
+from hts_torchrl.envs.spaces import action_maker, env_spec, in_one_line
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.specs import Array, ArraySpec, EnvSpec, Key
 
 Step: TypeAlias = tuple[Observation, Any, Any, Any, Any]
 """Observation, reward, score, ``terminated`` and ``truncated`` of one environment, or ``[R]``."""
+_STEP = ("observation", "reward", "terminated", "truncated", "info")
 
 
 class EnvAdapter(ABC):
@@ -95,6 +99,48 @@ class EnvAdapter(ABC):
         """Free what the environment holds."""
         with called("close", self.index):
             self.env.close()
+
+
+class GymAdapter(EnvAdapter):
+    """A single Gymnasium environment."""
+
+    def __init__(self, env: gymnasium.Env[Any, Any], index: int) -> None:
+        space, self._action_space = env.observation_space, env.action_space
+        super().__init__(env, index, spec_of(env, index, space, self._action_space))
+        self.parts = [env.unwrapped]
+        self._action_of = action_maker(self._action_space)
+        self._space = DeclaredSpace(space, self.declared)
+
+    def reset(self, seeds: Sequence[int]) -> Observation:
+        """Begin a game."""
+        self._require_same_actions()  # a game may have changed them, and reset() put them back
+        with self._resetting:
+            if seeds and is_a(self.env.unwrapped, "minatar.BaseEnv"):
+                self.env.unwrapped.game.last_action = 0  # a sticky one would go on
+            returned = self.env.reset(seed=seeds[0] if seeds else None)
+            observation, _ = as_returned(returned, ("observation", "info"))
+            entries = self._space.entries(observation)
+        self._require_same_actions()
+        return entries
+
+    def _require_same_actions(self) -> None:
+        space, first = self.env.action_space, self._action_space
+        if space is not first and space != first:
+            raise ConfigurationError(
+                f"environment {self.index} has the action space {in_one_line(space)}, but "
+                f"had {in_one_line(first)} when it was made: declare all actions from the start, "
+                "and tell by an 'action_mask' in the observation which of them are allowed"
+            )
+
+    def step(self, action: Array) -> Step:
+        """Step the environment."""
+        with self._stepping:
+            returned = as_returned(self.env.step(self._action_of(action)), _STEP)
+            observation, reward, terminated, truncated, _ = returned
+            reward = as_reward(reward)
+            terminated = terminated is not False and as_flag("terminated", terminated)
+            truncated = truncated is not False and as_flag("truncated", truncated)
+            return self._space.entries(observation), reward, reward, terminated, truncated
 
 
 class AdapterGroup:
@@ -204,6 +250,20 @@ class SerialGroup(AdapterGroup):
             return []
         seeds = [self.next_seed(row) for row in rows]  # every agent counts its seeds
         return [seed for seed in seeds if seed is not None]
+
+
+def spec_of(
+    env: Any,  # noqa: ANN401 - a single or a vector environment
+    index: int,
+    observation_space: gymnasium.Space[Any],
+    action_space: gymnasium.Space[Any],
+) -> EnvSpec:
+    """Describe the environment of an index, which is named where a space is refused."""
+    try:
+        return env_spec(observation_space, action_space)
+    except ConfigurationError as error:
+        name = env.spec.id if env.spec is not None else type(env.unwrapped).__name__
+        raise ConfigurationError(f"environment {index} ({name}): {error}") from None
 
 
 def store(observation: Observation, into: Observation, place: int | slice) -> None:

@@ -13,9 +13,8 @@ import gymnasium
 import numpy as np
 from gymnasium.envs.registration import EnvSpec
 
-from hts_torchrl.envs.adapter import SerialGroup
+from hts_torchrl.envs.adapter import GymAdapter, SerialGroup
 from hts_torchrl.envs.group import EnvFactory, EnvGroup, called
-from hts_torchrl.envs.gym import GymAdapter
 from hts_torchrl.errors import ConfigurationError, require
 from hts_torchrl.specs import Array
 

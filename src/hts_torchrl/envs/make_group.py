@@ -15,9 +15,8 @@ import cloudpickle
 from gymnasium.wrappers import TimeLimit
 
 from hts_torchrl.config import PoolConfig
-from hts_torchrl.envs.adapter import AdapterGroup, SerialGroup
+from hts_torchrl.envs.adapter import AdapterGroup, GymAdapter, SerialGroup
 from hts_torchrl.envs.group import CreateEnv, EnvFactory, EnvGroup, called, closed_if_refused
-from hts_torchrl.envs.gym import GymAdapter
 from hts_torchrl.envs.layers import is_a
 from hts_torchrl.envs.own_generators import making
 from hts_torchrl.envs.registered import made

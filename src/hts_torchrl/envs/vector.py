@@ -9,9 +9,8 @@ import gymnasium
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, VectorEnv
 
-from hts_torchrl.envs.adapter import EnvAdapter, Step, store
+from hts_torchrl.envs.adapter import EnvAdapter, Step, spec_of, store
 from hts_torchrl.envs.group import Observation
-from hts_torchrl.envs.gym import spec_of
 from hts_torchrl.envs.observed import DeclaredSpace, as_flag, as_reward, kind_of, observing
 from hts_torchrl.envs.spaces import action_maker
 from hts_torchrl.errors import ConfigurationError
