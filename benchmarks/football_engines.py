@@ -25,7 +25,7 @@ from typing import Protocol
 import numpy as np
 
 from hts_torchrl.envs.football.envpool_engine import EnvPoolEngine
-from hts_torchrl.envs.football.game import Checkpoints, Engine, Game, draw_minimap
+from hts_torchrl.envs.football.game import CheckpointRewards, Engine, Game, draw_minimap
 from hts_torchrl.envs.football.gfootball_engine import GFootballEngine
 
 with warnings.catch_warnings():
@@ -56,7 +56,7 @@ class Ours:
 
     def __init__(self, engine: type[Engine], scenario: str, num_players: int = 1) -> None:
         self._game = Game(engine(scenario, num_players), scenario)
-        self._checkpoints = [Checkpoints(player) for player in range(num_players)]
+        self._checkpoints = [CheckpointRewards(player) for player in range(num_players)]
 
     def reset(self, episode: int, seed: int) -> Outcome:
         self._game.reset(episode=episode, seed=seed)

@@ -127,8 +127,8 @@ def test_the_football_tasks_of_the_paper_are_all_there():
 
 @pytest.mark.parametrize("line", FOOTBALL, indirect=True)
 def test_a_football_config_plays_the_scenario_of_its_name(line):
-    scenario = line.datamodule.env.group([0])._scenario
-    assert scenario.removeprefix("academy_") == line.config["fit"]["name"]
+    (adapter,) = line.datamodule.env.group([0]).adapters
+    assert adapter.scenario.removeprefix("academy_") == line.config["fit"]["name"]
 
 
 @pytest.mark.parametrize("line", ["football/corner.yaml"], indirect=True)

@@ -112,11 +112,11 @@ class AtariGroup:
         self._envs = factory.vector_env(rom, num_envs)
         self.spec = env_spec(self._envs.single_observation_space, self._envs.single_action_space)
         self._frame_number = np.zeros(num_envs, np.int32)
-        # Colour pictures come from a twin with the same seed and actions: the native environment
+        # Colour images come from a twin with the same seed and actions: the native environment
         # gives only what its own preprocessing made.
         colour = {"grayscale": False, "img_height": 210, "img_width": 160, "stack_num": 1}
         self._twin = factory.vector_env(rom, 1, **colour) if render else None
-        self._picture: Array | None = None
+        self._image: Array | None = None
 
     def reset(self, seeds: Sequence[int]) -> Observation:
         """Seed and reset every environment."""
@@ -124,7 +124,7 @@ class AtariGroup:
         observation, info = self._envs.reset(seed=seed_array)
         self._frame_number = info["episode_frame_number"].copy()
         if self._twin is not None:
-            self._picture = self._twin.reset(seed=seed_array[:1])[0]
+            self._image = self._twin.reset(seed=seed_array[:1])[0]
         return {"observation": observation}
 
     def restart(self, rows: Sequence[int], seeds: Sequence[int]) -> Observation:
@@ -143,7 +143,7 @@ class AtariGroup:
         """Step all environments at once."""
         observation, score, terminated, truncated, info = self._envs.step(actions)
         if self._twin is not None:
-            self._picture = self._twin.step(actions[:1])[0]
+            self._image = self._twin.step(actions[:1])[0]
         ends = terminated | truncated
         following: Observation = {"observation": observation}
         after, game_over = following, ends
@@ -163,10 +163,10 @@ class AtariGroup:
         return Transition(after, following, reward, score, terminated, truncated, game_over)
 
     def render(self) -> Array:
-        """Return the first environment's picture, uint8 ``[210, 160, 3]``."""
-        if self._picture is None:
+        """Return the first environment's image, uint8 ``[210, 160, 3]``."""
+        if self._image is None:
             raise ConfigurationError("make the group with render=True, and reset it first")
-        return np.asarray(self._picture[0, -1])
+        return np.asarray(self._image[0, -1])
 
     def close(self) -> None:
         """Stop the emulators' threads."""

@@ -13,8 +13,8 @@ import gymnasium
 import numpy as np
 from gymnasium.envs.registration import EnvSpec
 
+from hts_torchrl.envs.adapter import GymAdapter, SerialGroup
 from hts_torchrl.envs.group import EnvFactory, EnvGroup, called
-from hts_torchrl.envs.gym import SerialGroup
 from hts_torchrl.errors import ConfigurationError, require
 from hts_torchrl.specs import Array
 
@@ -78,7 +78,7 @@ class EnvPoolEnvs(EnvFactory):
         except (ImportError, TypeError, ValueError, AssertionError, RuntimeError) as error:
             told = _of_another_type(envpool, self.id, kwargs) or " ".join(str(error).split())
             raise ConfigurationError(f"EnvPool's environment {self.id!r}: {told}") from error
-        group = SerialGroup(envs, indices)
+        group = SerialGroup([*map(GymAdapter, envs, indices)])
         group.steps_per_seed = _STEPS_PER_SEED
         return group
 
@@ -129,12 +129,7 @@ class PoolOfOne(gymnasium.Env[Any, Any]):
         self._envpool, self._kwargs = envpool, kwargs
         self._pool: Any = None
 
-    def reset(
-        self,
-        *,
-        seed: int | None = None,
-        options: dict[str, Any] | None = None,  # noqa: ARG002
-    ) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, **_: object) -> tuple[Any, dict[str, Any]]:
         """Begin an episode, with a seed in a new pool."""
         if seed is not None:
             self.close()
@@ -152,7 +147,7 @@ class PoolOfOne(gymnasium.Env[Any, Any]):
         return _only(observation), float(reward[0]), bool(terminated[0]), bool(truncated[0]), {}
 
     def render(self) -> Any:  # noqa: ANN401
-        """Return a picture, uint8 ``[height, width, 3]``."""
+        """Return an image, uint8 ``[height, width, 3]``."""
         return self._pool.render()[0]
 
     def close(self) -> None:

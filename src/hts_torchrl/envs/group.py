@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
@@ -78,7 +78,7 @@ class EnvGroup(Protocol):
         ...
 
     def render(self) -> Array:
-        """Return the first environment's picture, uint8 ``[height, width, 3]``."""
+        """Return the first environment's image, uint8 ``[height, width, 3]``."""
         ...
 
     def close(self) -> None:
@@ -149,26 +149,6 @@ def require_alike(specs: Mapping[int, EnvSpec]) -> EnvSpec:
     return expected
 
 
-def require_apart(parts: Mapping[int, Iterable[object]]) -> None:
-    """Refuse environments that are the same object, or have one in common inside.
-
-    Args:
-        parts: by the environment's index, the objects that it steps.
-
-    Raises:
-        ConfigurationError: naming the first two.
-    """
-    owner: dict[int, int] = {}
-    for index, objects in parts.items():
-        for each in objects:
-            if (other := owner.setdefault(id(each), index)) != index:
-                raise ConfigurationError(
-                    f"environments {other} and {index} are the same {type(each).__name__}, and a "
-                    "step of one would be a step of the other: make a new one in each call of the "
-                    "function"
-                )
-
-
 class called:
     """Name the call and the environments in whatever is raised inside, as a note."""
 
@@ -208,15 +188,3 @@ def closed_if_refused(envs: Sequence[Any]) -> Iterator[None]:
             with contextlib.suppress(Exception):  # what was raised first is reported
                 env.close()
         raise
-
-
-def close_each(envs: dict[int, Any]) -> None:
-    """Close environments by index, all of them also where one raises."""
-    with contextlib.ExitStack() as stack:
-        for index, env in reversed(envs.items()):  # the last callback comes first
-            stack.callback(_close, index, env)
-
-
-def _close(index: int, env: Any) -> None:  # noqa: ANN401
-    with called("close", index):
-        env.close()

@@ -57,23 +57,19 @@ class GroupEnv(EnvBase):
         ends = {name: flag.clone() for name in ("done", "terminated", "truncated")}
         self.full_done_spec = Composite(shape=(count,), **ends)
 
-    def _tensordict(self, arrays: dict[Any, Array]) -> TensorDict:
-        # Copies: a group's arrays are valid until its next step.
-        tensors = {key: torch.tensor(array) for key, array in arrays.items()}
-        return TensorDict(tensors, self.batch_size)
-
     def _reset(self, tensordict: TensorDictBase | None = None, **_: object) -> TensorDict:  # noqa: ARG002
         if self._observation is None:
             self._observation = self._group.reset(self._seeds)
-        count = len(self._seeds)
-        return self._tensordict(
-            {
-                "episode_end": np.zeros((count, 1), bool),
-                "episode_reward": self._score[:, None],
-                "step_count": self._steps[:, None],
-                **self._observation,  # an environment may count too
-            }
-        )
+        return self._tensordict({}, np.zeros(len(self._seeds), bool), self._observation)
+
+    def _tensordict(
+        self, numbers: dict[str, Array], ends: Array, observation: dict[Any, Array]
+    ) -> TensorDict:
+        counts = {"episode_end": ends, "episode_reward": self._score, "step_count": self._steps}
+        columns = {key: array[:, None] for key, array in (numbers | counts).items()}
+        # An environment may count too. Copies: a group's arrays are valid until its next step.
+        tensors = {key: torch.tensor(array) for key, array in (columns | observation).items()}
+        return TensorDict(tensors, self.batch_size)
 
     def _step(self, tensordict: TensorDictBase) -> TensorDict:
         transition = self._group.step(tensordict[self._action_key].numpy())
@@ -85,12 +81,8 @@ class GroupEnv(EnvBase):
             "terminated": transition.terminated,
             "truncated": transition.truncated,
             "done": transition.terminated | transition.truncated,
-            "episode_end": ends,
-            "episode_reward": self._score,
-            "step_count": self._steps,
         }
-        columns = {key: array[:, None] for key, array in numbers.items()}
-        step = self._tensordict({**columns, **transition.observation})
+        step = self._tensordict(numbers, ends, transition.observation)
         self._score[ends] = 0.0
         self._steps[ends] = 0
         return step

@@ -1,39 +1,22 @@
-"""Any Gymnasium environment: a factory by id, and the group that steps single ones."""
+"""Any Gymnasium environment, by its id."""
 
 from __future__ import annotations
 
 import contextlib
 import difflib
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from typing import Any
 
 import gymnasium
-import numpy as np
 
-from hts_torchrl.envs.group import (
-    EnvFactory,
-    EnvGroup,
-    Observation,
-    Transition,
-    called,
-    close_each,
-    closed_if_refused,
-    require_alike,
-    require_apart,
-)
-from hts_torchrl.envs.layers import is_a
-from hts_torchrl.envs.observed import DeclaredSpace, as_flag, as_returned, as_reward, observing
-from hts_torchrl.envs.own_generators import OwnGenerators, making
+from hts_torchrl.envs.adapter import GymAdapter, SerialGroup
+from hts_torchrl.envs.group import EnvFactory, EnvGroup, called, closed_if_refused
+from hts_torchrl.envs.own_generators import making
 from hts_torchrl.envs.registered import made
-from hts_torchrl.envs.spaces import action_maker, env_spec, in_one_line
 from hts_torchrl.errors import ConfigurationError, require
-from hts_torchrl.specs import Array, EnvSpec
-
-_RESET = ("observation", "info")
-_STEP = ("observation", "reward", "terminated", "truncated", "info")
 
 
 @dataclass(frozen=True)
@@ -72,7 +55,7 @@ class GymEnvs(EnvFactory):
         envs: list[gymnasium.Env[Any, Any]] = []
         with closed_if_refused(envs):
             self._make_each(indices, kwargs, envs)
-            return SerialGroup(envs, indices)
+            return SerialGroup([*map(GymAdapter, envs, indices)])
 
     def _make_each(
         self, indices: Sequence[int], kwargs: dict[str, Any], envs: list[gymnasium.Env[Any, Any]]
@@ -100,8 +83,7 @@ class GymEnvs(EnvFactory):
         with called("make", index), making(index):
             _import_modules(self.id)  # torch may come with them, and is seeded only if it is there
         with called("make", index), making(index):
-            env = made(lambda: gymnasium.make(self.id, **kwargs))
-            return SeededMinAtar(env) if is_a(env.unwrapped, "minatar.BaseEnv") else env
+            return made(lambda: gymnasium.make(self.id, **kwargs))
 
 
 def _import_modules(env_id: str) -> None:
@@ -122,126 +104,3 @@ def _let_plugin_register(env_id: str) -> None:
     if slash and not any(known.startswith(namespace + slash) for known in gymnasium.registry):
         for plugin in entry_points(group="gymnasium.envs", name=namespace):
             plugin.load()()
-
-
-class SeededMinAtar(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Forgets the last action with each seed: a sticky one would go on from the game before."""
-
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
-        """Begin a game; if it is seeded, as in a new environment."""
-        if seed is not None:
-            self.unwrapped.game.last_action = 0  # type: ignore[attr-defined]
-        return self.env.reset(seed=seed, options=options)
-
-
-class SerialGroup:
-    """Single Gymnasium environments stepped one after another (a :class:`SeededGroup`)."""
-
-    steps_per_seed = 0
-    next_seed: Callable[[int], int | None] | None = None
-
-    def __init__(self, envs: Sequence[gymnasium.Env[Any, Any]], indices: Sequence[int]) -> None:
-        self.envs = list(envs)
-        self.indices = list(indices)
-        self.num_envs = len(self.envs)
-        inner = zip(self.indices, self.envs, strict=True)
-        require_apart({index: [env.unwrapped] for index, env in inner})
-        spaces = [(env.observation_space, env.action_space) for env in self.envs]
-        specs = {
-            index: spec_of(env, index, *pair)
-            for env, index, pair in zip(self.envs, self.indices, spaces, strict=True)
-        }
-        self.spec: EnvSpec = require_alike(specs)
-        self._action_spaces = [space for _, space in spaces]
-        self._action_of = [action_maker(each) for each in self._action_spaces]
-        self._declared = [DeclaredSpace(space, self.spec.observations) for space, _ in spaces]
-        self._next: Observation = {
-            key: np.empty((self.num_envs, *spec.shape), spec.dtype)
-            for key, spec in self.spec.observations.items()
-        }
-        self._generators = [OwnGenerators() for _ in self.envs]
-        self._stepping = [observing("step", index) for index in self.indices]
-
-    def _begin(self, row: int, seed: int | None) -> None:
-        self._require_same_actions(row)  # a game may have changed them, and reset() put them back
-        with observing("reset", self.indices[row]), self._generators[row] as generators:
-            if seed is not None:
-                generators.seed(seed)
-            observation, _ = as_returned(self.envs[row].reset(seed=seed), _RESET)
-            store(self._declared[row].entries(observation), self._next, row)
-        self._require_same_actions(row)
-
-    def _require_same_actions(self, row: int) -> None:
-        space, first = self.envs[row].action_space, self._action_spaces[row]
-        if space is not first and space != first:
-            raise ConfigurationError(
-                f"environment {self.indices[row]} has the action space {in_one_line(space)}, but "
-                f"had {in_one_line(first)} when it was made: declare all actions from the start, "
-                "and tell by an 'action_mask' in the observation which of them are allowed"
-            )
-
-    def reset(self, seeds: Sequence[int]) -> Observation:
-        """Seed and reset every environment."""
-        return self.restart(range(self.num_envs), seeds)
-
-    def restart(self, rows: Sequence[int], seeds: Sequence[int]) -> Observation:
-        """Seed and reset some environments."""
-        for row, seed in zip(rows, seeds, strict=True):
-            self._begin(row, int(seed))
-        return self._next
-
-    def step(self, actions: Array) -> Transition:
-        """Step each environment, and reset those whose episode ended."""
-        rewards = np.zeros(self.num_envs, np.float32)
-        terminated = np.zeros(self.num_envs, bool)
-        truncated = np.zeros(self.num_envs, bool)
-        ended = []
-        for row, env in enumerate(self.envs):
-            with self._stepping[row], self._generators[row]:
-                action = self._action_of[row](actions[row])
-                observation, reward, terminates, truncates, _ = as_returned(env.step(action), _STEP)
-                rewards[row] = as_reward(reward)
-                if terminates is not False:
-                    terminated[row] = as_flag("terminated", terminates)
-                if truncates is not False:
-                    truncated[row] = as_flag("truncated", truncates)
-                store(self._declared[row].entries(observation), self._next, row)
-            if terminated[row] or truncated[row]:
-                ended.append(row)
-        after = self._next
-        if ended:
-            after = {key: array.copy() for key, array in self._next.items()}
-            for row in ended:
-                self._begin(row, None if self.next_seed is None else self.next_seed(row))
-        ends = terminated | truncated
-        return Transition(after, self._next, rewards, rewards, terminated, truncated, ends)
-
-    def render(self) -> Array:
-        """Return the first environment's picture."""
-        return np.asarray(self.envs[0].render())
-
-    def close(self) -> None:
-        """Close every environment."""
-        close_each(dict(zip(self.indices, self.envs, strict=True)))
-
-
-def spec_of(
-    env: Any,  # noqa: ANN401 - a single or a vector environment
-    index: int,
-    observation_space: gymnasium.Space[Any],
-    action_space: gymnasium.Space[Any],
-) -> EnvSpec:
-    """Describe the environment of an index, which is named where a space is refused."""
-    try:
-        return env_spec(observation_space, action_space)
-    except ConfigurationError as error:
-        name = env.spec.id if env.spec is not None else type(env.unwrapped).__name__
-        raise ConfigurationError(f"environment {index} ({name}): {error}") from None
-
-
-def store(entries: Observation, into: Observation, row: int) -> None:
-    """Write the entries of one environment's observation into its row."""
-    for key, array in into.items():
-        array[row] = entries[key]

@@ -59,11 +59,11 @@ def warn_of_statistics(env: Any) -> None:  # noqa: ANN401
 
 def is_a(layer: Any, name: str) -> bool:  # noqa: ANN401
     """Return whether an object is of a class, such as ``torchrl.EnvBase``, of some library."""
-    return any(f"{_package(base)}.{base.__name__}" == name for base in type(layer).__mro__)
-
-
-def _package(of: type) -> str:
-    return of.__module__.partition(".")[0]
+    library, _, kind = name.partition(".")
+    return any(
+        base.__name__ == kind and base.__module__.partition(".")[0] == library
+        for base in type(layer).__mro__
+    )
 
 
 def running_statistics(env: Any) -> list[str]:  # noqa: ANN401

@@ -8,19 +8,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from inspect import Parameter
+from numbers import Real
 from typing import Any
 
 import cloudpickle
 from gymnasium.wrappers import TimeLimit
 
 from hts_torchrl.config import CollectorSettings
+from hts_torchrl.envs.adapter import AdapterGroup, GymAdapter, SerialGroup
 from hts_torchrl.envs.group import CreateEnv, EnvFactory, EnvGroup, called, closed_if_refused
-from hts_torchrl.envs.gym import SerialGroup
 from hts_torchrl.envs.layers import is_a
 from hts_torchrl.envs.own_generators import making
 from hts_torchrl.envs.registered import made
-from hts_torchrl.envs.vector import VectorGroup
-from hts_torchrl.errors import ConfigurationError
+from hts_torchrl.envs.vector import VectorAdapter
+from hts_torchrl.errors import ConfigurationError, require
 from hts_torchrl.specs import EnvSpec
 
 
@@ -173,6 +174,9 @@ def number_of_envs(
     """
     if not _is_list(create_env_fn):
         return CollectorSettings.num_envs if num_envs is None else num_envs
+    for name, given in (("num_envs", num_envs), ("first_env", first_env)):
+        whole = given is None or (isinstance(given, Real) and given % 1 == 0)
+        require(whole, f"{name}={given!r}", "a whole number")
     listed = len(create_env_fn) - first_env  # type: ignore[arg-type]
     number = listed if num_envs is None else num_envs
     if number < 1 or number > listed or (number < listed and first_env == 0):
@@ -251,12 +255,8 @@ def _takes_index(maker: Any) -> bool:  # noqa: ANN401
         parameters = [*inspect.signature(call).parameters.values()]
     except ValueError:  # written in C
         return True
-    positional = (
-        Parameter.POSITIONAL_ONLY,
-        Parameter.POSITIONAL_OR_KEYWORD,
-        Parameter.VAR_POSITIONAL,
-    )
-    first = next((each for each in parameters if each.kind in positional), None)
+    by_name = Parameter.KEYWORD_ONLY, Parameter.VAR_KEYWORD
+    first = next((each for each in parameters if each.kind not in by_name), None)
     if first is None or first.default is not Parameter.empty:
         return False
     hands_on = Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD
@@ -275,11 +275,9 @@ def _group(envs: list[Any], indices: Sequence[int]) -> EnvGroup:
                 f"create_env_fn returned a {type(env).__name__}; {alike} is needed"
             )
     if kind == "gymnasium.VectorEnv":
-        return VectorGroup(envs[0], indices)
+        return AdapterGroup([VectorAdapter(envs[0], indices)])
     if kind == "gymnasium.Env":
-        return SerialGroup(envs, indices)
-    from hts_torchrl.envs.torchrl import BatchedEnvGroup, EnvBaseGroup  # noqa: PLC0415 - it imports torch
+        return SerialGroup([*map(GymAdapter, envs, indices)])
+    from hts_torchrl.envs.torchrl import group_of  # noqa: PLC0415 - it imports torch
 
-    if _batch_size(envs[0]):
-        return BatchedEnvGroup(envs[0], indices)
-    return EnvBaseGroup(envs, indices)
+    return group_of(envs, indices)

@@ -3,30 +3,20 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from hts_torchrl.envs.group import (
-    EnvFactory,
-    EnvGroup,
-    Observation,
-    Transition,
-    called,
-    close_each,
-    closed_if_refused,
-    require_apart,
-)
-from hts_torchrl.envs.gym import store
-from hts_torchrl.envs.observed import DeclaredSpace, as_flag, as_returned, as_reward, observing
-from hts_torchrl.envs.own_generators import OwnGenerators, making
+from hts_torchrl.envs.adapter import EnvAdapter, SerialGroup, Step
+from hts_torchrl.envs.group import EnvFactory, EnvGroup, Observation, called, closed_if_refused
+from hts_torchrl.envs.observed import DeclaredSpace, as_flag, as_returned, as_reward
+from hts_torchrl.envs.own_generators import making
 from hts_torchrl.envs.spaces import action_maker, env_spec
 from hts_torchrl.errors import ConfigurationError, require
 from hts_torchrl.specs import Array
 
-_RESET = ("observations", "infos")
 _STEP = ("observations", "rewards", "terminations", "truncations", "infos")
 
 
@@ -64,17 +54,19 @@ class PettingZooEnvs(EnvFactory):
         """
         kwargs = {**self.kwargs, **({"render_mode": "rgb_array"} if render else {})}
         games: list[Any] = []
+        adapters: list[EnvAdapter] = []
         try:
             with closed_if_refused(games):
                 make = self.id if callable(self.id) else _function(self.id)
-                rows = 0
-                while rows < len(indices):
-                    with called("parallel_env", list(indices)), making(indices[0] + rows):
+                first, end = indices[0], indices[0] + len(indices)
+                while first < end:
+                    with called("parallel_env", list(indices)), making(first):
                         games.append(make(**kwargs))
-                    agents = games[0].possible_agents
+                    agents = games[-1].possible_agents
                     require(len(agents) > 0, f"possible_agents={agents}", "one agent or more")
-                    rows += len(agents)
-                return AgentsGroup(games, indices[0])
+                    adapters.append(AgentsAdapter(games[-1], range(first, first + len(agents))))
+                    first += len(agents)
+                return SerialGroup(adapters)
         except (ImportError, AttributeError, TypeError, ValueError, AssertionError) as error:
             if not str(error):  # the traceback alone tells what it is
                 raise
@@ -93,152 +85,67 @@ def _function(name: str) -> Callable[..., Any]:
     return make
 
 
-class AgentsGroup:
-    """Games played one after another in each step, a row for each agent (a :class:`SeededGroup`).
+class AgentsAdapter(EnvAdapter):
+    """A game of R agents, who all end with it; it has the first one's seed."""
 
-    All agents of a game end with it, so their rows begin anew together.
-    """
-
-    steps_per_seed = 0
-    next_seed: Callable[[int], int | None] | None = None
-
-    def __init__(self, games: Sequence[Any], first_index: int) -> None:
-        self.games = list(games)
-        self.agents = list(games[0].possible_agents)
-        require_apart({first_index + n * len(self.agents): [g] for n, g in enumerate(self.games)})
-        self.num_envs = len(self.games) * len(self.agents)
+    def __init__(self, game: Any, indices: Sequence[int]) -> None:  # noqa: ANN401
+        self._agents = list(game.possible_agents)
         spaces = {
-            name: (games[0].observation_space(name), games[0].action_space(name))
-            for name in self.agents
+            name: (game.observation_space(name), game.action_space(name)) for name in self._agents
         }
-        self.spec = env_spec(*spaces[self.agents[0]])
+        super().__init__(game, indices, env_spec(*spaces[self._agents[0]]))
         for name, pair in spaces.items():
             if (spec := env_spec(*pair)) != self.spec:
                 raise ConfigurationError(
-                    f"agent {name!r} has {spec}, but agent {self.agents[0]!r} has {self.spec}: one "
-                    "policy acts for all; SuperSuit's pad_observations_v0 and pad_action_space_v0 "
-                    "make them alike"
+                    f"agent {name!r} has {spec}, but agent {self._agents[0]!r} has {self.spec}: "
+                    "one policy acts for all; SuperSuit's pad_observations_v0 and "
+                    "pad_action_space_v0 make them alike"
                 )
         self._action_of = [action_maker(action) for _, action in spaces.values()]
-        self._declared = [
+        self._spaces = [
             DeclaredSpace(space, self.spec.observations) for space, _ in spaces.values()
         ]
-        self._next: Observation = {
-            key: np.empty((self.num_envs, *spec.shape), spec.dtype)
-            for key, spec in self.spec.observations.items()
-        }
-        self._generators = [OwnGenerators() for _ in self.games]
-        self._indices = [[first_index + row for row in rows] for rows in self._rows]
-
-    @property
-    def _rows(self) -> list[range]:
-        """The rows of each game."""
-        count = len(self.agents)
-        return [range(game * count, game * count + count) for game in range(len(self.games))]
 
     def reset(self, seeds: Sequence[int]) -> Observation:
-        """Seed and reset every game.
+        """Begin a game."""
+        with self._resetting:
+            returned = self.env.reset(seed=seeds[0] if seeds else None)
+            observations, _ = as_returned(returned, ("observations", "infos"))
+            return self._entries(observations)
 
-        Raises:
-            ConfigurationError: if there are seeds for another number of environments.
-        """
-        if len(seeds) != self.num_envs:
+    def _entries(self, observations: Mapping[str, Any]) -> Observation:
+        """Return what the agents observe, in their order."""
+        if unknown := [name for name in observations if name not in self._agents]:
             raise ConfigurationError(
-                f"{len(self.agents)} agents share a game, but these are {len(seeds)} environments: "
-                f"set num_envs and envs_per_executor to multiples of {len(self.agents)}"
+                f"agent {unknown[0]!r} observes something, but is none of the possible_agents "
+                f"{self._agents}: nobody would act for it"
             )
-        return self.restart(range(self.num_envs), seeds)
-
-    def restart(self, rows: Sequence[int], seeds: Sequence[int]) -> Observation:
-        """Seed and reset some games, all of whose rows are given."""
-        seed_of = dict(zip(rows, seeds, strict=True))
-        for game, own in enumerate(self._rows):
-            if own[0] in seed_of:
-                assert seed_of.keys() >= set(own), "a game begins for all of its agents"
-                self._begin(game, int(seed_of[own[0]]))
-        return self._next
-
-    def _begin(self, game: int, seed: int | None) -> None:
-        with observing("reset", self._indices[game]), self._generators[game] as generators:
-            if seed is not None:
-                generators.seed(seed)
-            observations, _ = as_returned(self.games[game].reset(seed=seed), _RESET)
-            self._store(game, observations)
-
-    def _store(self, game: int, observations: Mapping[str, Any]) -> None:
-        _require_all(self.agents, observations)
-        rows = zip(self._rows[game], self.agents, self._declared, strict=True)
-        for row, name, declared in rows:
-            store(declared.entries(observations[name]), self._next, row)
-
-    def step(self, actions: Array) -> Transition:
-        """Play a step of each game, and begin a new one where it ended."""
-        reward = np.zeros(self.num_envs, np.float32)
-        terminated, truncated = np.zeros((2, self.num_envs), bool)
-        for game, rows in enumerate(self._rows):
-            with observing("step", self._indices[game]), self._generators[game]:
-                returned = as_returned(self.games[game].step(self._answers(actions[rows])), _STEP)
-                observations, rewards, terminates, truncates, _ = returned
-                self._store(game, observations)
-                for row, name in zip(rows, self.agents, strict=True):
-                    reward[row] = as_reward(rewards[name])
-                    terminated[row] = as_flag("terminated", terminates[name])
-                    truncated[row] = as_flag("truncated", truncates[name])
-                _require_common_end(self.agents, (terminated | truncated)[rows])
-        ends = terminated | truncated
-        after = self._next
-        if ends.any():
-            after = {key: array.copy() for key, array in self._next.items()}
-            self._begin_again(ends)
-        return Transition(after, self._next, reward, reward, terminated, truncated, ends)
-
-    def _answers(self, actions: Array) -> dict[str, Any]:
-        """Return the actions of one game by agent."""
-        agents = zip(self.agents, actions, self._action_of, strict=True)
-        return {name: action_of(action) for name, action, action_of in agents}
-
-    def _begin_again(self, ends: Array) -> None:
-        for game, rows in enumerate(self._rows):
-            if ends[rows[0]]:
-                # Every agent counts its seeds; that of the first is the game's.
-                seeds = [None if self.next_seed is None else self.next_seed(row) for row in rows]
-                self._begin(game, seeds[0])
-
-    def render(self) -> Array:
-        """Return the first game's picture.
-
-        Raises:
-            ConfigurationError: if the game, which may be of any class, draws none.
-        """
-        if not hasattr(self.games[0], "render"):
+        if missing := [name for name in self._agents if name not in observations]:
             raise ConfigurationError(
-                f"{type(self.games[0]).__name__} has no render(), so there are no pictures of it"
+                f"agent {missing[0]!r} observes nothing, but every agent must act from the start "
+                "to the end of a game"
             )
-        return np.asarray(self.games[0].render())
+        agents = zip(self._agents, self._spaces, strict=True)
+        each = [space.entries(observations[name]) for name, space in agents]
+        return {key: np.stack([entries[key] for entries in each]) for key in self.spec.observations}
 
-    def close(self) -> None:
-        """Close every game."""
-        close_each({rows[0]: game for rows, game in zip(self._indices, self.games, strict=True)})
-
-
-def _require_all(agents: Sequence[str], observations: Iterable[str]) -> None:
-    if unknown := [name for name in observations if name not in agents]:
-        raise ConfigurationError(
-            f"agent {unknown[0]!r} observes something, but is none of the possible_agents "
-            f"{list(agents)}: nobody would act for it"
-        )
-    missing = [name for name in agents if name not in observations]
-    if missing:
-        raise ConfigurationError(
-            f"agent {missing[0]!r} observes nothing, but every agent must act from the start to "
-            "the end of a game"
-        )
-
-
-def _require_common_end(agents: Sequence[str], ends: Array) -> None:
-    if ends.any() and not ends.all():
-        raise ConfigurationError(
-            f"agent {agents[int(ends.argmax())]!r} left the game before "
-            f"{agents[int(ends.argmin())]!r}, but all must end together; SuperSuit's "
-            "black_death_v3 keeps it in the game, with observations of zeros"
-        )
+    def step(self, action: Array) -> Step:
+        """Play a step of the game."""
+        names = self._agents
+        with self._stepping:
+            actions = zip(names, action, self._action_of, strict=True)
+            answers = {name: action_of(own) for name, own, action_of in actions}
+            returned = as_returned(self.env.step(answers), _STEP)
+            observations, rewards, terminates, truncates, _ = returned
+            entries = self._entries(observations)
+            reward = np.array([as_reward(rewards[name]) for name in names])
+            terminated = np.array([as_flag("terminated", terminates[name]) for name in names])
+            truncated = np.array([as_flag("truncated", truncates[name]) for name in names])
+            ends = terminated | truncated
+            if ends.any() and not ends.all():
+                raise ConfigurationError(
+                    f"agent {names[int(ends.argmax())]!r} left the game before "
+                    f"{names[int(ends.argmin())]!r}, but all must end together; SuperSuit's "
+                    "black_death_v3 keeps it in the game, with observations of zeros"
+                )
+        return entries, reward, reward, terminated, truncated

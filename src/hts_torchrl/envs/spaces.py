@@ -164,7 +164,7 @@ def action_maker(space: spaces.Space[Any]) -> Callable[[Array], Any]:
 
     That has memory of its own. Choices have the shape of the space, and begin where it begins.
     Numbers are clipped to the bounds, as in Stable-Baselines3, and have the dtype of the space; the
-    storage keeps the action that was drawn.
+    storage keeps the action that was sampled.
 
     Args:
         space: of one environment, which is given one answer, or a batch of them. An answer to a

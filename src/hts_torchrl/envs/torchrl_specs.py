@@ -146,18 +146,13 @@ def _observation_spec(key: Key, spec: TensorSpec) -> ArraySpec:
 
 
 def _action_spec(env: EnvBase) -> ActionSpec:
+    specs = env.full_action_spec_unbatched
     if len(env.action_keys) != 1:
-        return joined({key: _action_of(spec) for key, spec in _action_specs(env).items()})
+        return joined({key: _action_of(specs[key]) for key in env.action_keys})
     key = env.action_key
     masks = [layer.in_keys for layer in layers_of(env) if is_a(layer, "torchrl.ActionMask")]
     mask = next((mask for masked, mask in masks if masked == key), None)
-    return replace(_action_of(env.full_action_spec_unbatched[key]), key=key, mask=mask)
-
-
-def _action_specs(env: EnvBase) -> dict[Key, TensorSpec]:
-    """Return what one environment accepts under each key of actions."""
-    specs = env.full_action_spec_unbatched
-    return {key: specs[key] for key in env.action_keys}
+    return replace(_action_of(specs[key]), key=key, mask=mask)
 
 
 def action_maker(env: EnvBase) -> Callable[[Array], dict[Key, torch.Tensor]]:
@@ -166,7 +161,8 @@ def action_maker(env: EnvBase) -> Callable[[Array], dict[Key, torch.Tensor]]:
     Args:
         env: one environment, which is given one answer, or a batch, which is given a batch.
     """
-    specs = _action_specs(env)
+    all_specs = env.full_action_spec_unbatched
+    specs = {key: all_specs[key] for key in env.action_keys}
     parts = [_action_of(spec) for spec in specs.values()]
 
     def actions_of(answer: Array) -> dict[Key, torch.Tensor]:

@@ -1,20 +1,17 @@
-"""A Gymnasium vector environment, however it resets, as a group that resets within the step."""
+"""A Gymnasium vector environment, however it resets, in a group that resets within the step."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Sequence
 from typing import Any
 
 import gymnasium
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, VectorEnv
 
-from hts_torchrl.envs.group import Observation, Transition
-from hts_torchrl.envs.gym import spec_of, store
+from hts_torchrl.envs.adapter import EnvAdapter, Step, spec_of, store
+from hts_torchrl.envs.group import Observation
 from hts_torchrl.envs.observed import DeclaredSpace, as_flag, as_reward, kind_of, observing
-from hts_torchrl.envs.own_generators import OwnGenerators
 from hts_torchrl.envs.spaces import action_maker
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.specs import Array
@@ -22,8 +19,8 @@ from hts_torchrl.specs import Array
 _INSTEAD = {"AtariVectorEnv": "; hts_torchrl.AtariEnvs('pong') makes ale-py's own"}
 
 
-class VectorGroup:
-    """One Gymnasium vector environment (an :class:`EnvGroup`).
+class VectorAdapter(EnvAdapter):
+    """A Gymnasium vector environment.
 
     One that resets itself within the step is taken as it is. Any other would reset in a further
     step, or not at all. So it is reset at once by ``options={"reset_mask": ...}``, in which only
@@ -38,107 +35,48 @@ class VectorGroup:
                 f"{len(indices)}: set envs_per_executor={envs.num_envs}"
             )
         self._resets_itself = _mode_of(envs) is AutoresetMode.SAME_STEP
-        self.envs = envs
-        self.indices = list(indices)
-        self.num_envs = envs.num_envs
         space, action_space = envs.single_observation_space, envs.single_action_space
-        self.spec = spec_of(envs, self.indices[0], space, action_space)
+        super().__init__(envs, [*indices], spec_of(envs, indices[0], space, action_space))
         self._action_of = action_maker(action_space)
-        self._declared = DeclaredSpace(space, self.spec.observations)
-        self._batch = DeclaredSpace(
-            space,
-            {
-                key: replace(array, shape=(self.num_envs, *array.shape))
-                for key, array in self.spec.observations.items()
-            },
-        )
-        self._generators = OwnGenerators()
-        self._stepping = observing("step", self.indices)
-        self._resetting = observing("reset", self.indices)
-
-    def _flags(self, name: str, values: Any) -> Array:  # noqa: ANN401
-        return self._of_each(name, values, "b", partial(as_flag, name))
-
-    def _of_each(
-        self,
-        name: str,
-        values: Any,  # noqa: ANN401
-        kinds: str,
-        as_one: Callable[[Any], float],
-    ) -> Array:
-        """Return one number or flag of each environment; those of ``kinds`` as they are.
-
-        Raises:
-            ConfigurationError: if there is another number of them.
-        """
-        array = np.asarray(values)
-        if array.shape[:1] != (self.num_envs,):
-            raise ConfigurationError(
-                f"{name} is {kind_of(array)}, but one is needed for each of "
-                f"{self.num_envs} environments"
-            )
-        as_it_is = array.ndim == 1 and array.dtype.kind in kinds
-        return array if as_it_is else np.array([as_one(each) for each in array])
+        self._one = DeclaredSpace(space, self.spec.observations)
+        self._batch = DeclaredSpace(space, self.declared)
+        self._ends = np.zeros(envs.num_envs, bool)
+        self._last: Observation = {}
+        """What the last step led to, also where the episode ended; then in memory of its own."""
+        self._following: Observation = {}
+        """What it returned."""
 
     def reset(self, seeds: Sequence[int]) -> Observation:
-        """Seed and reset every environment.
+        """Seed and reset every environment; without seeds, those whose episode has ended.
 
         Raises:
             ConfigurationError: if the vector environment takes no list of seeds.
         """
-        many = [int(seed) for seed in seeds]
+        if not seeds:
+            return self._following if self._resets_itself else self._reset_ended()
         try:
-            with self._generators:
-                self._generators.seed(many[0])
-                observation, _ = self.envs.reset(seed=many)  # type: ignore[arg-type]
+            observation, _ = self.env.reset(seed=list(seeds))
         except (gymnasium.error.Error, TypeError) as error:
             if isinstance(error, TypeError) and "seed" not in str(error):
                 raise
             raise ConfigurationError(
                 f"reset(seed=[...]) of environments {self.indices}: {error}; it must take a list "
                 "with a seed for each, as that of make_vec(..., vectorization_mode='sync') does"
-                f"{_INSTEAD.get(type(self.envs.unwrapped).__name__, '')}"
+                f"{_INSTEAD.get(type(self.env.unwrapped).__name__, '')}"
             ) from error
         with self._resetting:
             return self._batch.entries(observation)
 
-    def step(self, actions: Array) -> Transition:
-        """Step all environments at once, and reset those whose episode ended."""
-        batch = self._action_of(actions)
-        with self._generators:
-            observation, reward, terminated, truncated, info = self.envs.step(batch)
-        with self._stepping:
-            following = self._batch.entries(observation)
-            terminated = self._flags("terminated", terminated)
-            truncated = self._flags("truncated", truncated)
-            reward = self._of_each("the reward", reward, "biuf", as_reward)
-        ends = terminated | truncated
-        after = following
-        if ends.any():
-            after = {key: array.copy() for key, array in following.items()}
-            if self._resets_itself:
-                self._take_last(info, np.flatnonzero(ends).tolist(), after)
-            else:  # which may clear the arrays that step returned
-                reward, terminated, truncated = reward.copy(), terminated.copy(), truncated.copy()
-                following = self._begin(ends, after)
-        reward = reward.astype(np.float32)
-        return Transition(after, following, reward, reward, terminated, truncated, ends)
-
-    def _take_last(self, info: Any, ended: list[int], after: Observation) -> None:  # noqa: ANN401
-        for row in ended:
-            with observing("step", self.indices[row]):
-                store(self._declared.entries(_last_of(info, row)), after, row)
-
-    def _begin(self, ends: Array, before: Observation) -> Observation:
+    def _reset_ended(self) -> Observation:
         """Reset the environments whose episode ended, and return what all of them observe.
 
         Raises:
             ConfigurationError: if others observe something else than before, or a wrapper takes no
                 mask that leaves some out.
         """
+        ends = self._ends
         try:
-            with self._generators:
-                observation, _ = self.envs.reset(options={"reset_mask": ends.copy()})
+            observation, _ = self.env.reset(options={"reset_mask": ends.copy()})
         except ValueError as error:
             if "reset_mask" not in str(error):
                 raise
@@ -150,7 +88,7 @@ class VectorGroup:
             following = self._batch.entries(observation)
         for key, array in following.items():
             # In any bit, of which NaN has some too.
-            if array[~ends].tobytes() != before[key][~ends].tobytes():
+            if array[~ends].tobytes() != self._last[key][~ends].tobytes():
                 raise ConfigurationError(
                     f"reset(options={{'reset_mask': ...}}) of environments {self.indices} changed "
                     "those whose episode goes on: the vector environment must heed the mask, be "
@@ -158,16 +96,45 @@ class VectorGroup:
                 )
         return following
 
+    def step(self, action: Array) -> Step:
+        """Step all environments at once."""
+        observation, reward, terminated, truncated, info = self.env.step(self._action_of(action))
+        with self._stepping:
+            self._last = self._following = self._batch.entries(observation)
+            terminated = self._of_each("terminated", terminated, "b")
+            truncated = self._of_each("truncated", truncated, "b")
+            reward = self._of_each("the reward", reward, "biuf")
+        self._ends = terminated | truncated
+        if self._ends.any():
+            self._last = {key: array.copy() for key, array in self._following.items()}
+            if self._resets_itself:
+                for row in np.flatnonzero(self._ends).tolist():
+                    with observing("step", self.indices[row]):
+                        store(self._one.entries(_last_of(info, row)), self._last, row)
+        return self._last, reward, reward, terminated, truncated
+
+    def _of_each(self, name: str, values: Any, kinds: str) -> Array:  # noqa: ANN401
+        """Return one number or flag of each environment; those of ``kinds`` as they are.
+
+        Raises:
+            ConfigurationError: if there is another number of them.
+        """
+        array = np.asarray(values)
+        if array.shape[:1] != (len(self.indices),):
+            raise ConfigurationError(
+                f"{name} is {kind_of(array)}, but one is needed for each of "
+                f"{len(self.indices)} environments"
+            )
+        if array.ndim == 1 and array.dtype.kind in kinds:
+            return array
+        return np.array([as_flag(name, e) if kinds == "b" else as_reward(e) for e in array])
+
     def render(self) -> Array:
-        """Return the first environment's picture."""
-        frames = self.envs.render()
+        """Return the first environment's image."""
+        frames = self.env.render()
         if not frames:
             raise ConfigurationError("the vector environment renders nothing")
         return np.asarray(frames[0])
-
-    def close(self) -> None:
-        """Close the vector environment."""
-        self.envs.close()
 
 
 def _mode_of(envs: VectorEnv[Any, Any, Any]) -> AutoresetMode:

@@ -123,7 +123,10 @@ def _keep_previous(place: Path) -> None:
         known = set()
     if place.is_file() and (not known or _digest(place) in known):
         with replacing(previous) as link:
-            _link_or_copy(place.resolve(), link)
+            try:
+                os.link(place.resolve(), link)
+            except OSError:  # a file system without hard links
+                shutil.copyfile(place.resolve(), link)
     elif previous.is_file() and _digest(previous) not in known:
         previous.unlink()
 
@@ -167,10 +170,3 @@ def _digests(path: Path) -> Path:
 
 def _previous(path: Path) -> Path:
     return path.with_name(path.name + ".previous")
-
-
-def _link_or_copy(source: Path, target: Path) -> None:
-    try:
-        os.link(source, target)
-    except OSError:  # a file system without hard links
-        shutil.copyfile(source, target)

@@ -49,11 +49,12 @@ _OWN = (
 
 def _plain_settings(data: HTSDataModule) -> dict[str, Any]:
     """Return all settings of a data module as plain data, in the words of a config file."""
+    compiles = data.pool.compile_arguments
     settings = {name: each for name, each in vars(data.pool).items() if name not in _NOT_KEPT}
     settings |= {
         "env": described(data.env),
         "inference_batch_size": data.pool.batch_size,
-        "compile_policy": _plain_choice(data.pool.compile_arguments),
+        "compile_policy": False if compiles is None else plain(compiles) or True,
         **{name: getattr(data, name) for name in _OWN},
     }
     return {name: loadable(each) for name, each in settings.items()}
@@ -67,11 +68,6 @@ def deciding_bits(settings: dict[str, Any]) -> dict[str, Any]:
         arguments = {n: value for n, value in env["init_args"].items() if n != "num_threads"}
         deciding["env"] = {**env, "init_args": arguments}
     return deciding
-
-
-def _plain_choice(compile_arguments: dict[str, Any] | None) -> bool | dict[str, Any]:
-    """Return what ``compile_policy`` stands for, in one form of those that mean the same."""
-    return plain(compile_arguments) or True if compile_arguments is not None else False
 
 
 class DataState:

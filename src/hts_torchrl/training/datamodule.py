@@ -22,16 +22,19 @@ from hts_torchrl.errors import ConfigurationError, require
 from hts_torchrl.policy.as_policy import as_policy
 from hts_torchrl.settings import takes_settings
 from hts_torchrl.specs import EnvSpec
-from hts_torchrl.training.callbacks.stop_after_round import StopAfterRound
+from hts_torchrl.training.callbacks.round_end import StopAfterRound, WeightPublisher
 from hts_torchrl.training.callbacks.stop_together import StopTogether
 from hts_torchrl.training.data_state import DataState, deciding_bits
 from hts_torchrl.training.evaluation import Evaluation, EvaluationLoader
-from hts_torchrl.training.evaluation_interval import evaluation_interval
 from hts_torchrl.training.extended_hooks import require_extended
 from hts_torchrl.training.round_slice import RoundLoader, RoundSlice
 from hts_torchrl.training.run_settings import Changes
-from hts_torchrl.training.trainer_limits import parts_of_epoch, parts_of_round, require_fitting
-from hts_torchrl.training.weight_publisher import WeightPublisher
+from hts_torchrl.training.trainer_limits import (
+    evaluation_interval,
+    parts_of_epoch,
+    parts_of_round,
+    require_fitting,
+)
 
 PRECISIONS: tuple[Precision, ...] = ("32-true", "bf16-mixed")
 """The Trainer's, in which actors can compute, too."""
@@ -242,7 +245,9 @@ class HTSDataModule(LightningDataModule):
             return
         require_fitting(self, self._trainer)
         self._share = self.pool.of_rank(self._trainer.global_rank, self._trainer.world_size)
-        StopTogether.put_into(self._trainer)
+        callbacks: list[Callback] = self._trainer.callbacks  # type: ignore[attr-defined]
+        if self._trainer.world_size > 1 and not any(isinstance(e, StopTogether) for e in callbacks):
+            callbacks.append(StopTogether())
         own = getattr(self._trainer.lightning_module, "publishes_weights", False)
         self._publisher = None if own else WeightPublisher()
         self._add_callbacks(StopAfterRound(), *filter(None, [self._publisher]))
@@ -291,6 +296,8 @@ class HTSDataModule(LightningDataModule):
                 f"{name} has no policy: make one, an nn.Module such as make_actor_critic('mlp', "
                 "data.env_spec), and keep it as self.policy"
             )
+        gamma = getattr(self._trainer.lightning_module, "gamma", 0.99)
+        discount = float(gamma) if self.normalize_reward else None  # where returns are summed up
         if self.collection == "rounds":
             return HTSCollector(
                 self.env,
@@ -300,7 +307,7 @@ class HTSDataModule(LightningDataModule):
                 cudagraph_policy=self.cudagraph_policy,
                 clone=False,  # no learner keeps a round
                 all_outputs=getattr(self._trainer.lightning_module, "reads_all_outputs", True),
-                **{**vars(self._share), "reward_discount": self._reward_discount},
+                **{**vars(self._share), "reward_discount": discount},
             )
         return AsynchronousCollector(
             self.env,
@@ -309,13 +316,6 @@ class HTSDataModule(LightningDataModule):
             settings=self.pool,
             precision=self._precision,
         )
-
-    @property
-    def _reward_discount(self) -> float | None:
-        """The learner's discount, where returns are to be summed up."""
-        if not self.normalize_reward:
-            return None
-        return float(getattr(self._trainer.lightning_module, "gamma", 0.99))
 
     def val_dataloader(self) -> EvaluationLoader:
         """Return a loader of one evaluation; :meth:`Learner.validation_step` plays it."""

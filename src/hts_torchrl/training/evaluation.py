@@ -14,7 +14,7 @@ from torch import nn
 from hts_torchrl.config import Precision, default_batch_size
 from hts_torchrl.envs.group import CreateEnv, EnvFactory, EnvGroup
 from hts_torchrl.envs.make_group import make_group
-from hts_torchrl.envs.picture import picture_of
+from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.policy.examination import require_fitting
 from hts_torchrl.policy.forward import with_parts
 from hts_torchrl.policy.inference import PolicyInference
@@ -24,6 +24,8 @@ from hts_torchrl.shared.memory import Memory
 from hts_torchrl.specs import Array
 
 _CHUNK = 1024
+_SMALLEST = 160
+"""Pixels of an image; MinAtar renders ten."""
 _MANY_STEPS = 30_000  # more than the longest game of Atari, 27,000, with its frames skipped
 _NO_END = (
     f"a game of the evaluation goes on after {_MANY_STEPS:,} steps; if it has no end, limit it: "
@@ -71,40 +73,30 @@ class Evaluation:
         with closing(make_group(self.create_env_fn, range(self.episodes), any_size=True)) as group:
             for first in range(0, self.episodes, group.num_envs):
                 # Batches, and games of several agents, may have more than are counted.
-                counted = slice(first, first + group.num_envs)
-                steps = self._steps(group, first, policy)
-                self._play(steps, after_step, scores[counted], lengths[counted])
+                counted = slice(first, min(first + group.num_envs, self.episodes))
+                games = counted.stop - first
+                running = np.ones(games, bool)
+                for number, (score, ended) in enumerate(self._steps(group, first, policy), 1):
+                    after_step()
+                    if number == _MANY_STEPS:
+                        warnings.warn(_NO_END, stacklevel=2)
+                    scores[counted] += score[:games] * running
+                    lengths[counted] += running
+                    running &= ~ended[:games]
+                    if not running.any():
+                        break
         return EpisodeScores(scores, lengths)
 
-    @staticmethod
-    def _play(
-        steps: Iterator[tuple[Array, Array]],
-        after_step: Callable[[], None],
-        scores: Array,
-        lengths: Array,
-    ) -> None:
-        """Play a game in each environment; adds up as many as there are scores."""
-        running = np.ones(len(scores), bool)
-        for number, (score, ended) in enumerate(steps, 1):
-            after_step()
-            if number == _MANY_STEPS:
-                warnings.warn(_NO_END, stacklevel=2)
-            scores += score[: len(scores)] * running
-            lengths += running
-            running &= ~ended[: len(scores)]
-            if not running.any():
-                return
-
     def frames(self, policy: nn.Module) -> Iterator[Array]:
-        """Yield the pictures of one game, uint8 ``[height, width, 3]``.
+        """Yield the images of one game, uint8 ``[height, width, 3]``.
 
         Raises:
-            ConfigurationError: if the environment draws none, or cannot on this machine.
+            ConfigurationError: if the environment renders none, or cannot on this machine.
         """
         group = make_group(self.create_env_fn, [0], render=True, any_size=True)
         with closing(group):
             for _, ended in self._steps(group, 0, policy):
-                yield picture_of(group)
+                yield image_of(group)
                 if ended[0]:
                     return
 
@@ -168,3 +160,39 @@ class EvaluationLoader:
     def __iter__(self) -> Iterator[Evaluation]:
         """Yield the evaluation."""
         yield self._evaluation
+
+
+def image_of(group: EnvGroup) -> Array:
+    """Return the image of a group's first environment, enlarged if it is small.
+
+    Returns:
+        uint8 ``[height, width]`` or ``[height, width, channels]``.
+
+    Raises:
+        ConfigurationError: if the environment renders none, or cannot on this machine.
+    """
+    if not hasattr(group, "render"):
+        raise ConfigurationError(
+            f"{type(group).__name__} has no render(), so there are no pictures of it"
+        )
+    try:
+        image = np.asarray(group.render())
+    except ConfigurationError:
+        raise
+    except Exception as error:  # of whatever an environment renders with
+        name = f"{type(error).__module__}.{type(error).__name__}".removeprefix("builtins.")
+        reason = " ".join(f"{name}: {error}".split()).rstrip(": ")
+        hint = "; without a screen, set MUJOCO_GL=egl or osmesa" if "OpenGL" in reason else ""
+        raise ConfigurationError(f"the environment draws no picture: {reason}{hint}") from error
+    if image.dtype.kind not in "biuf" or not (
+        image.ndim == 2 or (image.ndim == 3 and image.shape[2] in (1, 3, 4))
+    ):
+        what = f"{image.dtype} {list(image.shape)}" if image.ndim else repr(image.item())[:80]
+        raise ConfigurationError(
+            f"the environment draws {what}, and no picture [height, width, 3]: its render() must "
+            "return one where render_mode is 'rgb_array'"
+        )
+    if image.dtype.kind == "f" and image.max(initial=0.0) <= 1:
+        image = image * 255
+    times = -(-_SMALLEST // max(1, min(image.shape[:2])))
+    return image.clip(0, 255).astype(np.uint8).repeat(times, 0).repeat(times, 1)

@@ -184,8 +184,7 @@ def _names_nothing(value: object) -> bool:
     if type(value) is list:
         return all(map(_names_nothing, value))
     if type(value) is str:
-        left_out = value.startswith("<") and value.endswith(">")
-        return "${" not in value and "class_path" not in value and not left_out
+        return "${" not in value and "class_path" not in value and not is_type_name(value)
     return type(value) in (bool, int, float, types.NoneType)
 
 

@@ -16,10 +16,10 @@ from torchrl.envs import (
     TransformedEnv,
 )
 
+from hts_torchrl.envs.adapter import SerialGroup
 from hts_torchrl.envs.group import EnvFactory
-from hts_torchrl.envs.gym import SerialGroup
 from hts_torchrl.envs.make_group import env_spec_of, make_group, number_of_envs
-from hts_torchrl.envs.vector import VectorGroup
+from hts_torchrl.envs.vector import VectorAdapter
 from hts_torchrl.errors import ConfigurationError
 from tests.fakes import CoordinateEnv, CoordinateEnvs
 
@@ -75,7 +75,8 @@ def test_a_gymnasium_vector_environment_is_taken_whole():
             makers, autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP
         )
 
-    assert isinstance(make_group(make, [4, 5]), VectorGroup)
+    (adapter,) = make_group(make, [4, 5]).adapters
+    assert isinstance(adapter, VectorAdapter)
 
 
 def test_a_vector_environment_of_a_list_is_refused():
@@ -228,6 +229,13 @@ class TestNumberOfEnvs:
     def test_another_number_than_a_list_has_is_refused(self, num_envs):
         with pytest.raises(ConfigurationError, match=f"lists 3 .* num_envs={num_envs}"):
             number_of_envs([CoordinateEnvs()] * 3, num_envs)
+
+    @pytest.mark.parametrize("given", [{"num_envs": "2"}, {"first_env": "0"}, {"first_env": 0.5}])
+    def test_beside_a_list_both_are_whole_numbers(self, given):
+        ((name, value),) = given.items()
+        message = f"^{name}={value!r}; a whole number is needed$"
+        with pytest.raises(ConfigurationError, match=message):
+            number_of_envs([CoordinateEnvs()] * 2, **{"num_envs": None} | given)
 
     def test_an_empty_list_is_refused(self):
         with pytest.raises(ConfigurationError, match="lists 0"):

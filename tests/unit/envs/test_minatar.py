@@ -1,10 +1,14 @@
 """MinAtar's games (Young and Tian, 2019), which its entry point registers."""
 
+from functools import partial
+
+import gymnasium
 import numpy as np
 import pytest
 
 from hts_torchrl import GymEnvs
-from hts_torchrl.envs.picture import picture_of
+from hts_torchrl.envs.make_group import make_group
+from hts_torchrl.training.evaluation import image_of
 
 minatar = pytest.importorskip("minatar")
 
@@ -54,16 +58,21 @@ def test_a_game_is_the_same_in_a_group_of_any_size():
     alone.close()
 
 
-def test_a_seed_decides_whatever_was_played_before():
+@pytest.mark.parametrize("by_id", [True, False])
+def test_a_seed_decides_whatever_was_played_before(by_id):
     """Half of all actions are those of the step before, which would be that of another game."""
     sticky = GymEnvs("MinAtar/Breakout-v1", {"sticky_action_prob": 0.5})
-    used, new = sticky.group([0]), sticky.group([0])
+    used = sticky.group([0])  # which registers it
+    if not by_id:
+        sticky = partial(gymnasium.make, sticky.id, **sticky.kwargs)
+        used = make_group(sticky, [0])
+    new = make_group(sticky, [0])
     used.reset([0])
     for seed in range(20):
         for _ in range(5):
             used.step(np.array([2]))
         new.close()
-        new = sticky.group([0])
+        new = make_group(sticky, [0])
         assert np.array_equal(
             used.restart([0], [seed])["observation"], new.reset([seed])["observation"]
         )
@@ -77,7 +86,7 @@ def test_a_seed_decides_whatever_was_played_before():
 def test_its_small_pictures_are_enlarged():
     group = BREAKOUT.group([0], render=True)
     group.reset([0])
-    drawn, picture = group.render(), picture_of(group)
+    drawn, picture = group.render(), image_of(group)
     group.close()
     assert drawn.shape == (10, 10, 3)
     assert np.abs(picture[::16, ::16] / 255 - drawn).max() < 1 / 255

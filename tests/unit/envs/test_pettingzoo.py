@@ -121,6 +121,15 @@ class TestRefusals:
         with pytest.raises(ConfigurationError, match=r"'player_1' has .*'player_0' has .*pad_act"):
             PettingZooEnvs(Unlike).group([0, 1])
 
+    def test_a_game_unlike_the_first_is_named(self):
+        class Unlike(Duel):
+            def action_space(self, _):
+                return spaces.Discrete(3)
+
+        games = iter([Duel(), Unlike()])
+        with pytest.raises(ConfigurationError, match=r"environment 2 has .*environment 0 has"):
+            PettingZooEnvs(lambda: next(games)).group(range(4))
+
     def test_a_function_that_returns_the_same_game_is_refused(self):
         game = Duel()
         with pytest.raises(ConfigurationError, match="environments 0 and 2 are the same Duel"):
@@ -163,12 +172,12 @@ def test_the_first_game_is_filmed_and_all_are_closed():
     group.step(np.zeros(2, int))
     assert group.render().tolist() == np.full((4, 6, 3), 1).tolist()
     group.close()
-    assert [game.closed for game in group.games] == [True]
+    assert [game.closed for game in group.envs] == [True]
 
 
 def test_a_game_that_draws_no_pictures_says_so():
     group = DUELS.group([0], render=True)
-    group.games[0] = object()
+    group.adapters[0].env = object()
     with pytest.raises(ConfigurationError, match=r"^object has no render\(\)"):
         group.render()
 

@@ -1,3 +1,5 @@
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -25,8 +27,9 @@ from torchrl.envs import (
 from torchrl.envs.transforms import ActionMask, DTypeCastTransform, LineariseRewards, TrajCounter
 
 from hts_torchrl import HTSCollector, make_actor_critic
+from hts_torchrl.envs.adapter import SerialGroup
 from hts_torchrl.envs.make_group import make_group
-from hts_torchrl.envs.torchrl import EnvBaseGroup
+from hts_torchrl.envs.torchrl import TorchRLAdapter
 from hts_torchrl.envs.torchrl_specs import spec_of_one
 from hts_torchrl.errors import ConfigurationError
 
@@ -80,12 +83,12 @@ class CountingEnv(EnvBase):
         self.seed = seed
 
 
-def group(action: str = "discrete") -> EnvBaseGroup:
+def group(action: str = "discrete") -> SerialGroup:
     return make_group(lambda index: CountingEnv(index, action), [0, 1])
 
 
 def test_a_torchrl_environment_makes_a_group_of_its_own_kind():
-    assert isinstance(group(), EnvBaseGroup)
+    assert all(isinstance(each, TorchRLAdapter) for each in group().adapters)
 
 
 def test_observations_keep_their_keys():
@@ -324,8 +327,9 @@ def test_the_same_seed_gives_the_same_stream():
     streams = []
     for _ in range(2):
         envs = make_group(lambda _: GymEnv("CartPole-v1"), [0])
-        first = envs.reset([7])["observation"]
-        later = [envs.step(np.array([[0, 1]])).next_observation["observation"] for _ in range(20)]
+        first = envs.reset([7])["observation"].copy()
+        steps = (envs.step(np.array([[0, 1]])).next_observation for _ in range(20))
+        later = [observed["observation"].copy() for observed in steps]
         streams.append(np.stack([first, *later]))
         envs.close()
     assert np.array_equal(*streams)
@@ -360,11 +364,15 @@ def test_an_environment_may_keep_an_action_that_it_was_given():
 def test_an_observation_of_another_shape_or_type_names_the_environment(call, wrong, found):
     envs = group()
     envs.reset([7, 8])
-    entries = {} if wrong is None else {"place": wrong}
+    observed = {} if wrong is None else {"place": wrong}
+    returned = TensorDict({"reward": torch.zeros(1), **observed}, [])
+    envs.envs[1].reset = lambda: returned
+    envs.envs[1].step_and_maybe_reset = lambda _: (TensorDict({"next": returned}, []), returned)
+    arguments = {"reset": [7, 8], "step": np.array([0, 0])}
     with pytest.raises(
-        ConfigurationError, match=rf"{call}\(\) of environment 1 .* is {found}, but"
+        ConfigurationError, match=rf"^{call}\(\) of environment 1 .* is {found}, but"
     ):
-        envs._arrays([envs._act_on[0], TensorDict(entries, [])], call)
+        getattr(envs, call)(arguments[call])
 
 
 @pytest.mark.parametrize(
@@ -512,8 +520,8 @@ def test_each_game_begins_with_one_reset(seeds):
 
     envs = make_group(make, [0])
     envs.next_seed = None if seeds is None else lambda _: seeds()
-    begun = [envs.reset([7])]
-    begun += [envs.step(np.array([1])).next_observation for _ in range(9)]
+    begun = [copy.deepcopy(envs.reset([7]))]
+    begun += [copy.deepcopy(envs.step(np.array([1])).next_observation) for _ in range(9)]
     torchrl = make().rollout(10, break_when_any_done=False)
     for key in ("traj_count", "place"):
         observed = np.stack([entries[key][0, :3] for entries in begun])
@@ -534,7 +542,7 @@ def test_each_environment_draws_from_a_global_generator_of_its_own():
     envs = make_group(DrawingEnv, [0, 1])
     envs.next_seed = lambda row: 20 + row
     before = torch.get_rng_state()
-    found = [envs.reset([7, 8])["place"]]
+    found = [envs.reset([7, 8])["place"].copy()]
     found += [envs.step(np.zeros(2, np.int64)).next_observation["place"].copy() for _ in range(4)]
     assert torch.equal(torch.get_rng_state(), before)
     for row, seeds in enumerate([(7, 20), (8, 21)]):  # a game has three steps

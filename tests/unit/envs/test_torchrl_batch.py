@@ -9,8 +9,9 @@ from torchrl.envs import EnvBase, GymEnv, ParallelEnv, SerialEnv, StepCounter, T
 from torchrl.envs.transforms import TensorDictPrimer
 
 from hts_torchrl import ConfigurationError, HTSCollector, env_spec_of, make_actor_critic
+from hts_torchrl.envs.adapter import AdapterGroup
+from hts_torchrl.envs.group import SeededGroup
 from hts_torchrl.envs.make_group import make_group
-from hts_torchrl.envs.torchrl import BatchedEnvGroup
 from hts_torchrl.policy.inference import one_thread
 from tests.runs import digest, play
 from tests.unit.envs.test_torchrl import ACTIONS, BothEnv, CountingEnv, DrawingEnv
@@ -24,15 +25,15 @@ def counting(index: int, action: str):
     return lambda: CountingEnv(index, action)
 
 
-def batch(action: str = "discrete") -> BatchedEnvGroup:
+def batch(action: str = "discrete") -> AdapterGroup:
     return make_group(lambda: SerialEnv(2, [counting(index, action) for index in (0, 1)]), [0, 1])
 
 
 def test_a_batch_makes_a_group_of_its_own_kind():
     group = batch()
-    assert isinstance(group, BatchedEnvGroup)
+    assert not isinstance(group, SeededGroup)
     group.close()
-    assert group.env.is_closed
+    assert group.envs[0].is_closed
 
 
 @pytest.mark.parametrize("kind", ACTIONS)

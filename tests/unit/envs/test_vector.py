@@ -10,13 +10,18 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 from gymnasium.vector.utils import batch_space
 from gymnasium.wrappers.vector import NormalizeObservation
 
+from hts_torchrl.envs.adapter import AdapterGroup
 from hts_torchrl.envs.make_group import make_group
-from hts_torchrl.envs.vector import VectorGroup
+from hts_torchrl.envs.vector import VectorAdapter
 from hts_torchrl.errors import ConfigurationError
 from tests.fakes import CoordinateEnv
 
 LATER = pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.DISABLED])
 SEEDS = [100, 200]
+
+
+def group_of(envs: VectorEnv, indices: list[int]) -> AdapterGroup:
+    return AdapterGroup([VectorAdapter(envs, indices)])
 
 
 class Counting(CoordinateEnv):
@@ -69,7 +74,7 @@ def native(num_envs=2, *, heeds=True):
 def test_nobody_is_stepped_or_reset_more_often_than_in_an_episode(mode):
     """Episodes of environment 0 have 3, 5 and 2 steps, those of environment 1 have 5, 2 and 3."""
     envs = [Counting(0), Counting(1)]
-    group = VectorGroup(SyncVectorEnv([lambda e=e: e for e in envs], autoreset_mode=mode), [0, 1])
+    group = group_of(SyncVectorEnv([lambda e=e: e for e in envs], autoreset_mode=mode), [0, 1])
     group.reset(SEEDS)
     for _ in range(9):
         group.step(np.array([1, 2]))
@@ -82,7 +87,7 @@ def test_nobody_is_stepped_or_reset_more_often_than_in_an_episode(mode):
 def test_all_modes_give_the_same_transitions(mode):
     def played(mode):
         makers = [lambda: CoordinateEnv(0), lambda: CoordinateEnv(1)]
-        group = VectorGroup(SyncVectorEnv(makers, autoreset_mode=mode), [0, 1])
+        group = group_of(SyncVectorEnv(makers, autoreset_mode=mode), [0, 1])
         group.reset(SEEDS)
         for step in range(12):
             t = group.step(np.array([step % 4, 1]))
@@ -97,7 +102,7 @@ def test_all_modes_give_the_same_transitions(mode):
 @LATER
 def test_environments_in_processes_of_their_own_are_reset_at_once(mode):
     makers = [lambda: CoordinateEnv(0), lambda: CoordinateEnv(1)]
-    group = VectorGroup(AsyncVectorEnv(makers, autoreset_mode=mode), [0, 1])
+    group = group_of(AsyncVectorEnv(makers, autoreset_mode=mode), [0, 1])
     try:
         group.reset(SEEDS)
         seen = [group.step(np.array([2, 3])) for _ in range(4)][2:]
@@ -114,7 +119,7 @@ def test_processes_that_would_reset_twice_are_refused():
     envs = AsyncVectorEnv([lambda: CoordinateEnv(0)], shared_memory=False)
     try:
         with pytest.raises(ConfigurationError, match=r"shared_memory=False .*SAME_STEP"):
-            VectorGroup(envs, [0])
+            group_of(envs, [0])
     finally:
         envs.close()
 
@@ -202,7 +207,7 @@ class Saying(Native):
 @pytest.mark.parametrize("flag", [np.uint8, np.int64])
 def test_ends_may_be_integers(flag):
     """As an index an integer is a place: the games of other environments would end."""
-    group = VectorGroup(Saying(flag=flag), [0, 1])
+    group = group_of(Saying(flag=flag), [0, 1])
     group.reset(SEEDS)
     second = [group.step(np.array([0, 0])) for _ in range(2)][-1]
     for ends in (second.terminated, second.episode_end):
@@ -220,7 +225,7 @@ def test_ends_may_be_integers(flag):
     ],
 )
 def test_anything_but_a_number_and_a_flag_of_each_is_refused(returned, message):
-    group = VectorGroup(Saying(**returned), [4, 5])
+    group = group_of(Saying(**returned), [4, 5])
     group.reset(SEEDS)
     with pytest.raises(ConfigurationError, match=rf"step\(\) of environments \[4, 5\] .*{message}"):
         group.step(np.array([0, 0]))
@@ -245,7 +250,7 @@ class Walking(CoordinateEnv):
 @pytest.mark.parametrize("mode", AutoresetMode)
 def test_what_is_none_of_the_declared_choices_is_refused(mode):
     makers = [lambda: Walking(1), lambda: Walking(1)]
-    group = VectorGroup(SyncVectorEnv(makers, autoreset_mode=mode), [0, 1])
+    group = group_of(SyncVectorEnv(makers, autoreset_mode=mode), [0, 1])
     group.reset(SEEDS)
     group.step(np.array([0, 0]))
     with pytest.raises(

@@ -25,7 +25,7 @@ from hts_torchrl.training.callbacks import (
     TrainingStatistics,
     statistics,
 )
-from hts_torchrl.training.callbacks.stop_after_round import StopAfterRound
+from hts_torchrl.training.callbacks.round_end import StopAfterRound
 from hts_torchrl.training.callbacks.stop_together import Stopped
 from hts_torchrl.training.round_slice import RoundSlice
 from tests.fakes import CoordinateEnvs
@@ -259,8 +259,8 @@ class TestLearningCurve:
 
     def test_the_state_draws_on(self):
         one, other = LearningCurve(), LearningCurve()
-        one._training.add(TrainingStatistics(), 3.0)
-        one._evaluation.add(TrainingStatistics(), 5.0)
+        one._training["scores"].append(3.0)
+        one._evaluation["scores"].append(5.0)
         other.load_state_dict(one.state_dict())
         assert other.state_dict() == one.state_dict()
         assert other.state_dict()["evaluation"]["scores"] == [5.0]

@@ -8,8 +8,8 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from hts_torchrl.config import CollectorSettings
+from hts_torchrl.envs.adapter import SerialGroup
 from hts_torchrl.envs.group import EnvFactory
-from hts_torchrl.envs.gym import SerialGroup
 from hts_torchrl.envs.make_group import make_group
 from hts_torchrl.envs.registered import pickle_envs
 from hts_torchrl.errors import ConfigurationError

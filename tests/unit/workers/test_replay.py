@@ -5,8 +5,9 @@ import gymnasium
 import numpy as np
 import pytest
 
+from hts_torchrl.envs.adapter import SerialGroup
 from hts_torchrl.envs.group import Transition
-from hts_torchrl.envs.gym import SerialGroup
+from hts_torchrl.envs.make_group import make_group
 from hts_torchrl.errors import ReplayError
 from hts_torchrl.shared.action_log import Segment, checksum
 from hts_torchrl.specs import ActionSpec, ArraySpec, EnvSpec
@@ -31,7 +32,7 @@ def game(env: int, steps: int) -> Segment:
 
 
 def cartpoles(count: int) -> SerialGroup:
-    return SerialGroup([gymnasium.make("CartPole-v1") for _ in range(count)], range(count))
+    return make_group(lambda: gymnasium.make("CartPole-v1"), range(count))
 
 
 def play_again(games, *, begin=True):

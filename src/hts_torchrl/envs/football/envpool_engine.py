@@ -2,37 +2,35 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import envpool
 
 from hts_torchrl.compat.envpool import football_engine, let_go_of_import_error
-from hts_torchrl.envs.football.game import Pitch
+from hts_torchrl.envs.football.game import PHYSICS_STEPS, Engine, Pitch
 
 let_go_of_import_error()
 
 _PREFIX, _SUFFIX = "gfootball/", "-v1"
-# gfootball's default: the engine's physics runs at 100 Hz, the agent at 10 Hz.
-_PHYSICS_STEPS = 10
-
-# An engine keeps its 50 MB to the end of the process, also after it was deleted, so those that are
-# done with wait here for the next to be asked for. A reset makes them as new.
-_spare: list[Any] = []
 
 
-class EnvPoolEngine:
-    """The engine below EnvPool's football environments (an ``Engine``), without a thread pool.
+class EnvPoolEngine(Engine):
+    """The engine below EnvPool's football environments, without a thread pool.
 
     EnvPool's own environments tell neither where the ball is nor which player is controlled, and
     draw the seeds of their episodes themselves. This is the class with which EnvPool's tests check
     them; it tells everything, and is private: the tests compare it with the public environments.
     """
 
-    def __init__(self, scenario: str, num_players: int = 1) -> None:  # noqa: ARG002 - it is 1
-        config = envpool.make_spec(f"{_PREFIX}{scenario}{_SUFFIX}").config
-        self._scenario = scenario
-        self.max_steps = int(config.max_episode_steps)
-        self._engine = _spare.pop() if _spare else football_engine(config.base_path, _PHYSICS_STEPS)
+    _spare: ClassVar[list[Any]] = []
+
+    def __init__(self, scenario: str, num_players: int = 1) -> None:
+        self._config = envpool.make_spec(f"{_PREFIX}{scenario}{_SUFFIX}").config
+        self.max_steps = int(self._config.max_episode_steps)
+        super().__init__(scenario, num_players)
+
+    def _native(self) -> Any:  # noqa: ANN401
+        return football_engine(self._config.base_path, PHYSICS_STEPS)
 
     @staticmethod
     def scenarios() -> list[str]:
@@ -53,10 +51,6 @@ class EnvPoolEngine:
         """Press a button of the one controlled player."""
         self._engine.action(action, True, player)
 
-    def step(self) -> None:
-        """Go on by one step, which is ten of the physics."""
-        self._engine.step()
-
     def pitch(self) -> Pitch:
         """Tell what is on the pitch."""
         info = self._engine.get_info()
@@ -73,9 +67,3 @@ class EnvPoolEngine:
             in_play=info["is_in_play"],
             clock=info["step"],
         )
-
-    def close(self) -> None:
-        """Leave the native engine to the next one that needs it."""
-        if self._engine is not None:
-            _spare.append(self._engine)
-            self._engine = None

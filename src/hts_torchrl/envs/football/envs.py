@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Sequence
+import importlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 import numpy as np
+from gymnasium import spaces
 
+from hts_torchrl.envs.adapter import EnvAdapter, SerialGroup, Step
 from hts_torchrl.envs.football.game import (
     ENGINE_ACTIONS,
     HEIGHT,
@@ -19,9 +22,10 @@ from hts_torchrl.envs.football.game import (
     Game,
     draw_minimap,
 )
-from hts_torchrl.envs.group import EnvFactory, EnvGroup, Observation, Transition
+from hts_torchrl.envs.group import EnvFactory, EnvGroup, Observation
+from hts_torchrl.envs.spaces import env_spec
 from hts_torchrl.errors import ConfigurationError, require
-from hts_torchrl.specs import ActionSpec, Array, ArraySpec, EnvSpec
+from hts_torchrl.specs import Array
 
 Rewards = Literal["scoring", "scoring,checkpoints"]
 EngineName = Literal["envpool", "gfootball"]
@@ -98,23 +102,20 @@ class FootballEnvs(EnvFactory):
                 f"num_players={self.num_players}; engine={self.engine!r} controls at most {most} "
                 f"in {scenario}"
             )
-        return FootballGroup(self, scenario, len(indices))
+        return SerialGroup([FootballAdapter(self, scenario, index) for index in indices])
 
 
 def _engine(name: EngineName) -> type[Engine]:
+    kind, what, install = {
+        "envpool": ("EnvPoolEngine", "EnvPool", "pip install 'hts-torchrl[football]'"),
+        "gfootball": ("GFootballEngine", "gfootball", "bash scripts/install_gfootball.sh"),
+    }[name]
     try:
-        if name == "gfootball":
-            from hts_torchrl.envs.football.gfootball_engine import GFootballEngine  # noqa: PLC0415
-
-            return GFootballEngine
-        from hts_torchrl.envs.football.envpool_engine import EnvPoolEngine  # noqa: PLC0415 - takes a second
+        module = importlib.import_module(f"{__package__}.{name}_engine")  # takes a second
     except ImportError as error:
-        what, install = {
-            "envpool": ("EnvPool", "pip install 'hts-torchrl[football]'"),
-            "gfootball": ("gfootball", "bash scripts/install_gfootball.sh"),
-        }[name]
         raise ConfigurationError(f"football needs {what} ({error}): {install}") from error
-    return EnvPoolEngine
+    engine: type[Engine] = getattr(module, kind)
+    return engine
 
 
 def _scenario(name: str, known: Sequence[str]) -> str:
@@ -128,114 +129,73 @@ def _scenario(name: str, known: Sequence[str]) -> str:
     return names[wanted]
 
 
-def _spec(stack: int, players: int) -> EnvSpec:
-    choices, one_player = len(ENGINE_ACTIONS), (PLANES * stack, HEIGHT, WIDTH)
-    pixels, integers = np.dtype(np.uint8), np.dtype(np.int64)
-    if players == 1:
-        action = ActionSpec("discrete", ArraySpec((), integers), (choices,))
-        return EnvSpec({"observation": ArraySpec(one_player, pixels)}, action)
-    action = ActionSpec("multi_discrete", ArraySpec((players,), integers), (choices,) * players)
-    return EnvSpec({"observation": ArraySpec((players, *one_player), pixels)}, action)
+class FootballAdapter(EnvAdapter):
+    """A game of football. Its engine is taken at the reset: to ask for the spec costs none."""
 
-
-class FootballGroup:
-    """Games played one after another in each step (a :class:`SeededGroup`).
-
-    Their engines are taken at the reset: to ask for the spec costs none.
-    """
-
-    steps_per_seed = 0
-    next_seed: Callable[[int], int | None] | None = None
-
-    def __init__(self, factory: FootballEnvs, scenario: str, num_envs: int) -> None:
-        self.num_envs = num_envs
-        self._scenario = scenario
+    def __init__(self, factory: FootballEnvs, scenario: str, index: int) -> None:
+        players, stack, choices = factory.num_players, factory.frame_stack, len(ENGINE_ACTIONS)
+        minimaps = (PLANES * stack, HEIGHT, WIDTH)
+        several = spaces.MultiDiscrete([choices] * players)
+        actions = several if players > 1 else spaces.Discrete(choices)
+        shape = (players, *minimaps) if players > 1 else minimaps
+        super().__init__(None, index, env_spec(spaces.Box(0, 255, shape, np.uint8), actions))
+        self.parts = []
+        self.scenario = scenario
+        self._engine, self._stack, self._players = _engine(factory.engine), stack, players
+        self._seen = np.zeros((players, *minimaps), np.uint8)
+        self._random = np.random.default_rng(0)  # replaced by the first reset
         self._with_checkpoints = factory.rewards != "scoring"
-        self._stack, self._players = factory.frame_stack, factory.num_players
-        self._engine = _engine(factory.engine)
-        self.spec = _spec(self._stack, self._players)
-        minimaps = (num_envs, self._players, PLANES * self._stack, HEIGHT, WIDTH)
-        self._next = np.zeros(minimaps, np.uint8)
-        self._games: list[Game] = []
-        self._checkpoints = [
-            [CheckpointRewards(p) for p in self._each_player] for _ in range(num_envs)
-        ]
+        self._checkpoints = [CheckpointRewards(player) for player in range(players)]
 
-    @property
-    def _each_player(self) -> range:
-        return range(self._players)
-
-    @property
     def _observation(self) -> Observation:
-        return {"observation": self._next[:, 0] if self._players == 1 else self._next}
+        return {"observation": self._seen[0] if self._players == 1 else self._seen}
 
     def reset(self, seeds: Sequence[int]) -> Observation:
-        """Seed and reset every environment."""
-        engines = [self._engine(self._scenario, self._players) for _ in seeds]
-        self._games = [Game(engine, self._scenario) for engine in engines]
-        self._random = [np.random.default_rng(0)] * self.num_envs  # replaced at once
-        return self.restart(range(self.num_envs), seeds)
-
-    def restart(self, rows: Sequence[int], seeds: Sequence[int]) -> Observation:
-        """Begin new games in some environments; all that is random in them comes from the seeds."""
-        for row, seed in zip(rows, seeds, strict=True):
-            self._begin(row, int(seed))
-        return self._observation
-
-    def _begin(self, row: int, new_seed: int | None) -> None:
-        if new_seed is not None:
-            self._random[row] = np.random.default_rng(new_seed)
+        """Begin a game; all that is random in it comes from the seed."""
+        if self.env is None:
+            self.env = Game(self._engine(self.scenario, self._players), self.scenario)
+        if seeds:
+            self._random = np.random.default_rng(seeds[0])
         # With one seed for all of them, the episodes of an academy scenario would all be the same.
-        seed, kick_off = self._random[row].integers([2_000_000_001, 2])
-        self._games[row].reset(episode=int(kick_off), seed=int(seed))
-        for player, checkpoints in enumerate(self._checkpoints[row]):
+        seed, kick_off = self._random.integers([2_000_000_001, 2])
+        self.env.reset(episode=int(kick_off), seed=int(seed))
+        for player, checkpoints in enumerate(self._checkpoints):
             checkpoints.reset()
-            minimap = self._next[row, player, -PLANES:]
-            draw_minimap(self._games[row].pitch, minimap, player)
-            self._next[row, player] = np.tile(minimap, (self._stack, 1, 1))
+            minimap = self._seen[player, -PLANES:]
+            draw_minimap(self.env.pitch, minimap, player)
+            self._seen[player] = np.tile(minimap, (self._stack, 1, 1))
+        return self._observation()
 
-    def step(self, actions: Array) -> Transition:
-        """Play a step of each game, and begin a new one where it ended."""
-        score = np.zeros(self.num_envs, np.float32)
-        reward = np.zeros(self.num_envs, np.float32)
-        chosen = actions.reshape(self.num_envs, self._players).tolist()
-        for row, game in enumerate(self._games):
-            goals = game.step(*chosen[row])
-            score[row] = reward[row] = goals
-            if self._with_checkpoints:
-                rewards = [each.reward(goals, game.pitch) for each in self._checkpoints[row]]
-                reward[row] = sum(rewards) / self._players
-            self._next[row, :, :-PLANES] = self._next[row, :, PLANES:]
-            for player in self._each_player:
-                draw_minimap(game.pitch, self._next[row, player, -PLANES:], player)
-        terminated = np.array([game.terminated for game in self._games])
-        truncated = np.array([game.truncated for game in self._games])
-        ends = terminated | truncated
-        following, after = self._observation, self._observation
-        if ends.any():
-            after = {"observation": after["observation"].copy()}
-        for row in np.flatnonzero(ends).tolist():
-            self._begin(row, None if self.next_seed is None else self.next_seed(row))
-        return Transition(after, following, reward, score, terminated, truncated, ends)
+    def step(self, action: Array) -> Step:
+        """Play a step of the game."""
+        game = self.env
+        reward = score = game.step(*action.reshape(-1).tolist())
+        if self._with_checkpoints:
+            rewards = [each.reward(score, game.pitch) for each in self._checkpoints]
+            reward = sum(rewards) / self._players
+        self._seen[:, :-PLANES] = self._seen[:, PLANES:]
+        for player in range(self._players):
+            draw_minimap(game.pitch, self._seen[player, -PLANES:], player)
+        return self._observation(), reward, score, game.terminated, game.truncated
 
     def render(self) -> Array:
-        """Return the first environment's minimap in colour, uint8 ``[576, 768, 3]``."""
-        if not self._games:
+        """Return the minimap in colour, uint8 ``[576, 768, 3]``."""
+        if self.env is None:
             raise ConfigurationError("reset the group before its picture is asked for")
-        picture = np.full((HEIGHT, WIDTH, 3), (40, 110, 40), np.uint8)
-        ours, theirs, ball, _ = self._next[0, 0, -PLANES:] > 0
-        active = self._next[0, :, -1].any(0)
+        image = np.full((HEIGHT, WIDTH, 3), (40, 110, 40), np.uint8)
+        ours, theirs, ball, _ = self._seen[0, -PLANES:] > 0
+        active = self._seen[:, -1].any(0)
         for plane, colour in (
             (ours, (90, 160, 255)),
             (theirs, (230, 60, 60)),
             (active, (255, 230, 60)),
             (ball, (255, 255, 255)),
         ):
-            picture[plane] = colour
-        return picture.repeat(8, 0).repeat(8, 1)
+            image[plane] = colour
+        return image.repeat(8, 0).repeat(8, 1)
 
     def close(self) -> None:
-        """Give the engines back."""
-        for game in self._games:
-            game.close()
-        self._games = []
+        """Give the engine back."""
+        if self.env is not None:
+            self.env.close()
+            self.env = None

@@ -6,9 +6,10 @@ Coordinates are the engine's: x from -1 (our goal) to 1 (theirs), y from -0.42 t
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 
@@ -23,6 +24,8 @@ _Y_MAX = 1 / 2.25
 ENGINE_ACTIONS = (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 18, 20, 30, 14, 19, 31)
 _IDLE, _LEFT, _RIGHT, _SHORT_PASS = 0, 1, 5, 11
 _NORMAL_MODE, _US, _NOBODY = 0, 0, -1
+PHYSICS_STEPS = 10
+"""In a step, by gfootball's default: the physics runs at 100 Hz, the agent at 10 Hz."""
 
 
 @dataclass(frozen=True)
@@ -54,26 +57,41 @@ class Pitch:
         return self.owner_team == _US and self.owner == self.active[player]
 
 
-class Engine(Protocol):
-    """Plays one scenario: ``reset``, then ``act`` and ``step`` by turns, and ``pitch`` to look."""
+class Engine(ABC):
+    """Plays one scenario: ``reset``, then ``act`` and ``step`` by turns, and ``pitch`` to look.
+
+    A native engine keeps its memory to the end of the process (50 MB), also after it was deleted.
+    So one that is done with waits for the next to be asked for, and a reset makes it as new.
+
+    Args:
+        scenario: which its resets set up.
+        num_players: that are controlled.
+    """
 
     max_steps: int
     """Steps after which the clock ends an episode."""
+    _spare: ClassVar[list[Any]]
+    """Of each class, native engines that are done with."""
 
     def __init__(self, scenario: str, num_players: int = 1) -> None:
-        """Take an engine for a scenario, of which so many players are controlled."""
-        ...
+        self._scenario, self._num_players = scenario, num_players
+        self._engine: Any = self._spare.pop() if self._spare else self._native()
+
+    @abstractmethod
+    def _native(self) -> Any:  # noqa: ANN401
+        """Make a native engine of :data:`PHYSICS_STEPS`."""
 
     @staticmethod
+    @abstractmethod
     def scenarios() -> list[str]:
         """Return the names of all scenarios."""
-        ...
 
     @staticmethod
+    @abstractmethod
     def most_players(scenario: str) -> int:
         """Return how many players of our team can be controlled."""
-        ...
 
+    @abstractmethod
     def reset(self, *, episode: int, seed: int) -> None:
         """Set the scenario up; where both teams may kick off, they do by turns of ``episode``.
 
@@ -81,28 +99,29 @@ class Engine(Protocol):
             episode: number of the game.
             seed: decides all that is random in it.
         """
-        ...
 
-    def act(self, action: int, player: int) -> None:
+    @abstractmethod
+    def act(self, action: int, player: int = 0) -> None:
         """Press a button of a controlled player, one of ``ENGINE_ACTIONS``.
 
         Args:
             action: index of the button.
             player: row among the controlled players.
         """
-        ...
 
     def step(self) -> None:
-        """Go on by one step."""
-        ...
+        """Go on by one step, which is ten of the physics."""
+        self._engine.step()
 
+    @abstractmethod
     def pitch(self) -> Pitch:
         """Tell what is on the pitch."""
-        ...
 
     def close(self) -> None:
-        """Give the engine back."""
-        ...
+        """Leave the native engine to the next one that needs it."""
+        if self._engine is not None:
+            self._spare.append(self._engine)
+            self._engine = None
 
 
 class Game:

@@ -11,17 +11,11 @@ import sys
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 import gfootball_engine as native
 
-from hts_torchrl.envs.football.game import Pitch
-
-# gfootball's default: the engine's physics runs at 100 Hz, the agent at 10 Hz.
-_PHYSICS_STEPS = 10
-
-# As gfootball does, an engine that is done with waits here for the next to be asked for.
-_spare: list[Any] = []
+from hts_torchrl.envs.football.game import PHYSICS_STEPS, Engine, Pitch
 
 
 def _import_scenarios() -> ModuleType:
@@ -83,14 +77,21 @@ class _Builder:
         self._team.append(native.FormationEntry(x, y, role, lazy, controllable))
 
 
-class GFootballEngine:
-    """gfootball's engine (an ``Engine``), of which several players may be controlled."""
+class GFootballEngine(Engine):
+    """gfootball's engine, of which several players may be controlled."""
+
+    _spare: ClassVar[list[Any]] = []
 
     def __init__(self, scenario: str, num_players: int = 1) -> None:
-        self._scenario = scenario
-        self._num_players = num_players
         self.max_steps = int(_Builder(scenario, 0).config().game_duration)
-        self._engine = _spare.pop() if _spare else _new_engine()
+        super().__init__(scenario, num_players)
+
+    def _native(self) -> Any:  # noqa: ANN401
+        engine = native.GameEnv()
+        engine.game_config.physics_steps_per_frame = PHYSICS_STEPS
+        engine.start_game()
+        engine.state = native.GameState.game_running
+        return engine
 
     @staticmethod
     def scenarios() -> list[str]:
@@ -116,10 +117,6 @@ class GFootballEngine:
         """Press a button of a controlled player."""
         self._engine.perform_action(native.e_BackendAction.values[action], True, player)
 
-    def step(self) -> None:
-        """Go on by one step, which is ten of the physics."""
-        self._engine.step()
-
     def pitch(self) -> Pitch:
         """Tell what is on the pitch."""
         info = self._engine.get_info()
@@ -136,17 +133,3 @@ class GFootballEngine:
             in_play=info.is_in_play,
             clock=info.step,
         )
-
-    def close(self) -> None:
-        """Leave the native engine to the next one that needs it."""
-        if self._engine is not None:
-            _spare.append(self._engine)
-            self._engine = None
-
-
-def _new_engine() -> Any:  # noqa: ANN401
-    engine = native.GameEnv()
-    engine.game_config.physics_steps_per_frame = _PHYSICS_STEPS
-    engine.start_game()
-    engine.state = native.GameState.game_running
-    return engine

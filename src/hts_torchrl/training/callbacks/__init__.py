@@ -1,4 +1,4 @@
-"""What a run tells about itself: figures, a picture, a timeline, checkpoints."""
+"""What a run tells about itself: figures, a learning curve, a timeline, checkpoints."""
 
 from hts_torchrl.training.callbacks.learning_curve import LearningCurve
 from hts_torchrl.training.callbacks.round_trace import RoundTrace

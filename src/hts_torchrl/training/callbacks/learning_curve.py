@@ -1,8 +1,7 @@
-"""The picture of a run: score against steps and against minutes."""
+"""The figure of a run: score against steps and against minutes."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,24 +15,6 @@ from hts_torchrl.training.round_slice import RoundSlice
 _TRAINING_POINTS = 500
 
 
-@dataclass
-class _Curve:
-    frames: list[int]
-    minutes: list[float]
-    scores: list[float]
-
-    def add(self, statistics: TrainingStatistics, score: float) -> None:
-        self.frames.append(statistics.frames)
-        self.minutes.append(statistics.minutes)
-        self.scores.append(score)
-
-    def thin(self, most: int) -> None:
-        """Drop every other point once there are too many."""
-        if len(self.frames) > most:
-            for values in (self.frames, self.minutes, self.scores):
-                del values[::2]
-
-
 class LearningCurve(Callback):
     """Draws ``learning_curve.png`` into the log directory when training ends.
 
@@ -41,8 +22,8 @@ class LearningCurve(Callback):
     """
 
     def __init__(self) -> None:
-        self._training = _Curve([], [], [])
-        self._evaluation = _Curve([], [], [])
+        self._training = _no_points()
+        self._evaluation = _no_points()
         self.path: Path | None = None
 
     def on_train_batch_end(
@@ -52,20 +33,22 @@ class LearningCurve(Callback):
         statistics = TrainingStatistics.of(trainer)
         logs = batch.is_last and logs_after(trainer, trainer.global_step)
         if logs and statistics.mean_return is not None:
-            self._training.add(statistics, statistics.mean_return)
-            self._training.thin(_TRAINING_POINTS)
+            _add(self._training, statistics, statistics.mean_return)
+            if len(self._training["scores"]) > _TRAINING_POINTS:
+                for values in self._training.values():
+                    del values[::2]
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Add a point of evaluation."""
         if trainer.sanity_checking or "eval/score" not in trainer.callback_metrics:
             return
         score = float(trainer.callback_metrics["eval/score"])
-        self._evaluation.add(TrainingStatistics.of(trainer), score)
+        _add(self._evaluation, TrainingStatistics.of(trainer), score)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Draw the picture, if there is a point."""
+        """Draw the figure, if there is a point."""
         directory = trainer.log_dir  # which all ranks must ask for, or none
-        has_points = self._training.frames or self._evaluation.frames
+        has_points = self._training["scores"] or self._evaluation["scores"]
         if trainer.is_global_zero and directory is not None and has_points:
             self.path = Path(directory) / "learning_curve.png"
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -79,8 +62,8 @@ class LearningCurve(Callback):
             (left, "frames", "environment steps"),
             (right, "minutes", "minutes of training"),
         ):
-            axis.plot(getattr(training, unit), training.scores, label="training, last 100")
-            axis.plot(getattr(games, unit), games.scores, "o-", label="evaluation")
+            axis.plot(training[unit], training["scores"], label="training, last 100")
+            axis.plot(games[unit], games["scores"], "o-", label="evaluation")
             axis.set_xlabel(name)
             axis.grid(alpha=0.3)
         left.set_ylabel("score")
@@ -89,9 +72,18 @@ class LearningCurve(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """Return both curves for the checkpoint."""
-        return {"training": vars(self._training), "evaluation": vars(self._evaluation)}
+        return {"training": self._training, "evaluation": self._evaluation}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on drawing where the checkpoint was taken."""
-        self._training = _Curve(**state_dict["training"])
-        self._evaluation = _Curve(**state_dict["evaluation"])
+        self._training, self._evaluation = state_dict["training"], state_dict["evaluation"]
+
+
+def _no_points() -> dict[str, list[float]]:
+    return {"frames": [], "minutes": [], "scores": []}
+
+
+def _add(curve: dict[str, list[float]], statistics: TrainingStatistics, score: float) -> None:
+    curve["frames"].append(statistics.frames)
+    curve["minutes"].append(statistics.minutes)
+    curve["scores"].append(score)

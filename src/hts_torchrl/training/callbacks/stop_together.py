@@ -45,13 +45,6 @@ class StopTogether(Callback):
         self._answered: set[int] = set()
         self._before: dict[int, Any] = {}
 
-    @classmethod
-    def put_into(cls, trainer: Trainer) -> None:
-        """Add one to the callbacks of a Trainer of several ranks, unless there is one."""
-        callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
-        if trainer.world_size > 1 and not any(isinstance(each, cls) for each in callbacks):
-            callbacks.append(cls())
-
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Begin to note signals, which reach the main thread only."""
         in_main_thread = threading.current_thread() is threading.main_thread()

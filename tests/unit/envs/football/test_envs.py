@@ -220,7 +220,8 @@ class TestSettings:
         ],
     )
     def test_scenarios_are_known_by_the_names_of_the_engine_and_of_the_paper(self, name, scenario):
-        assert FootballEnvs(name).group([0])._scenario == scenario
+        (adapter,) = FootballEnvs(name).group([0]).adapters
+        assert adapter.scenario == scenario
 
     def test_a_mistyped_scenario_is_refused_with_what_is_near(self):
         with pytest.raises(ConfigurationError, match=r"'emty_goal'; near to it: .*empty_goal"):
@@ -317,7 +318,7 @@ class TestSeveralPlayers:
         assert (group.spec.action.kind, group.spec.action.sizes) == ("multi_discrete", (19, 19))
         group.reset([0, 1])
         group.step(np.array([[5, 12], [3, 0]]))
-        pressed = [game._engine.pressed for game in group._games]
+        pressed = [game._engine.pressed for game in group.envs]
         assert pressed == [[5, (12, 1)], [3, (0, 1)]]
 
     def test_the_reward_is_the_mean_over_the_players(self, group):

@@ -1,4 +1,4 @@
-"""Rounds of a LightningModule that is no Learner: counted, seeded and published."""
+"""What the data module adds to a Trainer: a stop ends a round, and a round publishes weights."""
 
 from __future__ import annotations
 
@@ -11,6 +11,25 @@ from hts_torchrl.rng import update_seed
 from hts_torchrl.training.data_state import place_loops
 from hts_torchrl.training.round_slice import RoundSlice
 from hts_torchrl.training.trainer_limits import parts_of_round, warn_of_schedules
+
+
+class StopAfterRound(Callback):
+    """Lets the Trainer learn the rest of a round before it stops.
+
+    ``max_time``, ``Timer`` and callbacks of the user's set ``trainer.should_stop`` after any step.
+    Lightning then evaluates, and checkpoints would have that score beside the weights of the
+    round's start. The data module adds it, before the callbacks that save checkpoints.
+    """
+
+    def __init__(self) -> None:
+        self._asked = False
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: RoundSlice, *_: Any
+    ) -> None:
+        """Put a stop off to the end of the round."""
+        self._asked |= trainer.should_stop
+        trainer.should_stop = self._asked and batch.is_last
 
 
 class WeightPublisher(Callback):
@@ -31,24 +50,17 @@ class WeightPublisher(Callback):
         """Whether a round has been learned from in part."""
 
     def on_load_checkpoint(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,  # noqa: ARG002
-        checkpoint: dict[str, Any],
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         """Go on in the middle of an epoch, where the run's end or its rounds are others now."""
         place_loops(trainer, checkpoint, parts_before=parts_of_round(trainer))
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Warn of a schedule that does nothing."""
         warn_of_schedules(trainer)
 
     def on_train_batch_start(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,  # noqa: ARG002
-        batch: RoundSlice,
-        batch_idx: int,  # noqa: ARG002
+        self, trainer: Trainer, pl_module: LightningModule, batch: RoundSlice, batch_idx: int
     ) -> None:
         """Seed torch's generators for the part."""
         self.in_round = True
@@ -56,12 +68,7 @@ class WeightPublisher(Callback):
         torch.manual_seed(update_seed(seed, self.updates, batch.index, trainer.global_rank))
 
     def on_train_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,  # noqa: ANN401, ARG002
-        batch: RoundSlice,
-        batch_idx: int,  # noqa: ARG002
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: RoundSlice, *_: Any
     ) -> None:
         """Publish the weights after the last part of a round."""
         if batch.is_last:

@@ -4,8 +4,8 @@ import gymnasium
 import numpy as np
 import pytest
 
-from hts_torchrl.envs.picture import picture_of
 from hts_torchrl.errors import ConfigurationError
+from hts_torchrl.training.evaluation import image_of
 
 
 class Drawing:
@@ -22,7 +22,7 @@ class Drawing:
 
 def test_a_picture_of_bytes_is_left_as_it_is():
     drawn = np.random.default_rng(0).integers(0, 256, (210, 160, 3), np.uint8)
-    assert np.array_equal(picture_of(Drawing(drawn)), drawn)
+    assert np.array_equal(image_of(Drawing(drawn)), drawn)
 
 
 @pytest.mark.parametrize(
@@ -30,14 +30,14 @@ def test_a_picture_of_bytes_is_left_as_it_is():
     [(1.0, 255), (0.5, 127), (np.float32(100), 100), (300.0, 255), (np.int64(7), 7), (True, 1)],
 )
 def test_other_numbers_become_bytes(drawn, bright):
-    picture = picture_of(Drawing(np.full((200, 200, 3), drawn)))
+    picture = image_of(Drawing(np.full((200, 200, 3), drawn)))
     assert picture.dtype == np.uint8
     assert (picture == bright).all()
 
 
 def test_a_small_picture_is_enlarged():
     drawn = np.random.default_rng(0).random((10, 12, 3))  # as MinAtar's, numbers from 0 to 1
-    picture = picture_of(Drawing(drawn))
+    picture = image_of(Drawing(drawn))
     assert picture.shape == (160, 192, 3)
     assert (picture.reshape(10, 16, 12, 16, 3) == picture[::16, None, ::16, None]).all()
     assert np.abs(picture[::16, ::16] / 255 - drawn).max() < 1 / 255
@@ -57,4 +57,4 @@ def test_a_small_picture_is_enlarged():
 )
 def test_an_environment_that_draws_no_picture_is_refused(drawn, told):
     with pytest.raises(ConfigurationError, match=told):
-        picture_of(Drawing(drawn))
+        image_of(Drawing(drawn))
