@@ -119,7 +119,7 @@ class QPolicy(ProbabilisticTensorDictSequential):
 
     It writes ``action_value`` ``[B, n]``, ``epsilon`` ``[B, 1]`` and ``state_value`` ``[B, 1]``,
     which is the largest action value; then the action and its log-probability. Actions that the
-    environment's ``action_mask`` forbids are neither drawn nor the largest.
+    environment's ``action_mask`` forbids are neither sampled nor the largest.
 
     Args:
         trunk: module with ``out_features``.
@@ -201,7 +201,7 @@ def normalize_layers(trunk: nn.Module) -> None:
     """Put a LayerNorm (Ba et al., 2016) behind each layer of a built-in trunk, in place.
 
     It is what keeps Q-learning from diverging without a target network. That of a convolution is
-    over channels, height and width of one picture. A trunk of the user's own, also of a class
+    over channels, height and width of one image. A trunk of the user's own, also of a class
     derived from one of these, stays as it is: what it normalises is its author's choice.
 
     Args:
