@@ -225,12 +225,9 @@ def compile_settings() -> Iterator[None]:
 
 def compile_failure(error: BaseException) -> tuple[str, bool]:
     """Return in one line why torch could not compile, and whether it lacks a C++ compiler."""
-    missing, each = False, error
-    while True:
-        missing |= "InvalidCxxCompiler" in f"{type(each).__name__} {each}"
-        cause = getattr(each, "inner_exception", None) or each.__cause__
-        if cause is None:
-            break
-        each = cause
-    lines = [line.strip() for line in str(each).splitlines() if line.strip()]
-    return (lines or [type(each).__name__])[0], missing
+    causes = [error]
+    while cause := getattr(causes[-1], "inner_exception", None) or causes[-1].__cause__:
+        causes.append(cause)
+    lines = [line.strip() for line in str(causes[-1]).splitlines() if line.strip()]
+    missing = any("InvalidCxxCompiler" in f"{type(each).__name__} {each}" for each in causes)
+    return (lines or [type(causes[-1]).__name__])[0], missing
