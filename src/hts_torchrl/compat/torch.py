@@ -18,20 +18,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves as tree_leaves
 from torch.utils._pytree import tree_map as tree_map
 
+copy_all = torch._foreach_copy_
+"""Copies each of a list of sources into its target, in place and in one call; at least one."""
 
-def copy_all(targets: list[Tensor], sources: list[Tensor]) -> None:
-    """Copy each source into its target, in one call.
-
-    Args:
-        targets: changed in place; at least one.
-        sources: as many, of the same shapes.
-    """
-    torch._foreach_copy_(targets, sources)
-
-
-def norms(tensors: list[Tensor]) -> tuple[Tensor, ...]:
-    """Return the 2-norm of each tensor, a scalar tensor, in one call."""
-    return torch._foreach_norm(tensors)
+norms = torch._foreach_norm
+"""Returns the 2-norm of each of a list of tensors, a scalar tensor, in one call."""
 
 
 def of_all_ranks(tensor: Tensor) -> list[Tensor]:

@@ -57,13 +57,7 @@ class EpsilonGreedy(d.Categorical):
 
 
 class OneHotEpsilonGreedy(d.OneHotCategorical):
-    """The same of actions as vectors of 0 and 1, int64 ``[B, n]``.
-
-    Args:
-        action_value: as in :class:`EpsilonGreedy`.
-        epsilon: as there.
-        validate_args: as torch's distributions take it.
-    """
+    """The same, with the same arguments, of actions as vectors of 0 and 1, int64 ``[B, n]``."""
 
     def __init__(
         self, action_value: Tensor, epsilon: Tensor, validate_args: bool | None = None

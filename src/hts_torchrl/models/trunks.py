@@ -234,9 +234,18 @@ def combined_trunk(network: str, observations: Mapping[Key, ArraySpec]) -> Combi
     Raises:
         ConfigurationError: if there is no such network, or it cannot read one of them.
     """
-    images = [
-        _image_trunk(network, key, array) for key, array in observations.items() if is_image(array)
-    ]
+    reader = "nature" if network == "mlp" else network
+    hint = (
+        "" if reader == network else "; among several observations 'mlp' leaves images to 'nature'"
+    )
+    try:
+        images = [
+            make_trunk(reader, array, what=f"the observation {key!r}")
+            for key, array in observations.items()
+            if is_image(array)
+        ]
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{error}{hint}") from error
     if not images and network in BUILT_IN_TRUNKS and network != "mlp":
         seen = ", ".join(f"{key!r} {array}" for key, array in observations.items())
         raise ConfigurationError(
@@ -250,15 +259,3 @@ def combined_trunk(network: str, observations: Mapping[Key, ArraySpec]) -> Combi
         joined = ArraySpec((size,), np.dtype(np.float32))
         vector = make_trunk("mlp" if images else network, joined, what="joined observations")
     return CombinedTrunk(list(observations.values()), images, vector)
-
-
-def _image_trunk(network: str, key: Key, image: ArraySpec) -> nn.Module:
-    reader = "nature" if network == "mlp" else network
-    try:
-        return make_trunk(reader, image, what=f"the observation {key!r}")
-    except ConfigurationError as error:
-        if reader == network:
-            raise
-        raise ConfigurationError(
-            f"{error}; among several observations 'mlp' leaves images to 'nature'"
-        ) from error

@@ -11,7 +11,6 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import (
     ProbabilisticTensorDictModule,
-    ProbabilisticTensorDictSequential,
     TensorDictModule,
     TensorDictSequential,
 )
@@ -164,7 +163,7 @@ def modules_of(policy: nn.Module) -> Iterator[nn.Module]:
 
     A sequence that is called by code of a user's is one module.
     """
-    if is_sequence(policy) and users_call(policy) is None:
+    if isinstance(policy, TensorDictSequential) and users_call(policy) is None:
         modules: Any = policy.module
         for module in modules.values() if isinstance(modules, nn.ModuleDict) else modules:
             yield from modules_of(module)
@@ -198,11 +197,6 @@ def _module_of(hook: Callable[..., Any]) -> str:
 
 def _is_of_a_library(name: str) -> bool:
     return name.partition(".")[0] in ("tensordict", "torchrl", "hts_torchrl")
-
-
-def is_sequence(module: nn.Module) -> bool:
-    """Return whether a module is one of tensordict's sequences of modules."""
-    return isinstance(module, TensorDictSequential | ProbabilisticTensorDictSequential)
 
 
 @contextlib.contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from tensordict.nn import ProbabilisticTensorDictModule
+from tensordict.nn import ProbabilisticTensorDictModule, TensorDictSequential
 from torch import Tensor, nn
 
 from hts_torchrl.compat.tensordict import drawing_options
@@ -13,7 +13,6 @@ from hts_torchrl.models.actor_critic import ActorCritic
 from hts_torchrl.policy.forward import (
     heads_of,
     is_fused,
-    is_sequence,
     modules_of,
     users_call,
     users_method,
@@ -39,7 +38,8 @@ def require_called(policy: nn.Module, *, learns: bool = False) -> None:
     heads = {each for each in policy.modules() if isinstance(each, ProbabilisticTensorDictModule)}
     for name, module in policy.named_modules():
         is_head = module in heads
-        if not is_head and not (is_sequence(module) and heads & {*module.modules()}):
+        is_sequence = isinstance(module, TensorDictSequential)
+        if not is_head and not (is_sequence and heads & {*module.modules()}):
             continue
         names = [] if is_head else _not_asked(module, learns=learns)
         if code := users_call(module) or users_method(module, *names):
