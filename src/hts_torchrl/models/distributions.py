@@ -93,10 +93,8 @@ class ChoicesAndNumbers(d.Distribution):
         """The most probable category of each choice, and the means."""
         return self.joined(self.choices.mode, self.numbers.mode)
 
-    @property
-    def deterministic_sample(self) -> Tensor:
-        """The mode, also for TorchRL's collectors."""
-        return self.mode
+    deterministic_sample = mode
+    """The mode, also for TorchRL's collectors."""
 
 
 @d.register_kl(ChoicesAndNumbers, ChoicesAndNumbers)  # type: ignore[no-untyped-call,untyped-decorator]

@@ -139,27 +139,24 @@ def built(network: str, spec: EnvSpec, make: Callable[[NetworkParts], PolicyT]) 
     """
     parts = NetworkParts.named(network, spec)
     if is_built_in(network):
+        shapes = [list(array.shape) for array in spec.observations.values()]
+        seen = (
+            f"observations {shapes}, actions {list(spec.action.sizes or spec.action.array.shape)}"
+        )
+        what = f"the network {network!r} of this environment ({seen})"
         try:
             with torch.device("meta"):  # where nothing is allocated, nor drawn
                 policy = make(parts)
         except (RuntimeError, TypeError) as error:  # torch's, of sizes that it cannot count
             told = str(error).partition("\n")[0]
-            raise ConfigurationError(
-                f"the network {network!r} of this environment ({_briefly(spec)}) cannot be made: "
-                f"{told}"
-            ) from error
+            raise ConfigurationError(f"{what} cannot be made: {told}") from error
         size = sum(each.numel() * each.element_size() for each in policy.parameters())
         require_memory(
             4 * size,  # the gradient, and what Adam keeps
-            f"the network {network!r} of this environment ({_briefly(spec)}) takes to train",
+            f"{what} takes to train",
             "a smaller space is needed",
         )
     return make(parts)
-
-
-def _briefly(spec: EnvSpec) -> str:
-    shapes = [list(array.shape) for array in spec.observations.values()]
-    return f"observations {shapes}, actions {list(spec.action.sizes or spec.action.array.shape)}"
 
 
 def _has_players(observation: ArraySpec, action: ActionSpec) -> bool:
