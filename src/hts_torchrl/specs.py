@@ -73,9 +73,14 @@ class ActionSpec:
         return "action_mask" if isinstance(self.key, str) else (*self.key[:-1], "action_mask")
 
 
+def path_of(key: Key) -> tuple[str, ...]:
+    """Return a key as a path, also where it is a single name or has paths in it."""
+    return (key,) if isinstance(key, str) else tuple(name for part in key for name in path_of(part))
+
+
 def next_key(key: Key) -> Key:
     """Return the key of the following step's entry."""
-    return ("next", key) if isinstance(key, str) else ("next", *key)
+    return ("next", *path_of(key))
 
 
 IS_INIT = "is_init"
@@ -132,15 +137,13 @@ class EnvSpec:
         """Refuse an environment without observations, or with names that a batch uses."""
         if not self.observations:
             raise ConfigurationError("the environment has no observation")
-        names = {key if isinstance(key, str) else key[0] for key in self.observations}
-        taken = sorted(_TAKEN & names)
-        if taken:
+        if taken := sorted(_TAKEN & {path_of(key)[0] for key in self.observations}):
             raise ConfigurationError(
                 f"the environment has observations named {taken}, which are other entries of a "
                 "batch: give them other names, with gymnasium.wrappers.TransformObservation or "
                 "torchrl's RenameTransform"
             )
-        joined = [key if isinstance(key, str) else ".".join(key) for key in self.observations]
+        joined = [".".join(path_of(key)) for key in self.observations]
         if doubled := [name for name in joined if joined.count(name) > 1]:
             raise ConfigurationError(
                 f"the environment has two observations named {doubled[0]!r} when their names are "

@@ -20,7 +20,7 @@ from hts_torchrl import (
     load_policy,
     make_actor_critic,
 )
-from hts_torchrl.models.nature import NipsCNN
+from hts_torchrl.models.pixel_trunks import NipsCNN
 from hts_torchrl.policy.export import save_policy
 from hts_torchrl.training.evaluation import Evaluation
 from tests.fits import cartpole, quiet_trainer, watched_fit

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from hts_torchrl.errors import ConfigurationError
-from hts_torchrl.specs import ActionSpec, ArraySpec, EnvSpec
+from hts_torchrl.specs import ActionSpec, ArraySpec, EnvSpec, path_of
 
 FLOATS = np.dtype(np.float32)
 VECTOR = ArraySpec((3,), FLOATS)
@@ -76,3 +76,11 @@ def test_a_spec_is_described_in_one_line():
 )
 def test_specs_of_other_shapes_kinds_or_bounds_are_not_equal(other):
     assert EnvSpec({"observation": VECTOR}, continuous(-1.0)) != other
+
+
+@pytest.mark.parametrize(
+    ("key", "path"),
+    [("eye", ("eye",)), (("eye",), ("eye",)), (("left", ("eye", "lens")), ("left", "eye", "lens"))],
+)
+def test_a_key_is_a_path_of_single_names(key, path):
+    assert path_of(key) == path

@@ -17,8 +17,7 @@ from torchrl.envs import MultiStepTransform
 from hts_torchrl.collectors.torchrl_settings import TorchRLSettings
 from hts_torchrl.compat.torchrl import samples_by_ends
 from hts_torchrl.errors import ConfigurationError
-from hts_torchrl.policy.forward import path_of
-from hts_torchrl.specs import EnvSpec, Key, next_key
+from hts_torchrl.specs import EnvSpec, Key, next_key, path_of
 
 
 class HandingOut:

@@ -18,20 +18,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves as tree_leaves
 from torch.utils._pytree import tree_map as tree_map
 
+copy_all = torch._foreach_copy_
+"""Copies each of a list of sources into its target, in place and in one call; at least one."""
 
-def copy_all(targets: list[Tensor], sources: list[Tensor]) -> None:
-    """Copy each source into its target, in one call.
-
-    Args:
-        targets: changed in place; at least one.
-        sources: as many, of the same shapes.
-    """
-    torch._foreach_copy_(targets, sources)
-
-
-def norms(tensors: list[Tensor]) -> tuple[Tensor, ...]:
-    """Return the 2-norm of each tensor, a scalar tensor, in one call."""
-    return torch._foreach_norm(tensors)
+norms = torch._foreach_norm
+"""Returns the 2-norm of each of a list of tensors, a scalar tensor, in one call."""
 
 
 def of_all_ranks(tensor: Tensor) -> list[Tensor]:
@@ -225,12 +216,9 @@ def compile_settings() -> Iterator[None]:
 
 def compile_failure(error: BaseException) -> tuple[str, bool]:
     """Return in one line why torch could not compile, and whether it lacks a C++ compiler."""
-    missing, each = False, error
-    while True:
-        missing |= "InvalidCxxCompiler" in f"{type(each).__name__} {each}"
-        cause = getattr(each, "inner_exception", None) or each.__cause__
-        if cause is None:
-            break
-        each = cause
-    lines = [line.strip() for line in str(each).splitlines() if line.strip()]
-    return (lines or [type(each).__name__])[0], missing
+    causes = [error]
+    while cause := getattr(causes[-1], "inner_exception", None) or causes[-1].__cause__:
+        causes.append(cause)
+    lines = [line.strip() for line in str(causes[-1]).splitlines() if line.strip()]
+    missing = any("InvalidCxxCompiler" in f"{type(each).__name__} {each}" for each in causes)
+    return (lines or [type(causes[-1]).__name__])[0], missing

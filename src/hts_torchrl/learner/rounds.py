@@ -40,25 +40,17 @@ from hts_torchrl.learner.resumption import Resumption, RoundStart
 from hts_torchrl.models import make_actor_critic
 from hts_torchrl.policy.as_policy import initialise
 from hts_torchrl.policy.composite import is_composite
-from hts_torchrl.policy.forward import (
-    evaluate,
-    evaluating,
-    inputs_of,
-    path_of,
-    probabilistic_module,
-)
+from hts_torchrl.policy.forward import evaluate, evaluating, inputs_of, probabilistic_module
 from hts_torchrl.policy.inference import one_thread
 from hts_torchrl.policy.limits import require_called
-from hts_torchrl.policy.memory import memory_keys
+from hts_torchrl.policy.memory import evaluate_sequences, memory_keys
 from hts_torchrl.policy.normalization import NormalizedPolicy
-from hts_torchrl.policy.projection import Projection
-from hts_torchrl.policy.sampling import mode
-from hts_torchrl.policy.sequence import evaluate_sequences
+from hts_torchrl.policy.sampling import Projection, mode
 from hts_torchrl.policy.spec_json import spec_as_json
 from hts_torchrl.rng import update_seed
 from hts_torchrl.schedule import DELAYS
 from hts_torchrl.settings import loadable
-from hts_torchrl.specs import IS_INIT, EnvSpec, Key
+from hts_torchrl.specs import IS_INIT, EnvSpec, Key, path_of
 from hts_torchrl.training.evaluation import EpisodeScores, Evaluation
 from hts_torchrl.training.extended_hooks import is_of_the_user
 from hts_torchrl.training.round_slice import RoundSlice

@@ -3,9 +3,8 @@
 from hts_torchrl.models.actor_critic import ActorCritic, make_actor_critic
 from hts_torchrl.models.combined import CombinedTrunk
 from hts_torchrl.models.distributions import MultiCategorical
-from hts_torchrl.models.impala import ImpalaResNet, SeedResNet
 from hts_torchrl.models.mlp import MLP
-from hts_torchrl.models.nature import NatureCNN, NipsCNN
+from hts_torchrl.models.pixel_trunks import ImpalaResNet, NatureCNN, NipsCNN, SeedResNet
 from hts_torchrl.models.q_policy import QPolicy, make_q_policy
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""A trunk for several observations: one network for each picture, and one for all else."""
+"""A trunk for several observations: one network for each image, and one for all else."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from hts_torchrl.specs import ArraySpec
 class CombinedTrunk(nn.Module):
     """Features of several observations side by side: ``[B, out_features]``.
 
-    Each picture has a trunk of its own. All else is flattened and joined to one vector, which has
+    Each image has a trunk of its own. All else is flattened and joined to one vector, which has
     one trunk: what Stable-Baselines3's ``CombinedExtractor`` is for. As there, a choice (Discrete,
     or each of a MultiDiscrete) is one-hot in the vector.
 
     Args:
         observations: in the order in which the trunk is called with them.
-        pictures: a trunk for each of those that are pictures, in the same order.
+        pictures: a trunk for each of those that are images, in the same order.
         vector: trunk of the vector of all others; None if there are none.
     """
 
@@ -40,11 +40,11 @@ class CombinedTrunk(nn.Module):
         self._observations = list(observations)
 
     def forward(self, *observations: Tensor) -> Tensor:
-        """Return features ``[B, out_features]``: of the pictures, and then of all else."""
+        """Return features ``[B, out_features]``: of the images, and then of all else."""
         trunks = iter(self.pictures)
         features, numbers = [], []
         for seen, array in zip(observations, self._observations, strict=True):
-            if is_picture(array):
+            if is_image(array):
                 features.append(next(trunks)(seen))
             else:
                 batch = seen.shape[: seen.ndim - len(array.shape)]
@@ -70,6 +70,6 @@ def _one_hot(chosen: Tensor, choices: Sequence[range]) -> Tensor:
     )
 
 
-def is_picture(observation: ArraySpec) -> bool:
-    """Return whether an observation among several is read as a picture: bytes with two sides."""
+def is_image(observation: ArraySpec) -> bool:
+    """Return whether an observation among several is read as an image: bytes with two sides."""
     return observation.dtype == np.uint8 and len(observation.shape) >= 3

@@ -34,7 +34,7 @@ class MultiCategorical(d.Independent):  # type: ignore[type-arg]
 
     @property
     def mode(self) -> Tensor:
-        """The likeliest category of each choice."""
+        """The most probable category of each choice."""
         mode: Tensor = self.base_dist.mode
         return mode
 
@@ -71,10 +71,6 @@ class ChoicesAndNumbers(d.Distribution):
         """Return the action of both parts."""
         return torch.cat([choices.to(numbers.dtype), numbers], -1)
 
-    def _split(self, action: Tensor) -> tuple[Tensor, Tensor]:
-        choices, numbers = torch.split(action, [self.num_choices, self.num_numbers], -1)
-        return choices.long(), numbers
-
     def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
         """Return actions by torch's generator."""
         shape = torch.Size(sample_shape)
@@ -82,26 +78,23 @@ class ChoicesAndNumbers(d.Distribution):
 
     def log_prob(self, action: Tensor) -> Tensor:
         """Return the sum over both parts."""
-        choices, numbers = self._split(action)
-        parts = (self.choices, choices), (self.numbers, numbers)
+        choices, numbers = torch.split(action, [self.num_choices, self.num_numbers], -1)
+        parts = (self.choices, choices.long()), (self.numbers, numbers)
         first, second = (dist.log_prob(part) for dist, part in parts)
         return torch.as_tensor(first + second)
 
     def entropy(self) -> Tensor:
         """Return the sum over both parts."""
-        parts = self.choices, self.numbers
-        first, second = (dist.entropy() for dist in parts)
+        first, second = (dist.entropy() for dist in (self.choices, self.numbers))
         return torch.as_tensor(first + second)
 
     @property
     def mode(self) -> Tensor:
-        """The likeliest category of each choice, and the means."""
+        """The most probable category of each choice, and the means."""
         return self.joined(self.choices.mode, self.numbers.mode)
 
-    @property
-    def deterministic_sample(self) -> Tensor:
-        """The mode, also for TorchRL's collectors."""
-        return self.mode
+    deterministic_sample = mode
+    """The mode, also for TorchRL's collectors."""
 
 
 @d.register_kl(ChoicesAndNumbers, ChoicesAndNumbers)  # type: ignore[no-untyped-call,untyped-decorator]

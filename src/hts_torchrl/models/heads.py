@@ -1,17 +1,30 @@
-"""What stands on a trunk's features: an action's parameters, and the value."""
+"""Layers: how they are initialised, and those that give the action's parameters and the value."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from hts_torchrl.models.initialization import orthogonal
-
+Layer = TypeVar("Layer", nn.Linear, nn.Conv2d)
 _NARROWEST = 4
+
+
+def orthogonal(layer: Layer, gain: float = math.sqrt(2)) -> Layer:
+    """Initialise a layer's weight orthogonally (Saxe et al., 2014), and its bias with zeros.
+
+    Args:
+        layer: changed in place, and returned.
+        gain: factor of the orthogonal matrix.
+    """
+    nn.init.orthogonal_(layer.weight, gain)
+    if layer.bias is not None:
+        nn.init.zeros_(layer.bias)
+    return layer
 
 
 class NarrowLinear(nn.Linear):
@@ -92,8 +105,6 @@ class GaussianHead(nn.Module):
         """Return mean and standard deviation, float32 ``[B, *shape]``."""
         loc = self.loc(features)
         scale = self.log_scale.float().exp().expand_as(loc)
-        if len(self._shape) == 1:
-            return loc, scale
         shape = (*features.shape[:-1], *self._shape)
         return loc.reshape(shape), scale.reshape(shape)
 

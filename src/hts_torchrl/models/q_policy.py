@@ -57,13 +57,7 @@ class EpsilonGreedy(d.Categorical):
 
 
 class OneHotEpsilonGreedy(d.OneHotCategorical):
-    """The same of actions as vectors of 0 and 1, int64 ``[B, n]``.
-
-    Args:
-        action_value: as in :class:`EpsilonGreedy`.
-        epsilon: as there.
-        validate_args: as torch's distributions take it.
-    """
+    """The same, with the same arguments, of actions as vectors of 0 and 1, int64 ``[B, n]``."""
 
     def __init__(
         self, action_value: Tensor, epsilon: Tensor, validate_args: bool | None = None
@@ -119,7 +113,7 @@ class QPolicy(ProbabilisticTensorDictSequential):
 
     It writes ``action_value`` ``[B, n]``, ``epsilon`` ``[B, 1]`` and ``state_value`` ``[B, 1]``,
     which is the largest action value; then the action and its log-probability. Actions that the
-    environment's ``action_mask`` forbids are neither drawn nor the largest.
+    environment's ``action_mask`` forbids are neither sampled nor the largest.
 
     Args:
         trunk: module with ``out_features``.
@@ -201,7 +195,7 @@ def normalize_layers(trunk: nn.Module) -> None:
     """Put a LayerNorm (Ba et al., 2016) behind each layer of a built-in trunk, in place.
 
     It is what keeps Q-learning from diverging without a target network. That of a convolution is
-    over channels, height and width of one picture. A trunk of the user's own, also of a class
+    over channels, height and width of one image. A trunk of the user's own, also of a class
     derived from one of these, stays as it is: what it normalises is its author's choice.
 
     Args:

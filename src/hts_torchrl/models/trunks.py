@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import math
+import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -15,12 +15,17 @@ from torch import nn
 
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.machine import require_memory
-from hts_torchrl.models.combined import CombinedTrunk, is_picture
-from hts_torchrl.models.impala import ImpalaResNet, SeedResNet
+from hts_torchrl.models.combined import CombinedTrunk, is_image
 from hts_torchrl.models.mlp import MLP
-from hts_torchrl.models.nature import NatureCNN, NipsCNN, PixelTrunk
+from hts_torchrl.models.pixel_trunks import (
+    ImpalaResNet,
+    NatureCNN,
+    NipsCNN,
+    PixelTrunk,
+    SeedResNet,
+)
 from hts_torchrl.models.recurrent import CELLS, Cell
-from hts_torchrl.specs import COUNTED, IS_INIT, ActionSpec, ArraySpec, EnvSpec, Key
+from hts_torchrl.specs import COUNTED, IS_INIT, ActionSpec, ArraySpec, EnvSpec, Key, path_of
 
 PolicyT = TypeVar("PolicyT", bound=nn.Module)
 
@@ -44,10 +49,7 @@ def is_built_in(network: str) -> bool:
 def parts_of(network: str) -> tuple[str, Cell | None]:
     """Return the name of the trunk, "" for the usual one, and the memory behind it, if any."""
     trunk, _, last = network.rpartition("+")
-    for cell in CELLS:
-        if last == cell:
-            return trunk, cell
-    return network, None
+    return (trunk, last) if last in CELLS else (network, None)
 
 
 def mask_of(spec: EnvSpec) -> Key | None:
@@ -98,7 +100,7 @@ class NetworkParts:
         """
         mask = mask_of(spec)
         # By name: the order in which a space lists its entries decides no bits.
-        keys = sorted((key for key in spec.observations if key != mask), key=_path)
+        keys = sorted((key for key in spec.observations if key != mask), key=path_of)
         keys = [key for key in keys if key not in _NOT_READ] or keys
         observations = {key: spec.observations[key] for key in keys}
         if not observations:
@@ -110,7 +112,7 @@ class NetworkParts:
             (array,) = observations.values()
             several_players = _has_players(array, spec.action)
             if memory is not None and not name:
-                name = "nature" if is_picture(array) else "mlp"
+                name = "nature" if is_image(array) else "mlp"
             make = partial(make_trunk, name, array, several_players=several_players)
             if name == "mlp" and array.choices:
                 make = partial(combined_trunk, name, observations)
@@ -137,37 +139,30 @@ def built(network: str, spec: EnvSpec, make: Callable[[NetworkParts], PolicyT]) 
     """
     parts = NetworkParts.named(network, spec)
     if is_built_in(network):
+        shapes = [list(array.shape) for array in spec.observations.values()]
+        seen = (
+            f"observations {shapes}, actions {list(spec.action.sizes or spec.action.array.shape)}"
+        )
+        what = f"the network {network!r} of this environment ({seen})"
         try:
             with torch.device("meta"):  # where nothing is allocated, nor drawn
                 policy = make(parts)
         except (RuntimeError, TypeError) as error:  # torch's, of sizes that it cannot count
             told = str(error).partition("\n")[0]
-            raise ConfigurationError(
-                f"the network {network!r} of this environment ({_briefly(spec)}) cannot be made: "
-                f"{told}"
-            ) from error
+            raise ConfigurationError(f"{what} cannot be made: {told}") from error
         size = sum(each.numel() * each.element_size() for each in policy.parameters())
         require_memory(
             4 * size,  # the gradient, and what Adam keeps
-            f"the network {network!r} of this environment ({_briefly(spec)}) takes to train",
+            f"{what} takes to train",
             "a smaller space is needed",
         )
     return make(parts)
 
 
-def _briefly(spec: EnvSpec) -> str:
-    shapes = [list(array.shape) for array in spec.observations.values()]
-    return f"observations {shapes}, actions {list(spec.action.sizes or spec.action.array.shape)}"
-
-
-def _path(key: Key) -> tuple[str, ...]:
-    return (key,) if isinstance(key, str) else key
-
-
 def _has_players(observation: ArraySpec, action: ActionSpec) -> bool:
-    """Whether k players each see pictures of their own, and have a choice of the same size."""
-    pictures = len(observation.shape) == 4 and observation.shape[0] == len(action.sizes)
-    return pictures and action.kind == "multi_discrete" and len(set(action.sizes)) == 1
+    """Whether k players each see images of their own, and have a choice of the same size."""
+    sees_images = len(observation.shape) == 4 and observation.shape[0] == len(action.sizes)
+    return sees_images and action.kind == "multi_discrete" and len(set(action.sizes)) == 1
 
 
 def make_trunk(
@@ -216,9 +211,7 @@ def _trunk(network: str) -> Callable[[tuple[int, ...]], nn.Module]:
         return BUILT_IN_TRUNKS[network]
     module, _, name = network.rpartition(".")
     try:
-        trunk: Callable[[tuple[int, ...]], nn.Module] = getattr(
-            importlib.import_module(module), name
-        )
+        trunk: Callable[[tuple[int, ...]], nn.Module] = pkgutil.resolve_name(f"{module}:{name}")
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigurationError(
             f"no network {network!r}; {', '.join(BUILT_IN_TRUNKS)} or module.Class of a trunk is "
@@ -231,40 +224,35 @@ def combined_trunk(network: str, observations: Mapping[Key, ArraySpec]) -> Combi
     """Build the trunk of several observations.
 
     Args:
-        network: reads each picture; ``mlp``, which is for vectors, leaves them to ``nature``. Where
-            no observation is a picture it reads the vector that all are joined to.
+        network: reads each image; ``mlp``, which is for vectors, leaves them to ``nature``. Where
+            no observation is an image it reads the vector that all are joined to.
         observations: by key, in the order in which the trunk is called with them.
 
     Raises:
         ConfigurationError: if there is no such network, or it cannot read one of them.
     """
-    pictures = [
-        _picture_trunk(network, key, array)
-        for key, array in observations.items()
-        if is_picture(array)
-    ]
-    if not pictures and network in BUILT_IN_TRUNKS and network != "mlp":
+    reader = "nature" if network == "mlp" else network
+    hint = (
+        "" if reader == network else "; among several observations 'mlp' leaves images to 'nature'"
+    )
+    try:
+        images = [
+            make_trunk(reader, array, what=f"the observation {key!r}")
+            for key, array in observations.items()
+            if is_image(array)
+        ]
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{error}{hint}") from error
+    if not images and network in BUILT_IN_TRUNKS and network != "mlp":
         seen = ", ".join(f"{key!r} {array}" for key, array in observations.items())
         raise ConfigurationError(
             f"the network {network!r} reads images (uint8, three dimensions), and none of the "
             f"observations is one: {seen}; 'mlp' reads vectors"
         )
-    others = [array for array in observations.values() if not is_picture(array)]
+    others = [array for array in observations.values() if not is_image(array)]
     vector = None
     if others:
         size = sum(sum(map(len, array.choices)) or math.prod(array.shape) for array in others)
         joined = ArraySpec((size,), np.dtype(np.float32))
-        vector = make_trunk("mlp" if pictures else network, joined, what="joined observations")
-    return CombinedTrunk(list(observations.values()), pictures, vector)
-
-
-def _picture_trunk(network: str, key: Key, picture: ArraySpec) -> nn.Module:
-    reader = "nature" if network == "mlp" else network
-    try:
-        return make_trunk(reader, picture, what=f"the observation {key!r}")
-    except ConfigurationError as error:
-        if reader == network:
-            raise
-        raise ConfigurationError(
-            f"{error}; among several observations 'mlp' leaves images to 'nature'"
-        ) from error
+        vector = make_trunk("mlp" if images else network, joined, what="joined observations")
+    return CombinedTrunk(list(observations.values()), images, vector)

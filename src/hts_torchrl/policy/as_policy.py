@@ -10,7 +10,6 @@ from typing import TypeAlias
 import torch
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import (
-    ProbabilisticTensorDictModule,
     ProbabilisticTensorDictSequential,
     TensorDictModule,
     TensorDictModuleBase,
@@ -26,12 +25,12 @@ from hts_torchrl.envs.torchrl_specs import tensor_spec_of
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.models.distributions import action_head, parameter_keys
 from hts_torchrl.policy.exploration import RandomActions
-from hts_torchrl.policy.forward import evaluating, modules_of, path_of, written_by
+from hts_torchrl.policy.forward import evaluating
 from hts_torchrl.policy.inference import first_inputs
-from hts_torchrl.policy.limits import misfit, named, require_called
+from hts_torchrl.policy.limits import misfit, require_called, require_readable
 from hts_torchrl.policy.memory import with_memory
 from hts_torchrl.policy.probe import differ
-from hts_torchrl.specs import IS_INIT, ActionSpec, EnvSpec, Key
+from hts_torchrl.specs import ActionSpec, EnvSpec, Key
 
 Policy: TypeAlias = nn.Module | Callable[[TensorDictBase], TensorDictBase]
 """A module; or a function that writes the action into the TensorDict ``[B]`` it is given."""
@@ -111,43 +110,44 @@ def as_policy(policy: Policy, spec: EnvSpec) -> TensorDictModuleBase:
     if isinstance(policy, TensorDictModuleBase):
         _complete(policy, spec)
         require_called(policy)
-        _require_readable(policy, spec)
+        require_readable(policy, spec)
         initialise(policy, spec)
         return policy
     _refuse_wrapper(policy)
     if list(inspect.signature(policy.forward).parameters) in (["tensordict"], ["td"]):
         return FunctionPolicy(policy, spec)
-    _complete(policy, spec)
+    return _with_keys(policy, spec)
+
+
+def _with_keys(module: nn.Module, spec: EnvSpec) -> TensorDictModuleBase:
+    """Wrap a plain module, which maps the one observation to what :func:`as_policy` says."""
+    _complete(module, spec)
     if len(spec.observations) != 1:
         raise ConfigurationError(
             f"a plain module cannot tell the observations {sorted(map(str, spec.observations))} "
             "apart; wrap the policy in a TensorDictModule with in_keys"
         )
     try:
-        inspect.signature(policy.forward).bind(None)
+        inspect.signature(module.forward).bind(None)
     except TypeError as error:
         raise ConfigurationError(
-            f"a plain module is given the one observation, but {type(policy).__name__}.forward is "
+            f"a plain module is given the one observation, but {type(module).__name__}.forward is "
             f"{error}; wrap the policy in a TensorDictModule with in_keys"
         ) from error
-    if spec.action.kind == "continuous" and _writes_action(policy, spec):
-        return TensorDictModule(policy, list(spec.observations), [spec.action.key])
+    if spec.action.kind == "continuous" and _writes_action(module, spec):
+        return TensorDictModule(module, list(spec.observations), [spec.action.key])
     keys = parameter_keys(spec.action)
     whole = ProbabilisticTensorDictSequential(
-        TensorDictModule(policy, in_keys=list(spec.observations), out_keys=keys),
+        TensorDictModule(module, in_keys=list(spec.observations), out_keys=keys),
         action_head(spec.action),
     )
     initialise(whole, spec)
     return whole
 
 
-def _require_all_actions(drawn: TensorSpec, action: ActionSpec) -> None:
-    """Refuse a RandomPolicy's spec of other actions than the environment's, which are drawn.
-
-    Raises:
-        ConfigurationError: showing both.
-    """
-    leaves = [*drawn.values(True, True)] if isinstance(drawn, Composite) else [drawn]
+def _require_all_actions(given: TensorSpec, action: ActionSpec) -> None:
+    """Refuse a RandomPolicy's spec of other actions than the environment's, which are sampled."""
+    leaves = [*given.values(True, True)] if isinstance(given, Composite) else [given]
     for leaf in leaves if len(leaves) == 1 else ():
         same = True
         if isinstance(leaf, Bounded) and action.kind == "continuous":
@@ -194,11 +194,7 @@ def _trial(spec: EnvSpec) -> TensorDict:
 
 
 def _complete(policy: nn.Module, spec: EnvSpec) -> None:
-    """Give modules that explore the spec of actions that they lack, as TorchRL's collector does.
-
-    Raises:
-        ConfigurationError: for one that takes none later.
-    """
+    """Give modules that explore the spec of actions that they lack, as TorchRL's collector does."""
     for module in policy.modules():
         if isinstance(module, AdditiveGaussianModule) and module.spec is None:
             module.spec = tensor_spec_of(spec.action)
@@ -223,56 +219,3 @@ def initialise(policy: TensorDictModuleBase, spec: EnvSpec) -> None:
                 policy(trial)
         except RuntimeError as error:
             raise misfit(spec, error) from error
-
-
-def _require_readable(policy: TensorDictModuleBase, spec: EnvSpec) -> None:
-    """Refuse what reads an entry that nobody provides, or writes one that nobody can use.
-
-    Raises:
-        ConfigurationError: naming the module, and the key if it has one.
-    """
-    names = {module: name for name, module in policy.named_modules()}
-    steps = list(modules_of(policy))
-    ahead = written_by(*steps)
-    known = {path_of(key) for key in spec.observations} | {(IS_INIT,)}
-    heads = [step for step in steps if isinstance(step, ProbabilisticTensorDictModule)]
-    drawn = {path_of(key) for head in heads for key in head.dist_sample_keys}
-    if covered := [key for key in drawn if any(_overlap(key, other) for other in known)]:
-        raise ConfigurationError(
-            f"the policy writes an action to {_key(covered[0])}, where the environment observes "
-            f"something: write it to {('action', *covered[0])}"
-        )
-    remembered = {key[1:] for key in ahead if key[0] == "next"}
-    read: set[tuple[str, ...]] = set()
-    for module in steps:
-        step = named(module, names.get(module, ""))
-        for key in map(path_of, getattr(module, "in_keys", ())):
-            read.add(key)
-            if key in remembered:
-                continue
-            if not any(_overlap(key, other) for other in known):
-                raise ConfigurationError(
-                    f"the policy's {step} reads {_key(key)}, which is none of the observations "
-                    f"{sorted(map(str, spec.observations))}, and which no earlier module writes; "
-                    f"a memory is written as {('next', *key)}"
-                )
-        written = written_by(module)
-        if drawn & known & written:
-            raise ConfigurationError(
-                f"the policy's {step} changes an action that was drawn, whose log-probability "
-                "would be another's: exploration belongs into the distribution"
-            )
-        known |= written
-    if unread := sorted(remembered - read):
-        raise ConfigurationError(
-            f"the policy writes {('next', *unread[0])} for the next step, but no module reads "
-            f"{_key(unread[0])}"
-        )
-
-
-def _overlap(key: tuple[str, ...], other: tuple[str, ...]) -> bool:
-    return key == other[: len(key)] or other == key[: len(other)]
-
-
-def _key(path: tuple[str, ...]) -> str:
-    return repr(path[0] if len(path) == 1 else path)

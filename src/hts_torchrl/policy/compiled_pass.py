@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -53,17 +51,16 @@ class CompiledPass:
         self, inputs: dict[Key, Tensor], draws: Tensor
     ) -> tuple[dict[Key, Tensor], PolicyOutput]:
         """Return the answers of a pass ``[B, ...]``, and all else that it computed."""
-        with _no_autocast(draws.device.type):
-            if self._graph is None:
-                self._graph = self._compile(inputs, draws)
-            answers, written = self._graph(inputs, draws)
+        if self._graph is None:
+            self._graph = self._compile(inputs, draws)
+        answers, written = self._graph(inputs, draws)
         return answers, PolicyOutput(None, answers.get("state_value"), written)
 
     def _compile(self, inputs: dict[Key, Tensor], draws: Tensor) -> _Graph:
         inference = self._inference
         _refuse_device(draws.device)
         expected, result = inference.compute(inputs, draws)
-        if rows := inference.row_by_row(result, draws):
+        if rows := inference.row_by_row(result):
             raise ConfigurationError(
                 f"{self._setting}: {rows} draws row by row from a generator, which cannot be "
                 f"compiled; {_LEAVE_OUT}"
@@ -107,13 +104,6 @@ class CompiledPass:
 
 _Computed = tuple[dict[Key, Tensor], dict[Key, Tensor]]
 _Graph = Callable[[dict[Key, Tensor], Tensor], _Computed]
-
-
-def _no_autocast(device: str) -> AbstractContextManager[None]:
-    """Keep the caller's autocast out; that of the inference is in the graph."""
-    if not torch.is_autocast_enabled(device):
-        return contextlib.nullcontext()
-    return torch.autocast(device, enabled=False)
 
 
 def _refuse_device(device: torch.device) -> None:

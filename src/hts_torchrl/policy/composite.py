@@ -92,9 +92,7 @@ class ActionParts:
         forms: list[dict[Key, ActionSpec]] = [{action.key: action}, own, nested]
         fitting = [form for form in forms if form.keys() == set(written)]
         if not fitting:
-            needed = repr(action.key)
-            if own:
-                needed = " or ".join(" and ".join(map(repr, form)) for form in forms if form)
+            needed = " or ".join(" and ".join(map(repr, form)) for form in forms if form)
             raise ConfigurationError(
                 f"the policy writes its action to {' and '.join(map(repr, written))}; {needed} is "
                 "needed"

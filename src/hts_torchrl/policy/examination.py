@@ -11,25 +11,24 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from tensordict import TensorDictBase, unravel_key
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributions import Bernoulli, Categorical, Distribution, Independent
 
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.policy.compiled_pass import CompiledPass
-from hts_torchrl.policy.forward import PolicyOutput, path_of
+from hts_torchrl.policy.forward import PolicyOutput
 from hts_torchrl.policy.inference import PolicyInference
 from hts_torchrl.policy.limits import misfit
 from hts_torchrl.policy.probe import (
     OTHERS,
     TORCH,
-    Pass,
     described,
     differ,
     drawing_modules,
     noting_draws,
     varying_modules,
 )
-from hts_torchrl.specs import ActionSpec, ArraySpec, Key, next_key
+from hts_torchrl.specs import ActionSpec, ArraySpec, Key, next_key, path_of
 
 _CHANCE = "chance must come from the policy's distribution"
 _ONE_BY_ONE = "actors answer one row at a time, exact but slower"
@@ -155,15 +154,22 @@ def require_fitting(inference: PolicyInference) -> None:
 def _refuse_other_actions(
     inference: PolicyInference, tensors: dict[Key, Tensor], result: PolicyOutput
 ) -> None:
-    action = inference.action
-    if inference.log_prob_keys:
-        dists = inference.distributions(result.distribution)
-        for key, part in inference.parts.specs.items():
-            _refuse_other_shape(key, part, tensors[key])
-            _refuse_other_distribution(part, tensors[key], dists[key])
-    else:
-        _refuse_other_shape(action.key, action, tensors[action.key])
-        _refuse_other_type(action, tensors[action.key])
+    """Refuse actions ``[R, ...]`` of another shape, type or distribution than is accepted."""
+    dists = inference.distributions(result.distribution) if inference.log_prob_keys else {}
+    for key, wanted in inference.action_specs.items():
+        action, has_numbers = tensors[key], wanted.kind in ("continuous", "mixed")
+        shape = tuple(action.shape[1:])
+        if shape != wanted.array.shape:
+            raise ConfigurationError(
+                f"the policy's {key!r} has shape {shape}, but the environment "
+                f"accepts {wanted.array.shape} ({wanted.kind})"
+            )
+        if key in dists:
+            _refuse_other_distribution(wanted, action, dists[key])
+        elif action.is_floating_point() != has_numbers:
+            raise ConfigurationError(
+                f"the policy's action is {action.dtype}, but the environment's are {wanted.kind}"
+            )
 
 
 def _refuse_other_memory(inference: PolicyInference, answers: Mapping[Key, Tensor]) -> None:
@@ -181,7 +187,7 @@ def _refuse_other_memory(inference: PolicyInference, answers: Mapping[Key, Tenso
 
 def _extras(inference: PolicyInference, written: TensorDictBase | dict[Key, Tensor]) -> list[Key]:
     """Return the keys of what the policy writes in addition to action, log-probability, value."""
-    parts = list(inference.parts.specs) if inference.log_prob_keys else []
+    parts = inference.action_specs
     known = {inference.action.key, *inference.log_prob_keys, "state_value", *parts}
     known |= {*inference.inputs, *inference.carried}
     found: list[Key] = []
@@ -209,31 +215,25 @@ def _refuse_chance(inference: PolicyInference, drawn: Sequence[str], first: Poli
 
     The ``first`` pass has drawn from the global generators ``drawn``.
     """
-
-    def run(_: object) -> None:
-        inference.run_batch()
-
-    policy = inference.policy
     for generator in drawn:
         # Asked again, because another thread may have drawn.
-        modules = drawing_modules(policy, run, generator)
-        if modules:
+        if modules := drawing_modules(inference.policy, lambda _: computed(inference), generator):
             raise ConfigurationError(
                 f"the policy draws from {generator} in eval mode, in "
-                f"{described(policy, modules)}: an "
-                f"action would depend on which actor chose it; {_CHANCE}"
+                f"{described(inference.policy, modules)}: an action would depend on which actor "
+                f"chose it; {_CHANCE}"
             )
     _, second = inference.run_batch()
     if differ([*first.tensors().values()], [*second.tensors().values()]):
-        raise _answers_vary(policy, run)
+        raise _answers_vary(inference)
 
 
-def _answers_vary(policy: nn.Module, run: Pass) -> ConfigurationError:
-    modules = varying_modules(policy, run)
+def _answers_vary(inference: PolicyInference) -> ConfigurationError:
+    modules = varying_modules(inference.policy, lambda _: computed(inference)) or [""]
     return ConfigurationError(
         "in eval mode the policy answers the same observation differently when asked again"
-        f" (look at {described(policy, modules or [''])}): an action would depend on "
-        f"which actor chose it; {_CHANCE}, and what the policy remembers must be written "
+        f" (look at {described(inference.policy, modules)}): an action would depend on which "
+        f"actor chose it; {_CHANCE}, and what the policy remembers must be written "
         "under 'next'"
     )
 
@@ -261,29 +261,7 @@ def _refuse_own_memory(inference: PolicyInference) -> None:
         )
     if differ(before, after, tolerance=0.0):
         fill_at_random(inference, generator)
-
-        def run(_: object) -> None:
-            computed(inference)
-
-        raise _answers_vary(inference.policy, run)
-
-
-def _refuse_other_shape(key: Key, wanted: ActionSpec, action: Tensor) -> None:
-    """Refuse a policy whose actions ``[R, ...]`` are not of the shape that is accepted."""
-    shape = tuple(action.shape[1:])
-    if shape != wanted.array.shape:
-        raise ConfigurationError(
-            f"the policy's {key!r} has shape {shape}, but the environment "
-            f"accepts {wanted.array.shape} ({wanted.kind})"
-        )
-
-
-def _refuse_other_type(wanted: ActionSpec, action: Tensor) -> None:
-    """Refuse a policy that writes numbers for choices, or choices for numbers."""
-    if action.is_floating_point() != (wanted.kind in ("continuous", "mixed")):
-        raise ConfigurationError(
-            f"the policy's action is {action.dtype}, but the environment's are {wanted.kind}"
-        )
+        raise _answers_vary(inference)
 
 
 def _refuse_other_distribution(wanted: ActionSpec, action: Tensor, dist: Distribution) -> None:
@@ -405,8 +383,7 @@ def require_capturable(inference: PolicyInference) -> None:
     find_readable(inference)
     fill_at_random(inference, np.random.default_rng(0))
     plain, result = inference.run_batch()
-    draws = inference.draws.to(inference.device)
-    if rows := inference.row_by_row(result, draws):
+    if rows := inference.row_by_row(result):
         raise ConfigurationError(
             f"cudagraph_policy=True: {rows} draws row by row from a generator, which no CUDA graph "
             "can hold; leave it out"

@@ -5,88 +5,55 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor, nn
-from torchrl.envs.utils import ExplorationType, set_exploration_type
-from torchrl.modules import OrnsteinUhlenbeckProcessModule
 
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.models.trunks import mask_of
-from hts_torchrl.policy.forward import modules_of, path_of, written_by
+from hts_torchrl.policy.forward import modules_of, written_by
 from hts_torchrl.policy.sampling import by_row
-from hts_torchrl.specs import ActionSpec, Array, EnvSpec, Key
+from hts_torchrl.specs import ActionSpec, EnvSpec, Key, path_of
 
 
-class ExploringPolicy:
-    """Runs a policy in two parts: what decides on a batch, and what then changes the action.
+def split_at_action(
+    policy: nn.Module, action: ActionSpec
+) -> tuple[list[nn.Module], list[nn.Module]]:
+    """Return the modules that decide on a batch, and those that then change the action.
 
-    TorchRL's exploration modules (``EGreedyModule``, ``AdditiveGaussianModule``,
-    ``OrnsteinUhlenbeckProcessModule``) draw from torch's global generator: see :func:`row_by_row`.
-
-    Args:
-        policy: a TensorDict policy that writes the action.
-        action: what the environment accepts.
-        greedy: whether modules are told not to explore.
+    The latter, TorchRL's exploration modules (``EGreedyModule``, ``AdditiveGaussianModule``,
+    ``OrnsteinUhlenbeckProcessModule``), draw from torch's global generator: see :func:`row_by_row`.
 
     Raises:
         ConfigurationError: if no module writes the action.
     """
+    steps, key = list(modules_of(policy)), path_of(action.key)
+    writers = [number for number, step in enumerate(steps) if key in written_by(step)]
+    if not writers:
+        raise ConfigurationError(
+            f"the policy writes no {action.key!r}: it needs a module that does, such as "
+            "torchrl's ProbabilisticActor or QValueActor"
+        )
+    first = writers[0] if isinstance(steps[writers[0]], RandomActions) else writers[0] + 1
+    return steps[:first], steps[first:]
 
-    def __init__(self, policy: nn.Module, action: ActionSpec, *, greedy: bool) -> None:
-        self._mode = ExplorationType.DETERMINISTIC if greedy else ExplorationType.RANDOM
-        steps, key = list(modules_of(policy)), path_of(action.key)
-        writers = [number for number, step in enumerate(steps) if key in written_by(step)]
-        if not writers:
-            raise ConfigurationError(
-                f"the policy writes no {action.key!r}: it needs a module that does, such as "
-                "torchrl's ProbabilisticActor or QValueActor"
-            )
-        first = writers[0] if isinstance(steps[writers[0]], RandomActions) else writers[0] + 1
-        self._decides = steps[:first]
-        self.explores = steps[first:]
-        """Modules that change the action afterwards, each row by itself."""
 
-    def decide(self, inputs: dict[Key, Tensor], batch_size: int) -> TensorDictBase:
-        """Return all that is written before any module explores, ``[B]``."""
-        tensordict: TensorDictBase = TensorDict(inputs, [batch_size])
-        for step in self._decides:
-            tensordict = step(tensordict)
-        return tensordict
-
-    def explore(
-        self, decided: TensorDictBase, draws: Tensor, random: RandomActions | None
-    ) -> TensorDictBase:
-        """Return what the remaining modules make of each row.
-
-        Args:
-            decided: by :meth:`decide`, ``[B]``.
-            draws: float64 ``[B, K]``; the first of a row seeds torch's generators for it.
-            random: has the last word on the action; None leaves it.
-        """
-        steps: list[nn.Module] = [*self.explores, *([] if random is None else [random])]
-        if not steps:
-            return decided
-        with set_exploration_type(self._mode):
-            return row_by_row(steps, decided, draws)
+def in_order(steps: Sequence[nn.Module], rows: TensorDictBase) -> TensorDictBase:
+    """Run modules one after another on rows ``[B]``."""
+    for step in steps:
+        rows = step(rows)
+    return rows
 
 
 def row_by_row(steps: Sequence[nn.Module], rows: TensorDictBase, draws: Tensor) -> TensorDictBase:
     """Run modules in order on each of the rows ``[B]`` by itself: see :func:`by_row`."""
-
-    def after(row: int) -> TensorDictBase:
-        tensordict = rows[row : row + 1].clone()
-        for step in steps:
-            tensordict = step(tensordict)
-        return tensordict
-
-    return torch.cat(by_row(draws, after))
+    return torch.cat(by_row(draws, lambda row: in_order(steps, rows[row : row + 1].clone())))
 
 
 class RandomActions(TensorDictModuleBase):
     """Writes actions that are uniform over what the environment accepts: TorchRL's RandomPolicy.
 
-    Numbers without bounds are drawn from a normal distribution, as there. Actions that an
+    Numbers without bounds are sampled from a normal distribution, as there. Actions that an
     ``action_mask`` forbids are left out.
 
     Args:
@@ -112,7 +79,7 @@ class RandomActions(TensorDictModuleBase):
             self._high = torch.where(self._bounded, high, 0)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Write actions ``[B, ...]``, drawn from torch's generator."""
+        """Write actions ``[B, ...]``, sampled from torch's generator."""
         kind, rows = self._action.kind, tensordict.batch_size
         choices = self._choices(tensordict)
         action = choices[..., 0] if kind == "discrete" else choices
@@ -134,13 +101,3 @@ class RandomActions(TensorDictModuleBase):
         forbidden = tensordict.get(self._mask).cpu() == 0
         chances = torch.rand(*rows, sum(sizes)).masked_fill(forbidden, -1.0)
         return torch.stack([part.argmax(-1) for part in torch.split(chances, list(sizes), -1)], -1)
-
-
-def noise_memory(policy: nn.Module, action: ActionSpec) -> dict[Key, Array]:
-    """Return what an Ornstein-Uhlenbeck process remembers, as it is when a trajectory begins."""
-    values: dict[Key, Array] = {}
-    for module in modules_of(policy):
-        if isinstance(module, OrnsteinUhlenbeckProcessModule):
-            values[module.ou.noise_key] = torch.zeros(action.array.shape).numpy()
-            values[module.ou.steps_key] = torch.zeros((), dtype=torch.int64).numpy()
-    return values

@@ -148,7 +148,10 @@ def _make(network: Mapping[str, Any], spec: EnvSpec) -> nn.Module:
 
 def _build(path: Path, described: dict[str, Any], tensors: dict[str, Tensor]) -> nn.Module:
     try:
-        network, spec = (_from_json(described[name]) for name in ("network", "spec"))
+        network, spec = (
+            json.loads(described[name], parse_constant=_refuse_constant)
+            for name in ("network", "spec")
+        )
         name = None if network is None else network["name"]
         squash = network is not None and network["squash"]
         if name is not None and is_built_in(name) and isinstance(squash, bool):
@@ -193,10 +196,6 @@ def _require_same(path: Path, policy: nn.Module, tensors: dict[str, Tensor]) -> 
 
 def _described(tensor: Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
-
-
-def _from_json(text: str) -> Any:  # noqa: ANN401
-    return json.loads(text, parse_constant=_refuse_constant)
 
 
 def _refuse_constant(name: str) -> None:

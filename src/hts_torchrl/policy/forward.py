@@ -8,10 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from tensordict import TensorDict, TensorDictBase, unravel_key
+from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import (
     ProbabilisticTensorDictModule,
-    ProbabilisticTensorDictSequential,
     TensorDictModule,
     TensorDictSequential,
 )
@@ -25,7 +24,7 @@ from hts_torchrl.models.actor_critic import ActorCritic
 from hts_torchrl.models.recurrent import TrunkModule
 from hts_torchrl.policy.composite import VECTOR, ActionParts, distribution_of
 from hts_torchrl.policy.normalization import NormalizedPolicy
-from hts_torchrl.specs import EnvSpec, Key
+from hts_torchrl.specs import EnvSpec, Key, path_of
 
 _UNCHANGED = (TensorDictModule, ValueOperator)
 
@@ -42,13 +41,8 @@ class PolicyOutput:
 
     @property
     def distribution(self) -> d.Distribution:
-        """B distributions of actions.
-
-        Raises:
-            ConfigurationError: if the policy writes the action itself.
-        """
-        if self._distribution is None:
-            raise ConfigurationError(NO_DISTRIBUTION)
+        """B distributions of actions, of a policy that does not write the action itself."""
+        assert self._distribution is not None
         return self._distribution
 
     def tensors(self) -> dict[Key, Tensor]:
@@ -56,12 +50,6 @@ class PolicyOutput:
         if isinstance(self.written, TensorDictBase):
             return dict(self.written.items(include_nested=True, leaves_only=True))
         return self.written
-
-
-NO_DISTRIBUTION = (
-    "the policy has no probabilistic module, such as torchrl's ProbabilisticActor: A2C, PPO and "
-    "Impala need distributions of actions"
-)
 
 
 def evaluate(
@@ -84,7 +72,7 @@ def evaluate(
         written: dict[Key, Tensor] = {"hidden": features}
         written.update(parameters)
         return PolicyOutput(policy.distribution(parameters), value, written)
-    tensordict = TensorDict(inputs, [batch_size] if isinstance(batch_size, int) else batch_size)
+    tensordict = TensorDict(inputs, batch_size)
     distribution = None
     for module in modules_of(policy):
         if isinstance(module, ProbabilisticTensorDictModule):
@@ -92,7 +80,10 @@ def evaluate(
         else:
             tensordict = _called(module, tensordict)
     if distribution is None:
-        raise ConfigurationError(NO_DISTRIBUTION)
+        raise ConfigurationError(
+            "the policy has no probabilistic module, such as torchrl's ProbabilisticActor: A2C, "
+            "PPO and Impala need distributions of actions"
+        )
     return PolicyOutput(distribution, tensordict.get("state_value", None), tensordict)
 
 
@@ -118,12 +109,16 @@ def is_fused(policy: ActorCritic) -> bool:
         return False
     common, actor, value = policy.module
     steps = (common, actor.module[0], value)
-    return all(type(each) in _UNCHANGED and all(map(_is_own, hooks_of(each))) for each in steps)
+    return all(
+        type(each) in _UNCHANGED
+        and all(_module_of(hook).startswith("hts_torchrl.") for hook in hooks_of(each))
+        for each in steps
+    )
 
 
-def is_probabilistic(policy: nn.Module) -> bool:
-    """Return whether a policy gives distributions of actions; if not, it writes actions."""
-    return any(isinstance(step, ProbabilisticTensorDictModule) for step in modules_of(policy))
+def heads_of(policy: nn.Module) -> list[ProbabilisticTensorDictModule]:
+    """Return what makes a policy's distributions of actions; without any, it writes actions."""
+    return [step for step in modules_of(policy) if isinstance(step, ProbabilisticTensorDictModule)]
 
 
 def probabilistic_module(policy: nn.Module) -> ProbabilisticTensorDictModule:
@@ -132,7 +127,7 @@ def probabilistic_module(policy: nn.Module) -> ProbabilisticTensorDictModule:
     Raises:
         ConfigurationError: if it has none, or more than one.
     """
-    found = [step for step in modules_of(policy) if isinstance(step, ProbabilisticTensorDictModule)]
+    found = heads_of(policy)
     if len(found) != 1:
         raise ConfigurationError(
             f"the policy has {len(found)} probabilistic modules; exactly one, such as torchrl's "
@@ -147,9 +142,7 @@ def with_parts(policy: nn.Module, spec: EnvSpec) -> EnvSpec:
     Raises:
         ConfigurationError: if the policy draws actions under keys that are not the environment's.
     """
-    if not is_probabilistic(policy):
-        return spec
-    if ActionParts(probabilistic_module(policy), spec.action).is_whole:
+    if not heads_of(policy) or ActionParts(probabilistic_module(policy), spec.action).is_whole:
         return spec
     return replace(spec, action=replace(spec.action, key=VECTOR))
 
@@ -170,7 +163,7 @@ def modules_of(policy: nn.Module) -> Iterator[nn.Module]:
 
     A sequence that is called by code of a user's is one module.
     """
-    if is_sequence(policy) and users_call(policy) is None:
+    if isinstance(policy, TensorDictSequential) and users_call(policy) is None:
         modules: Any = policy.module
         for module in modules.values() if isinstance(modules, nn.ModuleDict) else modules:
             yield from modules_of(module)
@@ -184,28 +177,26 @@ def users_call(module: nn.Module) -> str | None:
     That is ``a forward``, of its class or of itself, or ``a hook``. A library is tensordict,
     torchrl or this one.
     """
-    kind = next(kind for kind in type(module).__mro__ if "forward" in vars(kind))
-    if "forward" in vars(module) or not is_of_a_library(kind.__module__):
-        return "a forward"
-    return None if all(is_of_a_library(_module_of(hook)) for hook in hooks_of(module)) else "a hook"
+    hooks = [hook for hook in hooks_of(module) if not _is_of_a_library(_module_of(hook))]
+    return users_method(module, "forward") or ("a hook" if hooks else None)
+
+
+def users_method(module: nn.Module, *names: str) -> str | None:
+    """Return which method a user's class, or the module itself, has in place of a library's."""
+    for name in names:
+        owners = [kind.__module__ for kind in type(module).__mro__ if name in vars(kind)]
+        replaced = name in vars(module) or (owners and not _is_of_a_library(owners[0]))
+        if replaced and any(map(_is_of_a_library, owners)):
+            return f"a {name}"
+    return None
 
 
 def _module_of(hook: Callable[..., Any]) -> str:
     return str(getattr(hook, "__module__", ""))
 
 
-def _is_own(hook: Callable[..., Any]) -> bool:
-    return _module_of(hook).startswith("hts_torchrl.")
-
-
-def is_of_a_library(name: str) -> bool:
-    """Return whether a module of this name is one of tensordict, torchrl or this package."""
+def _is_of_a_library(name: str) -> bool:
     return name.partition(".")[0] in ("tensordict", "torchrl", "hts_torchrl")
-
-
-def is_sequence(module: nn.Module) -> bool:
-    """Return whether a module is one of tensordict's sequences of modules."""
-    return isinstance(module, TensorDictSequential | ProbabilisticTensorDictSequential)
 
 
 @contextlib.contextmanager
@@ -224,8 +215,3 @@ def evaluating(*layers: nn.Module) -> Iterator[None]:
 def written_by(*modules: nn.Module) -> set[tuple[str, ...]]:
     """Return the paths of what modules write, by their ``out_keys``."""
     return {path_of(key) for module in modules for key in getattr(module, "out_keys", ())}
-
-
-def path_of(key: Key) -> tuple[str, ...]:
-    """Return a key as a path, also where it is a single name."""
-    return (key,) if isinstance(key, str) else tuple(unravel_key(key))

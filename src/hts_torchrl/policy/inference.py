@@ -14,26 +14,22 @@ from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import composite_lp_aggregate
 from torch import Tensor, nn
 from torch import distributions as d
+from torchrl.envs.utils import ExplorationType, set_exploration_type
 from torchrl.modules import set_recurrent_mode
 
 from hts_torchrl.config import Precision
 from hts_torchrl.policy.composite import ActionParts, SeveralActions, distribution_of
 from hts_torchrl.policy.cuda_graph import StagedPass
-from hts_torchrl.policy.exploration import (
-    ExploringPolicy,
-    RandomActions,
-    noise_memory,
-    row_by_row,
-)
+from hts_torchrl.policy.exploration import RandomActions, in_order, row_by_row, split_at_action
 from hts_torchrl.policy.forward import (
     PolicyOutput,
     evaluate,
-    is_probabilistic,
+    heads_of,
     probabilistic_module,
 )
 from hts_torchrl.policy.limits import require_called, require_fitting_specs
-from hts_torchrl.policy.projection import Projection
-from hts_torchrl.policy.sampling import RowDistribution, is_decided, mode, sample
+from hts_torchrl.policy.memory import noise_memory
+from hts_torchrl.policy.sampling import Projection, RowDistribution, decided, mode, sample
 from hts_torchrl.specs import Array, EnvSpec, Key, next_key
 
 Pass: TypeAlias = Callable[[dict[Key, Tensor], Tensor], tuple[dict[Key, Tensor], PolicyOutput]]
@@ -57,7 +53,7 @@ class PolicyInference:
         precision: in Lightning's words.
         extras: what to answer in addition to action, log-probability, value and memory, by
             TensorDict key.
-        greedy: answer the likeliest action instead of a drawn one.
+        greedy: answer the greedy action instead of a sampled one.
         cudagraph: on a GPU, capture a pass as a CUDA graph and replay it; weights must stay where
             they are from the first answer on.
 
@@ -92,7 +88,9 @@ class PolicyInference:
         """Where it computes."""
         self._bf16 = precision == "bf16-mixed"
         if self._bf16:
-            _cast_weights(self.policy)
+            for module in self.policy.modules():
+                if isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d):
+                    module.to(torch.bfloat16)
         self.inputs = first_inputs(spec, batch_size)
         noise = noise_memory(policy, spec.action)
         self.carried = {
@@ -112,15 +110,17 @@ class PolicyInference:
         self.action, self.spec = spec.action, spec
         self.log_prob_keys: list[Key] = []
         """Empty if the policy writes the action itself, and gives no distribution."""
-        self._exploring: ExploringPolicy | None = None
-        if is_probabilistic(policy):
+        self.action_specs = {spec.action.key: spec.action}
+        """What the policy writes: the action, or its parts, by key."""
+        if heads_of(policy):
             self._head = probabilistic_module(policy)
             self.parts = ActionParts(self._head, self.action)
-            require_fitting_specs(self._head, self.parts.specs)
+            self.action_specs = self.parts.specs
+            require_fitting_specs(self._head, self.action_specs)
             self._project = Projection(self._head, self.device)
             self.log_prob_keys = self._head.log_prob_keys
         else:
-            self._exploring = ExploringPolicy(policy, spec.action, greedy=greedy)
+            self._decides, self._explores = split_at_action(policy, spec.action)
         self.extras = list(extras)
         self.compiled: Pass | None = None
         """What runs in place of :meth:`compute`, except for random actions; the bits differ."""
@@ -177,7 +177,10 @@ class PolicyInference:
     def _run(
         self, inputs: dict[Key, Tensor], draws: Tensor, random: bool
     ) -> tuple[dict[Key, Tensor], PolicyOutput]:
-        with torch.no_grad(), one_thread(), self._single_steps:
+        device = self.device.type
+        keep_out = torch.is_autocast_enabled(device)  # the caller's
+        autocast = torch.autocast(device, enabled=False) if keep_out else contextlib.nullcontext()
+        with torch.no_grad(), one_thread(), self._single_steps, autocast:
             if self.compiled is None or random:
                 return self.compute(inputs, draws, random)
             return self.compiled(inputs, draws)
@@ -192,44 +195,37 @@ class PolicyInference:
             draws: float64 ``[B, K]``.
             random: as in :meth:`answer`.
         """
-        if self._exploring is None:
-            answers, result = self._sampled(inputs, draws, random)
-        else:
-            answers, result = self._explored(self._exploring, inputs, draws, random)
+        respond = self._sampled if self.log_prob_keys else self._explored
+        answers, result = respond(inputs, draws, random)
         if result.value is not None:
             answers["state_value"] = result.value.float()
-        for key, written in self.carried.items():
-            answers[key] = result.written[written]
-        for key in self.extras:
-            answers[key] = result.written[key]
+        answers |= {key: result.written[written] for key, written in self.carried.items()}
+        answers |= {key: result.written[key] for key in self.extras}
         for key, answer in answers.items():
             if answer.dtype is torch.bfloat16:  # which numpy does not have
                 answers[key] = answer.float()
         return answers, result
 
-    def row_by_row(self, result: PolicyOutput, draws: Tensor) -> str | None:
+    def row_by_row(self, result: PolicyOutput) -> str | None:
         """Name what draws each row by itself, from a generator, if anything of the policy does.
 
         Args:
-            result: of a plain pass.
-            draws: of that pass, float64 ``[B, K]``.
+            result: of a plain pass over :attr:`draws`.
         """
-        if self._exploring is not None:
-            return ", ".join(type(module).__name__ for module in self._exploring.explores) or None
+        if not self.log_prob_keys:
+            return ", ".join(type(module).__name__ for module in self._explores) or None
         if self._greedy:
             return None
         dists = self.distributions(result.distribution)
-        places = self.parts.places
-        return next(
-            (type(d).__name__ for k, d in dists.items() if not is_decided(d, draws[:, places[k]])),
-            None,
-        )
+        draws = self.draws.to(self.device)
+        for key, dist in dists.items():
+            if decided(dist, draws[:, self.parts.places[key]]) is None:
+                return type(dist).__name__
+        return None
 
     def _autocast(self) -> AbstractContextManager[None]:
-        device = self.device.type
-        if not (self._bf16 or torch.is_autocast_enabled(device)):
-            return contextlib.nullcontext()
-        return torch.autocast(device, torch.bfloat16, enabled=self._bf16)
+        kind = self.device.type
+        return torch.autocast(kind, torch.bfloat16) if self._bf16 else contextlib.nullcontext()
 
     def _sampled(
         self, inputs: dict[Key, Tensor], draws: Tensor, random: bool
@@ -259,7 +255,7 @@ class PolicyInference:
     def distributions(self, dist: d.Distribution) -> dict[Key, d.Distribution]:
         """Return the distribution of each part of the action, by its key."""
         if isinstance(dist, SeveralActions):
-            return {key: dist.parts[key] for key in self.parts.specs}
+            return {key: dist.parts[key] for key in self.action_specs}
         return {self.action.key: dist}
 
     def _log_probs(self, dist: d.Distribution, actions: dict[Key, Tensor]) -> dict[Key, Tensor]:
@@ -273,16 +269,15 @@ class PolicyInference:
         return {to: dist.parts[key].log_prob(actions[key]).float() for key, to in keys}
 
     def _explored(
-        self,
-        exploring: ExploringPolicy,
-        inputs: dict[Key, Tensor],
-        draws: Tensor,
-        random: bool,
+        self, inputs: dict[Key, Tensor], draws: Tensor, random: bool
     ) -> tuple[dict[Key, Tensor], PolicyOutput]:
         with self._autocast():
-            decided = exploring.decide(inputs, self.batch_size)
-        last = self._random if random else None
-        written = exploring.explore(decided, draws, last)
+            written = in_order(self._decides, TensorDict(inputs, [self.batch_size]))
+        # A uniform action has the last word.
+        if explores := self._explores + ([self._random] if random else []):
+            kind = ExplorationType.DETERMINISTIC if self._greedy else ExplorationType.RANDOM
+            with set_exploration_type(kind):
+                written = row_by_row(explores, written, draws)
         value = written.get("state_value", None)
         return {self.action.key: written[self.action.key]}, PolicyOutput(None, value, written)
 
@@ -295,12 +290,6 @@ class PolicyInference:
             return self.distributions(distribution_of(self._head, written[row : row + 1]))[key]
 
         return of_row
-
-
-def _cast_weights(policy: nn.Module) -> None:
-    for module in policy.modules():
-        if isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d):
-            module.to(torch.bfloat16)
 
 
 def first_inputs(spec: EnvSpec, rows: int) -> dict[Key, Tensor]:

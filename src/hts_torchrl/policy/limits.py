@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
-from tensordict.nn import ProbabilisticTensorDictModule
+from tensordict.nn import ProbabilisticTensorDictModule, TensorDictSequential
 from torch import Tensor, nn
 
 from hts_torchrl.compat.tensordict import drawing_options
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.models.actor_critic import ActorCritic
-from hts_torchrl.policy.forward import is_fused, is_of_a_library, is_sequence, users_call
-from hts_torchrl.policy.projection import specs_of
-from hts_torchrl.specs import ActionSpec, EnvSpec, Key
-
-_NOT_ASKED = ("get_dist_params", "heads")
-"""Methods of sequences, and of :class:`ActorCritic`, in whose place the modules are asked."""
+from hts_torchrl.policy.forward import (
+    heads_of,
+    is_fused,
+    modules_of,
+    users_call,
+    users_method,
+    written_by,
+)
+from hts_torchrl.policy.sampling import specs_of
+from hts_torchrl.specs import IS_INIT, ActionSpec, EnvSpec, Key, path_of
 
 
 def require_called(policy: nn.Module, *, learns: bool = False) -> None:
@@ -31,14 +35,14 @@ def require_called(policy: nn.Module, *, learns: bool = False) -> None:
     Raises:
         ConfigurationError: naming the module, and what would have no effect.
     """
+    heads = {each for each in policy.modules() if isinstance(each, ProbabilisticTensorDictModule)}
     for name, module in policy.named_modules():
-        is_head = isinstance(module, ProbabilisticTensorDictModule)
-        if not is_head and not (is_sequence(module) and _has_head(module)):
+        is_head = module in heads
+        is_sequence = isinstance(module, TensorDictSequential)
+        if not is_head and not (is_sequence and heads & {*module.modules()}):
             continue
-        code = users_call(module)
-        if code is None and not is_head:
-            code = _users_method(module, learns=learns)
-        if code is not None:
+        names = [] if is_head else _not_asked(module, learns=learns)
+        if code := users_call(module) or users_method(module, *names):
             raise ConfigurationError(
                 f"the policy's {named(module, name)} has {code} of its own, which would not run: "
                 "its distribution is asked for, and it is not called; put that into a module "
@@ -50,6 +54,64 @@ def require_called(policy: nn.Module, *, learns: bool = False) -> None:
                     f"the policy's {named(module, name)} has {option}={value}: an environment "
                     "takes one action, drawn by random numbers of its own; leave it out"
                 )
+
+
+def _not_asked(sequence: nn.Module, *, learns: bool) -> list[str]:
+    """Return the methods of a sequence in whose place its modules are asked."""
+    names = ["get_dist_params", "heads", *(["get_dist"] if learns else [])]
+    if isinstance(sequence, ActorCritic) and not is_fused(sequence):
+        names += ["fused", "distribution"]
+    return names
+
+
+def require_readable(policy: nn.Module, spec: EnvSpec) -> None:
+    """Refuse what reads an entry that nobody provides, or writes one that nobody can use.
+
+    Raises:
+        ConfigurationError: naming the module, and the key if it has one.
+    """
+    names = {module: name for name, module in policy.named_modules()}
+    steps = list(modules_of(policy))
+    known = {path_of(key) for key in spec.observations} | {(IS_INIT,)}
+    actions = {path_of(key) for head in heads_of(policy) for key in head.dist_sample_keys}
+    if covered := [key for key in actions if _overlaps(key, known)]:
+        raise ConfigurationError(
+            f"the policy writes an action to {_shown(covered[0])}, where the environment observes "
+            f"something: write it to {('action', *covered[0])}"
+        )
+    remembered = {key[1:] for key in written_by(*steps) if key[0] == "next"}
+    read: set[tuple[str, ...]] = set()
+    for module in steps:
+        step = named(module, names.get(module, ""))
+        for key in map(path_of, getattr(module, "in_keys", ())):
+            read.add(key)
+            if key not in remembered and not _overlaps(key, known):
+                raise ConfigurationError(
+                    f"the policy's {step} reads {_shown(key)}, which is none of the observations "
+                    f"{sorted(map(str, spec.observations))}, and which no earlier module writes; "
+                    f"a memory is written as {('next', *key)}"
+                )
+        written = written_by(module)
+        if actions & known & written:
+            raise ConfigurationError(
+                f"the policy's {step} changes an action that was drawn, whose log-probability "
+                "would be another's: exploration belongs into the distribution"
+            )
+        known |= written
+    if unread := sorted(remembered - read):
+        raise ConfigurationError(
+            f"the policy writes {('next', *unread[0])} for the next step, but no module reads "
+            f"{_shown(unread[0])}"
+        )
+
+
+def _overlaps(key: tuple[str, ...], known: Iterable[tuple[str, ...]]) -> bool:
+    """Return whether an entry is one of the known ones, in one of them, or has one in it."""
+    return any(key == other[: len(key)] or other == key[: len(other)] for other in known)
+
+
+def _shown(path: tuple[str, ...]) -> str:
+    return repr(path[0] if len(path) == 1 else path)
 
 
 def require_copyable(policy: nn.Module) -> None:
@@ -68,23 +130,6 @@ def require_copyable(policy: nn.Module) -> None:
                     "of torch.nn.utils.weight_norm or spectral_norm, and a parametrization in "
                     "place of prune, with num_actors=0"
                 )
-
-
-def _users_method(sequence: nn.Module, *, learns: bool) -> str | None:
-    """Return which method a user's class has in place of a library's that no pass asks."""
-    names = [*_NOT_ASKED, *(["get_dist"] if learns else [])]
-    if isinstance(sequence, ActorCritic) and not is_fused(sequence):
-        names += ["fused", "distribution"]
-    for name in names:
-        owners = [kind.__module__ for kind in type(sequence).__mro__ if name in vars(kind)]
-        replaced = name in vars(sequence) or (owners and not is_of_a_library(owners[0]))
-        if replaced and any(map(is_of_a_library, owners)):
-            return f"a {name}"
-    return None
-
-
-def _has_head(module: nn.Module) -> bool:
-    return any(isinstance(each, ProbabilisticTensorDictModule) for each in module.modules())
 
 
 def named(module: nn.Module, name: str) -> str:

@@ -1,19 +1,44 @@
-"""What a policy remembers: found by the keys that it reads and writes, and by its primers."""
+"""What a policy remembers: by the keys that it reads and writes, its primers, and over sequences.
+
+Shapes: N environments, T steps.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
 
-from torch import nn
-from torchrl.modules import GRUModule, LSTMModule
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torch import Tensor, nn
+from torchrl.modules import (
+    GRUModule,
+    LSTMModule,
+    OrnsteinUhlenbeckProcessModule,
+    set_recurrent_mode,
+)
 
 from hts_torchrl.envs.torchrl_specs import primer_values
 from hts_torchrl.errors import ConfigurationError
-from hts_torchrl.policy.exploration import noise_memory
-from hts_torchrl.policy.forward import modules_of, path_of, written_by
+from hts_torchrl.policy.composite import distribution_of
+from hts_torchrl.policy.forward import (
+    PolicyOutput,
+    evaluate,
+    modules_of,
+    probabilistic_module,
+    written_by,
+)
 from hts_torchrl.policy.limits import named
-from hts_torchrl.specs import IS_INIT, Array, EnvSpec, Key, MemorySpec, next_key
+from hts_torchrl.specs import (
+    IS_INIT,
+    ActionSpec,
+    Array,
+    EnvSpec,
+    Key,
+    MemorySpec,
+    next_key,
+    path_of,
+)
 
 
 def memory_keys(policy: nn.Module) -> list[Key]:
@@ -21,6 +46,16 @@ def memory_keys(policy: nn.Module) -> list[Key]:
     written = written_by(*modules_of(policy))
     read: list[Key] = list(getattr(policy, "in_keys", ()))
     return [key for key in read if path_of(next_key(key)) in written]
+
+
+def noise_memory(policy: nn.Module, action: ActionSpec) -> dict[Key, Array]:
+    """Return what an Ornstein-Uhlenbeck process remembers, as it is when a trajectory begins."""
+    values: dict[Key, Array] = {}
+    for module in modules_of(policy):
+        if isinstance(module, OrnsteinUhlenbeckProcessModule):
+            values[module.ou.noise_key] = torch.zeros(action.array.shape).numpy()
+            values[module.ou.steps_key] = torch.zeros((), dtype=torch.int64).numpy()
+    return values
 
 
 def with_memory(policy: nn.Module, spec: EnvSpec) -> EnvSpec:
@@ -44,18 +79,15 @@ def with_memory(policy: nn.Module, spec: EnvSpec) -> EnvSpec:
         )
     if keys:
         filled = _own_values(policy) | filled
-    initial: dict[Key, Array] = {}
-    for key in keys:
-        if path_of(key) not in filled:
-            raise ConfigurationError(
-                f"the policy remembers {key!r}, but not with which value a trajectory begins: give "
-                "its module a make_tensordict_primer(), as torchrl's LSTMModule has, or the "
-                "environment a TensorDictPrimer"
-            )
-        initial[key] = filled[path_of(key)]
+    if unknown := [key for key in keys if path_of(key) not in filled]:
+        raise ConfigurationError(
+            f"the policy remembers {unknown[0]!r}, but not with which value a trajectory begins: "
+            "give its module a make_tensordict_primer(), as torchrl's LSTMModule has, or the "
+            "environment a TensorDictPrimer"
+        )
     read: list[Key] = list(getattr(policy, "in_keys", ()))
     noise = noise_memory(policy, spec.action)
-    initial |= noise
+    initial = {key: filled[path_of(key)] for key in keys} | noise
     reads_is_init = (IS_INIT in read or bool(noise)) and IS_INIT not in spec.observations
     return replace(spec, memory=MemorySpec(initial, reads_is_init))
 
@@ -81,3 +113,57 @@ def _own_values(policy: nn.Module) -> dict[tuple[str, ...], Array]:
         if make is not None:
             values |= {path_of(key): value for key, value in primer_values(make())}
     return values
+
+
+def evaluate_sequences(
+    policy: nn.Module, inputs: dict[Key, Tensor], is_init: Tensor
+) -> PolicyOutput:
+    """Run a policy over N sequences of T steps, with gradient through time.
+
+    TorchRL's LSTM and GRU modules read a whole sequence at once (their recurrent mode); a policy
+    with another memory runs step by step. Both begin with the memory that was stored for the first
+    step, and anew where ``is_init``.
+
+    Args:
+        policy: with a memory.
+        inputs: observations and stored memory by key, ``[N, T, ...]``.
+        is_init: whether a trajectory begins, bool ``[N, T, 1]``.
+
+    Returns:
+        Distributions and values of shape ``[N, T]``.
+    """
+    if _reads_sequences(policy):
+        with set_recurrent_mode(True):
+            return evaluate(policy, inputs, is_init.shape[:2])
+    return _unroll(policy, inputs, is_init)
+
+
+def _reads_sequences(policy: nn.Module) -> bool:
+    """Return whether all that is remembered is written by modules that have a recurrent mode."""
+    remembered = {path_of(next_key(key)) for key in memory_keys(policy)}
+    return all(
+        isinstance(module, LSTMModule | GRUModule)
+        for module in modules_of(policy)
+        if remembered & written_by(module)
+    )
+
+
+def _unroll(policy: nn.Module, inputs: dict[Key, Tensor], is_init: Tensor) -> PolicyOutput:
+    num_envs, steps = is_init.shape[:2]
+    keys = memory_keys(policy)
+    memory = {key: inputs[key][:, 0] for key in keys}
+    written: list[TensorDict] = []
+    for step in range(steps):
+        now = {key: rows[:, step] for key, rows in inputs.items()}
+        if step:
+            for key, carried in memory.items():
+                begins = is_init[:, step].view(-1, *[1] * (carried.ndim - 1))
+                memory[key] = torch.where(begins, now[key], carried)
+        result = evaluate(policy, now | memory, num_envs)
+        assert isinstance(result.written, TensorDict)
+        written.append(result.written)
+        # Of the type that actors hand on.
+        memory = {key: result.written[next_key(key)].to(inputs[key].dtype) for key in keys}
+    stacked: TensorDictBase = torch.stack(written, 1)
+    head = probabilistic_module(policy)
+    return PolicyOutput(distribution_of(head, stacked), stacked.get("state_value", None), stacked)

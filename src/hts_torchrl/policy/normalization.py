@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from hts_torchrl.compat.torch import of_all_ranks
 from hts_torchrl.errors import ConfigurationError
-from hts_torchrl.models.combined import is_picture
-from hts_torchrl.models.nature import PixelConv2d, PixelTrunk
+from hts_torchrl.models.combined import is_image
+from hts_torchrl.models.pixel_trunks import PixelConv2d, PixelTrunk
 from hts_torchrl.specs import EnvSpec, Key
 
 _MOST = 10.0
@@ -91,9 +91,9 @@ class RunningStatistics(nn.Module):
 class ObservationNormalizer(TensorDictModuleBase):
     """Normalises observations: those of floats element by element, in their place.
 
-    A picture that a :class:`~hts_torchrl.models.nature.PixelTrunk` reads is normalised by one mean
-    and one deviation of all its pixels, within the trunk's first convolution. Its statistics are of
-    the last step of each round.
+    An image that a :class:`~hts_torchrl.models.pixel_trunks.PixelTrunk` reads is normalised by one
+    mean and one deviation of all its pixels, within the trunk's first convolution. Its statistics
+    are of the last step of each round.
 
     Args:
         spec: of the environment; what is neither stays.
@@ -110,10 +110,10 @@ class ObservationNormalizer(TensorDictModuleBase):
             for key, array in spec.observations.items()
             if array.dtype.kind == "f" and key != spec.action_mask
         }
-        self._pictures = [
+        self._images = [
             (key, _statistics_of_pixels(trunk)) for key, trunk in pixel_trunks(policy, spec)
         ]
-        if not (shapes or self._pictures):
+        if not (shapes or self._images):
             seen = ", ".join(f"{key!r} {array}" for key, array in spec.observations.items())
             raise ConfigurationError(
                 f"normalize_observation=true, but there is nothing to normalise ({seen}): floats "
@@ -140,7 +140,7 @@ class ObservationNormalizer(TensorDictModuleBase):
         """
         for key, statistics in self._pairs():
             statistics.update(*(chunk[key].flatten(0, 1) for chunk in chunks))
-        for key, statistics in self._pictures:
+        for key, statistics in self._images:
             statistics.update(*(chunk[key][:, -1].flatten() for chunk in chunks))
 
     def _pairs(self) -> list[tuple[Key, RunningStatistics]]:
@@ -184,10 +184,10 @@ class NormalizedPolicy(TensorDictSequential):
 
 
 def pixel_trunks(policy: nn.Module, spec: EnvSpec) -> list[tuple[Key, PixelTrunk]]:
-    """Return the pictures that a policy's modules read with this package's trunks, and these.
+    """Return the images that a policy's modules read with this package's trunks, and these.
 
     Raises:
-        ConfigurationError: if a module has not one trunk for each picture.
+        ConfigurationError: if a module has not one trunk for each image.
     """
     found: list[tuple[Key, PixelTrunk]] = []
     for module in policy.modules():
@@ -195,11 +195,11 @@ def pixel_trunks(policy: nn.Module, spec: EnvSpec) -> list[tuple[Key, PixelTrunk
             continue
         trunks = [each for each in module.modules() if isinstance(each, PixelTrunk)]
         seen = spec.observations
-        pictures = [key for key in module.in_keys if key in seen and is_picture(seen[key])]
-        if trunks and len(trunks) != len(pictures):
+        images = [key for key in module.in_keys if key in seen and is_image(seen[key])]
+        if trunks and len(trunks) != len(images):
             raise ConfigurationError(
                 f"normalize_observation=true: a module with {len(trunks)} trunks of images reads "
-                f"{len(pictures)} images ({pictures}); one trunk for each is needed"
+                f"{len(images)} images ({images}); one trunk for each is needed"
             )
-        found += zip(pictures, trunks, strict=False)
+        found += zip(images, trunks, strict=False)
     return found

@@ -30,8 +30,7 @@ from hts_torchrl.policy.examination import fill_at_random, find_readable
 from hts_torchrl.policy.forward import evaluate, probabilistic_module
 from hts_torchrl.policy.inference import PolicyInference
 from hts_torchrl.policy.memory import memory_keys
-from hts_torchrl.policy.projection import Projection
-from hts_torchrl.policy.sampling import mode
+from hts_torchrl.policy.sampling import Projection, mode
 from hts_torchrl.shared.arrays import array_name
 from hts_torchrl.specs import Array, EnvSpec, Key
 

@@ -73,10 +73,8 @@ def modules_of_two_modes(policy: nn.Module, run: Pass) -> list[str]:
 
 def described(policy: nn.Module, names: Sequence[str]) -> str:
     """Return names of modules as a user knows them, with their classes."""
-    classes = [type(policy.get_submodule(name)).__name__ for name in names]
-    return ", ".join(
-        f"{name or 'the policy'} ({kind})" for name, kind in zip(names, classes, strict=True)
-    )
+    kinds = {name: type(policy.get_submodule(name)).__name__ for name in names}
+    return ", ".join(f"{name or 'the policy'} ({kind})" for name, kind in kinds.items())
 
 
 def differ(one: object, other: object, *, tolerance: float = 0.01) -> bool:
@@ -114,11 +112,7 @@ def _innermost(
 ) -> list[str]:
     """Return the names of the modules that are sought, without those that contain another one.
 
-    Args:
-        policy: whose modules are examined.
-        run: one pass of the policy.
-        before: makes of a module's arguments what ``is_sought`` is given.
-        is_sought: decides from that, the module and its output.
+    ``before`` makes of a module's arguments what ``is_sought`` decides from, with its output.
     """
     found: list[str] = []
     running: list[tuple[Any, int]] = []

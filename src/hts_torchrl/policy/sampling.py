@@ -1,4 +1,4 @@
-"""From a distribution and a draw to an action.
+"""From a distribution and a draw to an action, within its bounds.
 
 The draw belongs to the environment, so neither the order of requests nor the batch around a row
 decides anything, and no process-global state (generator, exploration type) is read.
@@ -11,23 +11,26 @@ from collections.abc import Callable, Iterator
 from typing import TypeAlias, TypeVar
 
 import torch
-from tensordict import TensorDict, TensorDictBase
-from tensordict.nn import InteractionType
+from tensordict import TensorDict, TensorDictBase, unravel_key
+from tensordict.nn import InteractionType, ProbabilisticTensorDictModule
 from tensordict.nn import OneHotCategorical as TensorDictOneHotCategorical
 from tensordict.nn.probabilistic import DETERMINISTIC_REGISTER
 from torch import Tensor
 from torch import distributions as d
 from torch.nn.functional import one_hot
+from torchrl.data import Bounded, TensorSpec
 from torchrl.modules import (
     MaskedCategorical,
     MaskedOneHotCategorical,
     OneHotCategorical,
+    SafeProbabilisticModule,
     TanhNormal,
 )
 
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.models.distributions import ChoicesAndNumbers
 from hts_torchrl.policy.composite import SeveralActions
+from hts_torchrl.specs import Key
 
 Result = TypeVar("Result")
 RowDistribution: TypeAlias = Callable[[int], d.Distribution]
@@ -73,27 +76,25 @@ def sample(dist: d.Distribution, draws: Tensor, of_row: RowDistribution | None =
     Raises:
         NotImplementedError: for "any other" distribution without ``of_row``.
     """
-    action = _decide(dist, draws)
+    action = decided(dist, draws)
     if action is not None:
         return action
     if of_row is None:
         raise NotImplementedError(f"sampling from {type(dist).__name__} by draw")
 
-    def drawn(row: int) -> Tensor:
+    def sampled(row: int) -> Tensor:
         dist = of_row(row)
         return dist.rsample() if dist.has_rsample else dist.sample()  # as TorchRL
 
-    action = torch.cat(by_row(draws, drawn))
+    action = torch.cat(by_row(draws, sampled))
     return action.long() if isinstance(dist, _ONE_HOT) else action
 
 
-def is_decided(dist: d.Distribution, draws: Tensor) -> bool:
-    """Return whether draws ``[B, K]`` decide all rows at once, as :func:`sample` says."""
-    return _decide(dist, draws) is not None
+def decided(dist: d.Distribution, draws: Tensor) -> Tensor | None:
+    """Return the actions that draws ``[B, K]`` decide for all rows at once, as :func:`sample` says.
 
-
-def _decide(dist: d.Distribution, draws: Tensor) -> Tensor | None:
-    """Return what the draws decide, or None for "any other" distribution, at whatever depth."""
+    None for "any other" distribution, at whatever depth.
+    """
     if (type(dist).sample, type(dist).rsample) not in _KNOWN or _numbers_its_choices(dist):
         return None
     match dist:
@@ -106,15 +107,13 @@ def _decide(dist: d.Distribution, draws: Tensor) -> Tensor | None:
             uniform, normal = torch.split(draws, [dist.num_choices, dist.num_numbers], -1)
             return dist.joined(sample(dist.choices, uniform), sample(dist.numbers, normal))
         case d.TransformedDistribution():
-            base = _decide(dist.base_dist, draws)
+            base = decided(dist.base_dist, draws)
             if base is None:
                 return None
-            action = base
-            for transform in dist.transforms:
-                action = transform(action)
+            action = d.ComposeTransform(dist.transforms)(base)
             return action if action.is_floating_point() == base.is_floating_point() else None
         case d.Independent():
-            return _decide(dist.base_dist, draws)
+            return decided(dist.base_dist, draws)
         case d.Normal():
             own = _one_each(draws, dist.loc.shape)
             return None if own is None else dist.loc + dist.scale * own.to(dist.loc.dtype)
@@ -142,7 +141,8 @@ def _choose(probs: Tensor, draws: Tensor) -> Tensor | None:
     own = _one_each(draws, probs.shape[:-1])
     if own is None:
         return None
-    cumulative = _cumulative(probs.double())
+    values = probs.double()
+    cumulative = _sums_of_first(values) if values.is_cuda else values.cumsum(-1)
     threshold = own.unsqueeze(-1) * cumulative[..., -1:]
     return (cumulative <= threshold).sum(-1).clamp_(max=probs.shape[-1] - 1)
 
@@ -176,10 +176,7 @@ def mode(dist: d.Distribution) -> Tensor | TensorDictBase:
         with contextlib.suppress(AttributeError, NotImplementedError):
             return torch.as_tensor(getattr(dist, name))
     if isinstance(dist, d.TransformedDistribution):
-        action = mode(dist.base_dist)
-        for transform in dist.transforms:
-            action = transform(action)
-        return action
+        return torch.as_tensor(d.ComposeTransform(dist.transforms)(mode(dist.base_dist)))
     raise ConfigurationError(
         f"a {type(dist).__name__} has no greedy action: it needs a deterministic_sample, as "
         "torchrl's distributions have it"
@@ -197,8 +194,33 @@ def _answers_mean(dist: d.Distribution) -> bool:
         return True
 
 
-def _cumulative(values: Tensor) -> Tensor:
-    return _sums_of_first(values) if values.device.type == "cuda" else values.cumsum(-1)
+class Projection:
+    """Clamps numbers to the bounds of a module's spec, if it is ``safe``, as TorchRL does.
+
+    Choices are in their spec already. A log-probability stays that of the sampled action.
+    """
+
+    def __init__(self, head: ProbabilisticTensorDictModule, device: torch.device) -> None:
+        self._bounds: dict[Key, tuple[Tensor, Tensor]] = {
+            key: (spec.space.low.to(device), spec.space.high.to(device))
+            for key, spec in specs_of(head).items()
+            if isinstance(spec, Bounded)
+        }
+
+    def __call__(self, actions: dict[Key, Tensor]) -> dict[Key, Tensor]:
+        """Return actions ``[B, ...]`` by key, those out of bounds at the next bound."""
+        projected = {}
+        for key, (low, high) in self._bounds.items():
+            projected[key] = torch.clamp(actions[key], low, high).to(actions[key].dtype)
+        return actions | projected
+
+
+def specs_of(head: ProbabilisticTensorDictModule) -> dict[Key, TensorSpec]:
+    """Return the specs into which a module projects; none, if it is not ``safe``."""
+    if not isinstance(head, SafeProbabilisticModule) or not head.safe:
+        return {}
+    given = {key: head.spec[key] for key in map(unravel_key, head.dist_sample_keys)}
+    return {key: spec for key, spec in given.items() if spec is not None}
 
 
 def _sums_of_first(values: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 import numpy as np
 
-from hts_torchrl.specs import ActionKind, ActionSpec, Array, ArraySpec, EnvSpec, Key
+from hts_torchrl.specs import ActionKind, ActionSpec, Array, ArraySpec, EnvSpec, Key, path_of
 
 # Which torch counts with a sign, in bytes.
 _MOST_ELEMENTS = 2**58
@@ -16,14 +16,15 @@ _MOST_ELEMENTS = 2**58
 def spec_as_json(spec: EnvSpec) -> dict[str, Any]:
     """Return observations and actions as values that JSON has."""
     action = spec.action
-    mask = {} if action.mask is None else {"mask": _path(action.mask)}
+    mask = {} if action.mask is None else {"mask": list(path_of(action.mask))}
     return {
         "observations": [
-            {"key": _path(key), **_array_as_json(array)} for key, array in spec.observations.items()
+            {"key": list(path_of(key)), **_array_as_json(array)}
+            for key, array in spec.observations.items()
         ],
         "action": {
             "kind": action.kind,
-            "key": _path(action.key),
+            "key": list(path_of(action.key)),
             **_array_as_json(action.array),
             "sizes": list(action.sizes),
             "low": _bound_as_json(action.low),
@@ -47,7 +48,11 @@ def spec_from_json(spec: dict[str, Any]) -> EnvSpec:
     has_numbers = kind in ("continuous", "mixed")
     if (kind == "continuous") == bool(sizes) or (has_numbers and array.dtype.kind != "f"):
         raise ValueError(f"{kind} actions of {array} with {sizes} choices")
-    numbers = _numbers_beside(sizes, array) if kind == "mixed" else array
+    numbers = array
+    if kind == "mixed":
+        if len(array.shape) != 1 or array.shape[0] <= len(sizes):
+            raise ValueError(f"mixed actions of {array} with {len(sizes)} choices")
+        numbers = ArraySpec((array.shape[0] - len(sizes),), array.dtype)
     low, high = (
         None if action[name] is None else _bound_from_json(action[name], numbers, infinity)
         for name, infinity in (("low", -np.inf), ("high", np.inf))
@@ -59,20 +64,10 @@ def spec_from_json(spec: dict[str, Any]) -> EnvSpec:
     return EnvSpec(observations, ActionSpec(kind, array, sizes, low, high, key, mask=mask))
 
 
-def _numbers_beside(sizes: tuple[int, ...], array: ArraySpec) -> ArraySpec:
-    if not sizes or len(array.shape) != 1 or array.shape[0] <= len(sizes):
-        raise ValueError(f"mixed actions of {array} with {len(sizes)} choices")
-    return ArraySpec((array.shape[0] - len(sizes),), array.dtype)
-
-
 def _sizes_from_json(sizes: list[int]) -> tuple[int, ...]:
     if not all(type(size) is int and 0 < size < _MOST_ELEMENTS for size in sizes):
         raise ValueError(f"sizes {str(sizes)[:100]}")
     return tuple(sizes)
-
-
-def _path(key: Key) -> list[str]:
-    return [key] if isinstance(key, str) else list(key)
 
 
 def _key(path: list[str]) -> Key:

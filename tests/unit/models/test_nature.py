@@ -6,7 +6,7 @@ from torch.nn import functional
 
 from hts_torchrl import ConfigurationError
 from hts_torchrl.models import ImpalaResNet, NatureCNN, NipsCNN, SeedResNet
-from hts_torchrl.models.nature import PixelConv2d
+from hts_torchrl.models.pixel_trunks import PixelConv2d
 
 TRUNKS = pytest.mark.parametrize(("trunk", "width"), [(NatureCNN, 512), (NipsCNN, 256)])
 SHAPE = (4, 84, 84)

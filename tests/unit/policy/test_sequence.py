@@ -14,8 +14,7 @@ from torchrl.modules import GRUModule, LSTMModule, ValueOperator
 
 from hts_torchrl.models import make_actor_critic
 from hts_torchrl.policy.forward import evaluate
-from hts_torchrl.policy.memory import with_memory
-from hts_torchrl.policy.sequence import evaluate_sequences
+from hts_torchrl.policy.memory import evaluate_sequences, with_memory
 from hts_torchrl.specs import ActionSpec, ArraySpec, EnvSpec
 from tests.policies import counting_policy
 

@@ -1,20 +1,20 @@
-"""The convolutional trunks of DQN: Nature (2015) and the smaller NIPS workshop (2013) one."""
+"""Convolutional trunks for images: of DQN (2013, 2015), IMPALA (2018) and SEED RL (2020)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from hts_torchrl.errors import ConfigurationError
-from hts_torchrl.models.initialization import orthogonal
+from hts_torchrl.models.heads import orthogonal
 
 
 def channels_of(shape: Sequence[int]) -> int:
-    """Return the channels of pictures ``[C, H, W]`` or ``[H, W, C]``.
+    """Return the channels of images ``[C, H, W]`` or ``[H, W, C]``.
 
     Raises:
         ConfigurationError: if they are neither for certain.
@@ -23,7 +23,7 @@ def channels_of(shape: Sequence[int]) -> int:
 
 
 def _channels_come_last(shape: Sequence[int]) -> bool:
-    """Return whether pictures are ``[H, W, C]``, by their sides: equal ones, or the shortest."""
+    """Return whether images are ``[H, W, C]``, by their sides: equal ones, or the shortest."""
     if len(shape) != 3:
         raise ConfigurationError("channels, height and width are needed")
     first, second, third = shape
@@ -37,16 +37,6 @@ def _channels_come_last(shape: Sequence[int]) -> bool:
     return seem_last
 
 
-class PixelStatistics(Protocol):
-    """Mean and deviation of all pixels so far, scalars; they change between rounds only."""
-
-    mean: Tensor
-
-    def deviation(self) -> Tensor:
-        """Return the standard deviation, float32."""
-        ...
-
-
 class PixelConv2d(nn.Conv2d):
     """A convolution of pixels from 0 to 255 as if they were scaled to [0, 1].
 
@@ -54,8 +44,11 @@ class PixelConv2d(nn.Conv2d):
     Its weights and biases are scaled and shifted in the pixels' place: there are fewer.
     """
 
-    statistics: PixelStatistics | None
-    """Put here by ``normalize_observation``."""
+    statistics: Any
+    """None, or the ``RunningStatistics`` of all pixels so far, of ``normalize_observation``.
+
+    They are scalars, and change between rounds only.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - of nn.Conv2d
         super().__init__(*args, **kwargs)
@@ -109,7 +102,7 @@ def _unshuffled(pixels: Tensor) -> Tensor:
     """
     batch, channels, height, width = pixels.shape
     rows, columns = height // 4, width // 4
-    # Flat first: of a single channel, or picture, the stride may be anything.
+    # Flat first: of a single channel, or image, the stride may be anything.
     fours = pixels.flatten().view(torch.int32).view(batch, channels, rows, 4, columns)
     fours = fours.transpose(1, 2)
     blocks = fours.reshape(batch * rows, channels * 4, columns).transpose(1, 2).contiguous()
@@ -137,9 +130,9 @@ class PixelTrunk(nn.Sequential):
         # Flat before ReLU: its backward pass then reads two tensors of the same strides.
         body = nn.Sequential(*convolutions, nn.Flatten(), nn.ReLU())
         channels_last = _channels_come_last(shape)
-        picture = torch.zeros(1, *shape)
+        image = torch.zeros(1, *shape)
         with torch.no_grad():
-            features = body(picture.movedim(-1, 1) if channels_last else picture).shape[1]
+            features = body(image.movedim(-1, 1) if channels_last else image).shape[1]
         super().__init__(body, orthogonal(nn.Linear(features, width)), nn.ReLU())
         self.out_features = width
         self._channels_last = channels_last
@@ -179,3 +172,47 @@ class NipsCNN(PixelTrunk):
             orthogonal(nn.Conv2d(16, 32, 4, stride=2)),
         ]
         super().__init__(convolutions, shape, 256)
+
+
+class _Residual(nn.Module):
+    """Two 3x3 convolutions around a shortcut; shapes are kept."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.ReLU(),
+            orthogonal(nn.Conv2d(channels, channels, 3, padding=1)),
+            nn.ReLU(),
+            orthogonal(nn.Conv2d(channels, channels, 3, padding=1)),
+        )
+
+    def forward(self, features: Tensor) -> Tensor:
+        return features + cast("Tensor", self.body(features))
+
+
+class ImpalaResNet(PixelTrunk):
+    """Three stages of 16, 32, 32 channels, two residual blocks each, and 256 features.
+
+    The residual trunk of IMPALA (Espeholt et al., 2018, figure 3, right).
+    """
+
+    def __init__(self, shape: Sequence[int], widths: Sequence[int] = (16, 32, 32)) -> None:
+        stages: list[nn.Module] = []
+        channels = channels_of(shape)
+        for width in widths:
+            kind = nn.Conv2d if stages else PixelConv2d
+            stages += [
+                orthogonal(kind(channels, width, 3, padding=1)),
+                nn.MaxPool2d(3, stride=2, padding=1),
+                _Residual(width),
+                _Residual(width),
+            ]
+            channels = width
+        super().__init__(stages, shape, 256)
+
+
+class SeedResNet(ImpalaResNet):
+    """A fourth stage of 32 channels: SEED RL's network for football (Espeholt et al., 2020)."""
+
+    def __init__(self, shape: Sequence[int]) -> None:
+        super().__init__(shape, (16, 32, 32, 32))
