@@ -49,14 +49,6 @@ class Impala(Learner):
             raise ConfigurationError("normalize_value=true: A2C and PPO have it, Impala has not")
         self.rho_clip, self.c_clip = rho_clip, c_clip
 
-    @property
-    def parts_per_round(self) -> int:
-        """One: V-trace needs whole trajectories."""
-        chunks = self.trainer.accumulate_grad_batches
-        if chunks != 1:
-            raise ConfigurationError(f"accumulate_grad_batches={chunks}; Impala needs 1")
-        return 1
-
     def training_step(self, part: RoundSlice, _: int) -> Tensor:
         """Return the loss of a batch, at the newest weights, which are in place."""
         with self.learning_from(part):

@@ -51,13 +51,7 @@ class MinibatchLearner(Learner):
     @property
     def parts_per_round(self) -> int:
         """Minibatches of all epochs: gradient computations on each round."""
-        parts = self.epochs * self.minibatches
-        if parts % self.trainer.accumulate_grad_batches:
-            raise ConfigurationError(
-                f"accumulate_grad_batches={self.trainer.accumulate_grad_batches} does not divide "
-                f"the {parts} minibatches of a round: gradients of two rounds would mix"
-            )
-        return parts
+        return self.epochs * self.minibatches
 
     @property
     def parts_per_pass(self) -> int:

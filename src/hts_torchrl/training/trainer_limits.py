@@ -246,8 +246,8 @@ def _require_divided_rounds(trainer: Trainer) -> None:
     if parts_per_round % several:
         raise ConfigurationError(
             f"accumulate_grad_batches={several} does not divide the {parts_per_round} parts of a "
-            f"round: gradients of two rounds would mix; give {type(module).__name__} as many "
-            "parts_per_round, or set 1"
+            "round: gradients of two rounds would mix; let it divide "
+            f"{type(module).__name__}.parts_per_round, or set 1"
         )
     if getattr(module, "publishes_weights", False) and not module.automatic_optimization:
         raise ConfigurationError(
