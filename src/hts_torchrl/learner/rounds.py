@@ -33,7 +33,6 @@ from hts_torchrl.errors import ConfigurationError, ProtocolError
 from hts_torchrl.learner.deferred_interrupt import DeferredInterrupt
 from hts_torchrl.learner.delayed_gradient import DelayedGradient, DelayedWeights
 from hts_torchrl.learner.finite import require_finite_gradients
-from hts_torchrl.learner.hooks import of_one_optimizer, refuse_replaced_hooks
 from hts_torchrl.learner.modes import SeededDraws
 from hts_torchrl.learner.optimizers import COMPUTES_AGAIN
 from hts_torchrl.learner.resumption import Resumption, RoundStart
@@ -60,7 +59,11 @@ from hts_torchrl.schedule import DELAYS
 from hts_torchrl.settings import loadable
 from hts_torchrl.specs import IS_INIT, EnvSpec, Key
 from hts_torchrl.training.evaluation import EpisodeScores, Evaluation
-from hts_torchrl.training.extended_hooks import is_of_the_user
+from hts_torchrl.training.extended_hooks import (
+    is_of_the_user,
+    of_one_optimizer,
+    refuse_replaced_hooks,
+)
 from hts_torchrl.training.round_slice import RoundSlice
 from hts_torchrl.training.run_settings import class_name, plain
 from hts_torchrl.training.trainer_limits import warn_of_schedules
