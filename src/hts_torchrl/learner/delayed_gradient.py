@@ -129,6 +129,8 @@ class DelayedWeights:
         self.statistics = DelayedGradient(buffers.values())
         self._parameter_names, self._buffer_names = list(trained), list(buffers)
         self._counts = {name for name in of_inputs if name.endswith(".count")}
+        self._without_statistics: int | None = None
+        """Version of the weights that had none; -1 if all have."""
         self._policy = policy
         names: dict[int, list[str]] = {}
         for name, tensor in policy.state_dict(keep_vars=True).items():
@@ -136,11 +138,19 @@ class DelayedWeights:
         self._names = {name: of_one for of_one in names.values() for name in of_one}
         """All names of each weight, by each: modules may share it, and a checkpoint has all."""
 
-    @property
-    def have_statistics(self) -> bool:
-        """Whether the behaviour weights have seen what they normalise."""
-        behaviour = zip(self._parameter_names, self.parameters.behaviour, strict=True)
-        return all(value > 0 for name, value in behaviour if name in self._counts)
+    def lack_statistics(self, version: int) -> bool:
+        """Return whether weights that collected a round had seen nothing to normalise by.
+
+        Only those of a run's first round may not have.
+
+        Args:
+            version: of the weights; the first call is before the first round begins.
+        """
+        if self._without_statistics is None:
+            behaviour = zip(self._parameter_names, self.parameters.behaviour, strict=True)
+            known = all(value > 0 for name, value in behaviour if name in self._counts)
+            self._without_statistics = -1 if known else version
+        return version == self._without_statistics
 
     def set_behaviour(self, weights: Mapping[str, Tensor]) -> None:
         """Take the weights with which a resumed run acts, by the policy's own names."""

@@ -33,7 +33,7 @@ def require_finite_gradients(
         module: that names the parameters.
         optimizer: of the parameters whose gradients are looked at.
         round_: the round ``[N, T]`` that they were computed from.
-        keys: entries of the round that may have caused it, the likeliest first.
+        keys: entries of the round that may have caused it, the most probable first.
         first_env: index of the round's first environment over all ranks.
 
     Raises:

@@ -11,6 +11,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 from torch.nn import Parameter
 
+from hts_torchrl.compat.lightning import leave_gradients
 from hts_torchrl.compat.torch import of_all_ranks, runs_after_accumulation
 from hts_torchrl.errors import ConfigurationError, require
 from hts_torchrl.learner.delayed_gradient import DelayedWeights
@@ -176,6 +177,7 @@ class ComputedGradient:
                 f"accumulate_grad_batches={several} with {setting}: "
                 "chunks are accumulated already; 1 is needed"
             )
+        leave_gradients(learner.trainer.strategy)  # DDP would average them
         return chunks
 
     def of(self, loss_of: Callable[[], Tensor]) -> Tensor:

@@ -73,7 +73,7 @@ class Impala(Learner):
         next_value[unseen] = final_value
         targets = vtrace_targets(
             log_prob=log_prob.detach().view_as(next_value),
-            behaviour_log_prob=self.behaviour_log_prob(batch).unsqueeze(-1),
+            behaviour_log_prob=samples["behaviour_log_prob"].view_as(next_value),
             reward=self.rewards(batch),
             value=value.detach().view_as(next_value),
             next_value=next_value,
