@@ -16,7 +16,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
-from hts_torchrl.compat.lightning import is_accumulating, logs_after, set_callback_metrics
+from hts_torchrl.compat.lightning import is_accumulating, log_figures
 from hts_torchrl.errors import ConfigurationError, require
 from hts_torchrl.learner.gradient_chunks import ComputedGradient, GradientChunks
 from hts_torchrl.learner.optimizers import make_optimizer, require_arguments
@@ -28,6 +28,7 @@ from hts_torchrl.policy.forward import evaluating, inputs_of
 from hts_torchrl.policy.learning import NO_VALUE, samples_of_round
 from hts_torchrl.policy.normalization import RunningStatistics
 from hts_torchrl.rng import update_seed
+from hts_torchrl.training.trainer_limits import steps_of_run
 
 # More than any machine has cores; the OpenMP runtime crashes when it cannot start them.
 _MOST_THREADS = 1024
@@ -88,6 +89,8 @@ class Learner(RoundModule):
     """Settings of its base classes that a learner has not."""
     _captures = False
     """Whether a loss is captured, which may ask the GPU for nothing then."""
+    parts_per_pass = 1
+    """Parts in which a pass over all samples of a round is made."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:  # noqa: ANN401
         """Let a subclass show the settings that it inherits."""
@@ -176,19 +179,11 @@ class Learner(RoundModule):
             learner = PPO.load_from_checkpoint("best.ckpt")
             trainer.validate(learner, datamodule)
         """
-        for name, value, wanted in (
-            ("hparams_file", hparams_file, "None"),
-            ("weights_only", weights_only, "True"),
-        ):
-            taken = value is None or str(value) == wanted
-            require(taken, f"{cls.__name__}.load_from_checkpoint({name}={value!r})", wanted)
+        call = f"{cls.__name__}.load_from_checkpoint"
+        require(hparams_file is None, f"{call}(hparams_file={hparams_file!r})", "None")
+        require(weights_only in (None, True), f"{call}(weights_only={weights_only!r})", "True")
         learner: Self = restored(cls, Path(checkpoint_path), map_location, settings, strict=strict)
         return learner
-
-    @property
-    def parts_per_pass(self) -> int:
-        """Parts in which a pass over all samples of a round is made."""
-        return 1
 
     @property
     def computed_for(self) -> str | None:
@@ -219,25 +214,11 @@ class Learner(RoundModule):
         )
         if not self.learning_rate_decay:
             return optimizer
-        self.decay_steps = steps = self.steps_of_run("learning_rate_decay")
+        self.decay_steps = steps = steps_of_run(self.trainer, "learning_rate_decay")
         decay = torch.optim.lr_scheduler.LambdaLR(
             optimizer, lambda step: max(0.0, 1 - step / steps)
         )
         return [optimizer], [{"scheduler": decay, "interval": "step"}]
-
-    def steps_of_run(self, setting: str) -> int:
-        """Return how many steps of the optimiser the run has, from its first to its last round.
-
-        Args:
-            setting: what needs to know, for the message.
-
-        Raises:
-            ConfigurationError: if the run has no end.
-        """
-        steps = self.trainer.estimated_stepping_batches
-        if steps == float("inf"):
-            raise ConfigurationError(f"{setting} needs an end: set total_frames")
-        return int(steps)
 
     def on_fit_start(self) -> None:
         """Take the behaviour weights of the first round, this rank's chunks, and threads."""
@@ -316,16 +297,9 @@ class Learner(RoundModule):
             return
         figures = {f"{group}/{name}": value.detach().clone() for name, value in losses.items()}
         if self._gradient.figures is None:
-            self.log_figures(figures)
+            log_figures(self, figures)
         else:
             self._gradient.figures |= figures
-
-    def log_figures(self, figures: dict[str, Tensor]) -> None:
-        """Log figures by their full names."""
-        if logs_after(self.trainer, self.trainer.global_step + 1):
-            self.log_dict(figures)
-        else:
-            set_callback_metrics(self.trainer, figures)
 
     def gae(
         self,

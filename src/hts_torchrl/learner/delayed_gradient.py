@@ -132,11 +132,6 @@ class DelayedWeights:
         self._without_statistics: int | None = None
         """Version of the weights that had none; -1 if all have."""
         self._policy = policy
-        names: dict[int, list[str]] = {}
-        for name, tensor in policy.state_dict(keep_vars=True).items():
-            names.setdefault(id(tensor), []).append(name)
-        self._names = {name: of_one for of_one in names.values() for name in of_one}
-        """All names of each weight, by each: modules may share it, and a checkpoint has all."""
 
     def lack_statistics(self, version: int) -> bool:
         """Return whether weights that collected a round had seen nothing to normalise by.
@@ -192,14 +187,18 @@ class DelayedWeights:
             self.statistics.restore_newest()
 
     def newest(self) -> dict[str, Tensor]:
-        """Return copies of the weights at the start of the round, by all of the policy's names."""
-        firsts = [*self._parameter_names, *self._buffer_names]
-        tensors = [*self.parameters.newest, *self.statistics.newest]
-        return {
-            name: tensor.clone()
-            for first, tensor in zip(firsts, tensors, strict=True)
-            for name in self._names.get(first, [first])
+        """Return copies of the weights at the start of the round, by all of the policy's names.
+
+        Modules may share a weight, and a checkpoint has it by each of its names.
+        """
+        self._find_buffers()
+        newest = {
+            id(now): before
+            for each in (self.parameters, self.statistics)
+            for now, before in zip(each.parameters, each.newest, strict=True)
         }
+        kept = self._policy.state_dict(keep_vars=True)
+        return {name: newest[id(now)].clone() for name, now in kept.items() if id(now) in newest}
 
     def moved_buffers(self) -> list[str]:
         """Return the names of the buffers that are not as at the start of the round."""

@@ -43,6 +43,7 @@ class MinibatchLearner(Learner):
         require(epochs > 0, f"epochs={epochs}", "1 or more")
         require(minibatches > 0, f"minibatches={minibatches}", "1 or more")
         self.epochs, self.minibatches = epochs, minibatches
+        self.parts_per_pass = minibatches
         self._minibatches: dict[int, tuple[Tensor, ...]] = {}
         """Of the running epoch, by this rank's chunk."""
         self._rows = torch.empty(0, dtype=torch.int64)
@@ -52,11 +53,6 @@ class MinibatchLearner(Learner):
     def parts_per_round(self) -> int:
         """Minibatches of all epochs: gradient computations on each round."""
         return self.epochs * self.minibatches
-
-    @property
-    def parts_per_pass(self) -> int:
-        """Parts in which a pass over all samples of a round is made: its minibatches."""
-        return self.minibatches
 
     def training_step(self, part: RoundSlice, _: int) -> Tensor:
         """Return the loss of one minibatch."""

@@ -9,14 +9,12 @@ import contextlib
 import functools
 import signal
 from collections.abc import Iterator
-from dataclasses import replace
 from enum import Enum
 from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.trainer.states import TrainerFn
-from lightning.pytorch.utilities.exceptions import SIGTERMException
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor, nn
@@ -25,17 +23,17 @@ from torch.optim import Optimizer
 
 from hts_torchrl.allocator import keep_freed_memory
 from hts_torchrl.collectors.round_source import RoundSource
-from hts_torchrl.compat.lightning import must_leave, requeue_signals, set_logged_steps
+from hts_torchrl.compat.lightning import requeue_signals, set_logged_steps
 from hts_torchrl.errors import ConfigurationError, ProtocolError
 from hts_torchrl.learner.deferred_interrupt import DeferredInterrupt
 from hts_torchrl.learner.delayed_gradient import DelayedGradient, DelayedWeights
-from hts_torchrl.learner.finite import require_finite_gradients
+from hts_torchrl.learner.finite import likely_causes, require_finite_gradients
 from hts_torchrl.learner.modes import SeededDraws
 from hts_torchrl.learner.optimizers import COMPUTES_AGAIN
 from hts_torchrl.learner.resumption import Resumption, RoundStart, describe, require_same_network
 from hts_torchrl.models import make_actor_critic
 from hts_torchrl.policy.as_policy import initialise
-from hts_torchrl.policy.forward import inputs_of, path_of, probabilistic_module
+from hts_torchrl.policy.forward import inputs_of, probabilistic_module
 from hts_torchrl.policy.inference import one_thread
 from hts_torchrl.policy.learning import distribution_and_value, greedy_actions
 from hts_torchrl.policy.limits import require_called
@@ -46,7 +44,7 @@ from hts_torchrl.rng import update_seed
 from hts_torchrl.schedule import DELAYS
 from hts_torchrl.settings import loadable
 from hts_torchrl.specs import EnvSpec, Key
-from hts_torchrl.training.evaluation import EpisodeScores, Evaluation
+from hts_torchrl.training.evaluation import Evaluation, log_scores, play
 from hts_torchrl.training.extended_hooks import (
     is_of_the_user,
     of_one_optimizer,
@@ -268,7 +266,7 @@ class RoundModule(LightningModule):
         if self.resumption is not None:
             self.resumption.place_loops()
         self._weights = DelayedWeights(self.actor_critic)
-        self._head = probabilistic_module(self.actor_critic)
+        probabilistic_module(self.actor_critic)  # which refuses a policy that has none
         self._round_state = RoundState.ENDED
 
     def on_train_start(self) -> None:
@@ -370,21 +368,14 @@ class RoundModule(LightningModule):
                 f"{type(self).__name__}.training_step: a part of a round is learned from within "
                 "`with self.learning_from(part):`, also one of which it returns None"
             )
-        batch = self.part.round
+        batch, causes = self.part.round, likely_causes(self.actor_critic)
         first_env = self.global_rank * batch.shape[0]
-        require_finite_gradients(self, optimizer, batch, self._causes(), first_env=first_env)
+        require_finite_gradients(self, optimizer, batch, causes, first_env=first_env)
         self._round_state = RoundState.STEPPING
         if self._gives_statistics_only:
             optimizer.zero_grad()
         if self.part.is_last:
             self._interrupt.hold()
-
-    def _causes(self) -> Iterator[Key]:
-        """Yield what in a round may have made a gradient infinite or NaN."""
-        read = inputs_of(self.actor_critic)
-        yield ("next", "reward")
-        yield from (("next", *path_of(key)) for key in read)
-        yield from (*read, "state_value", *self._head.log_prob_keys)
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
         """Step, and end the round after its last part: before a callback saves a checkpoint."""
@@ -428,11 +419,11 @@ class RoundModule(LightningModule):
     def validation_step(self, evaluation: Evaluation, _: int) -> None:
         """Play the evaluation's episodes and log the raw scores, ``eval/score`` and more."""
         self._interrupt.release()
-        self._log_scores(evaluation, "eval")
+        log_scores(self, play(self, evaluation), "eval")
 
     def test_step(self, evaluation: Evaluation, _: int) -> None:  # noqa: PT019 - no test of ours
         """Play the evaluation's episodes and log the raw scores, ``test/score`` and more."""
-        self._log_scores(evaluation, "test")
+        log_scores(self, play(self, evaluation), "test")
 
     def predict_step(self, evaluation: Evaluation, _: int) -> dict[str, Tensor]:
         """Play the evaluation's episodes; return each one's raw score and its length in steps.
@@ -440,31 +431,11 @@ class RoundModule(LightningModule):
         Returns:
             ``score``, float64 ``[episodes]``, and ``length``, int64 ``[episodes]``.
         """
-        result = self._play(evaluation)
+        result = play(self, evaluation)
         return {
             "score": torch.from_numpy(result.scores),
             "length": torch.from_numpy(result.lengths),
         }
-
-    def _play(self, evaluation: Evaluation) -> EpisodeScores:
-        def obey_sigterm() -> None:
-            if must_leave(self):
-                raise SIGTERMException
-
-        return replace(evaluation, device=str(self.device)).run(self.actor_critic, obey_sigterm)
-
-    def _log_scores(self, evaluation: Evaluation, group: str) -> None:
-        result = self._play(evaluation)
-        self.log_dict(
-            {
-                f"{group}/score": float(result.scores.mean()),
-                f"{group}/score_std": float(result.scores.std()),
-                f"{group}/episode_length": float(result.lengths.mean()),
-                f"{group}/updates": float(self.updates),
-            },
-            batch_size=len(result.scores),
-            sync_dist=True,
-        )
 
     # Checkpoints
 

@@ -221,6 +221,22 @@ def parts_of_epoch(trainer: Trainer, rounds: int) -> int:
     return in_epoch
 
 
+def steps_of_run(trainer: Trainer, setting: str) -> int:
+    """Return how many steps of the optimiser the run has, from its first to its last round.
+
+    Args:
+        trainer: of the run.
+        setting: what needs to know, for the message.
+
+    Raises:
+        ConfigurationError: if the run has no end.
+    """
+    steps = trainer.estimated_stepping_batches
+    if steps == float("inf"):
+        raise ConfigurationError(f"{setting} needs an end: set total_frames")
+    return int(steps)
+
+
 def warn_of_schedules(trainer: Trainer) -> None:
     """Warn of a schedule that would step at the end of the run alone.
 
