@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import json
 import shlex
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -89,7 +88,7 @@ class CheckpointSettings:
         if make is None:
             self.withheld["model"] = name
             return
-        known = _known(make, arguments, "model", besides=("policy",))
+        known = known_arguments(make, arguments, "the checkpoint's model", besides=("policy",))
         for each, default in _own_arguments(make).items():
             if not _is_number(known.get(each)):  # it may name what is imported
                 value = known.pop(each)
@@ -112,14 +111,14 @@ class CheckpointSettings:
         if not isinstance(settings, dict) or not {"data", "trainer"} <= settings.keys():
             raise ConfigurationError("the checkpoint's settings of data and trainer are missing")
         trainer = {n: v for n, v in _mapping(settings["trainer"]).items() if n != "world_size"}
-        self.config["trainer"] = _known(_trainer, trainer, "trainer")
+        self.config["trainer"] = known_arguments(_trainer, trainer, "the checkpoint's trainer")
         portable = settings.get("portable", False)
         if type(portable) is not bool:
             raise ConfigurationError("the checkpoint's portable: true or false is needed")
         self.config["portable"] = portable
         data = dict(_mapping(settings["data"]))
         env = data.pop("env", None)
-        data = _known(HTSDataModule, data, "data", besides=_NOT_OF_A_FILE)
+        data = known_arguments(HTSDataModule, data, "the checkpoint's data", besides=_NOT_OF_A_FILE)
         if "seed" in data:
             self.config["seed_everything"] = data.pop("seed")
         self.config["data"] = data
@@ -127,7 +126,7 @@ class CheckpointSettings:
         if name not in _FACTORIES:
             self.withheld["data.env"] = name
             return
-        known = _known(_FACTORIES[name], arguments, "data.env")
+        known = known_arguments(_FACTORIES[name], arguments, "the checkpoint's data.env")
         may_import = name in ("EnvPoolEnvs", "GymEnvs") and _may_import(known)
         if may_import or name == "PettingZooEnvs":
             flags = [name, f"--data.env.id={known.get('id')}"]
@@ -202,21 +201,3 @@ def _mapping(value: object) -> dict[Any, Any]:
     if not isinstance(value, dict):
         raise ConfigurationError(f"the checkpoint's settings are a {type(value).__name__}")
     return value
-
-
-def _known(
-    make: Any,  # noqa: ANN401 - a class or a function
-    given: object,
-    where: str,
-    *,
-    besides: tuple[str, ...] = (),
-) -> dict[str, Any]:
-    """Return the fields that there are, with a warning that names one that there is not."""
-    known, unknown = known_arguments(make, given, f"the checkpoint's {where}", besides=besides)
-    if unknown:
-        warnings.warn(
-            f"the checkpoint's {where} has a setting {unknown[0]} (and {len(unknown) - 1} more) "
-            "that is not known here: it is left out",
-            stacklevel=2,
-        )
-    return known

@@ -43,6 +43,18 @@ def set_callback_metrics(trainer: Trainer, figures: Mapping[str, Tensor]) -> Non
             logged._forward_cache = figures[logged.meta.name]  # else its last value returns
 
 
+def log_figures(module: LightningModule, figures: Mapping[str, Tensor]) -> None:
+    """Log figures of the step that is being made, if the Trainer will log after it.
+
+    ``Trainer.callback_metrics`` has them in any case.
+    """
+    trainer = module.trainer
+    if logs_after(trainer, trainer.global_step + 1):
+        module.log_dict(figures)
+    else:
+        set_callback_metrics(trainer, figures)
+
+
 def must_leave(module: LightningModule) -> bool:
     """Return whether SIGTERM came to a module's Trainer, if it has one, of one rank.
 

@@ -147,17 +147,13 @@ class A2C(Learner):
         """Refuse a graph where there is no GPU."""
         if self.cudagraph_loss:
             require_gpu(self.device)
+            self._at_end.callback(setattr, self, "_graph", None)  # its memory is free then
         super().on_fit_start()
 
     def on_after_backward(self) -> None:
         """Put the newest weights back, from which the optimiser steps; the gradient stays."""
         if self.lag and not self.reweights:
             self.delayed.restore_newest()
-
-    def on_fit_end(self) -> None:
-        """Free the memory of the graph."""
-        super().on_fit_end()
-        self._graph = self._graph_of = None
 
     def _replayed(self, batch: TensorDictBase) -> Tensor:
         """Return gradient, loss and figures of a chunk, by a graph if the chunk is as most are."""

@@ -5,34 +5,30 @@ Shapes: N environments, T steps of a round; B samples of it.
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeAlias
 
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDictBase
 from torch import Tensor, nn
 
-from hts_torchrl.compat.lightning import (
-    is_accumulating,
-    leave_gradients,
-    logs_after,
-    set_callback_metrics,
-)
+from hts_torchrl.compat.lightning import is_accumulating, log_figures
 from hts_torchrl.errors import ConfigurationError, require
 from hts_torchrl.learner.gradient_chunks import ComputedGradient, GradientChunks
 from hts_torchrl.learner.optimizers import make_optimizer, require_arguments
 from hts_torchrl.learner.restored import restored
-from hts_torchrl.learner.rounds import NO_VALUE, RoundModule
+from hts_torchrl.learner.rounds import RoundModule
 from hts_torchrl.learner.settings import show_inherited
 from hts_torchrl.objectives.returns import Targets, gae_targets
-from hts_torchrl.policy.forward import evaluating
+from hts_torchrl.policy.forward import evaluating, inputs_of
+from hts_torchrl.policy.learning import NO_VALUE, samples_of_round
 from hts_torchrl.policy.normalization import RunningStatistics
 from hts_torchrl.rng import update_seed
-from hts_torchrl.specs import IS_INIT
+from hts_torchrl.training.trainer_limits import steps_of_run
 
 # More than any machine has cores; the OpenMP runtime crashes when it cannot start them.
 _MOST_THREADS = 1024
@@ -93,6 +89,8 @@ class Learner(RoundModule):
     """Settings of its base classes that a learner has not."""
     _captures = False
     """Whether a loss is captured, which may ask the GPU for nothing then."""
+    parts_per_pass = 1
+    """Parts in which a pass over all samples of a round is made."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:  # noqa: ANN401
         """Let a subclass show the settings that it inherits."""
@@ -133,8 +131,6 @@ class Learner(RoundModule):
         self.optimizer_name, self.optimizer_kwargs = optimizer, dict(optimizer_kwargs or {})
         self.learning_rate, self.learning_rate_decay = learning_rate, learning_rate_decay
         self.epsilon = epsilon
-        self.decay_steps: int | None = None
-        """Steps of the optimiser in which the learning rate falls to 0, if it does."""
         self.gamma = gamma
         self.value_coef, self.entropy_coef = value_coef, entropy_coef
         self.num_threads = num_threads
@@ -149,8 +145,6 @@ class Learner(RoundModule):
         """Of discounted returns, where the data module normalises rewards."""
         self.value_scale = RunningStatistics() if normalize_value else None
         """Of returns, where the critic's values are normalised."""
-        self._threads: int | None = None
-        """Of torch, before ``fit``."""
         self._returns: dict[tuple[int, int], Tensor] = {}
         """Of the round, by chunk and part."""
 
@@ -185,19 +179,11 @@ class Learner(RoundModule):
             learner = PPO.load_from_checkpoint("best.ckpt")
             trainer.validate(learner, datamodule)
         """
-        for name, value, wanted in (
-            ("hparams_file", hparams_file, "None"),
-            ("weights_only", weights_only, "True"),
-        ):
-            taken = value is None or str(value) == wanted
-            require(taken, f"{cls.__name__}.load_from_checkpoint({name}={value!r})", wanted)
+        call = f"{cls.__name__}.load_from_checkpoint"
+        require(hparams_file is None, f"{call}(hparams_file={hparams_file!r})", "None")
+        require(weights_only in (None, True), f"{call}(weights_only={weights_only!r})", "True")
         learner: Self = restored(cls, Path(checkpoint_path), map_location, settings, strict=strict)
         return learner
-
-    @property
-    def parts_per_pass(self) -> int:
-        """Parts in which a pass over all samples of a round is made."""
-        return 1
 
     @property
     def computed_for(self) -> str | None:
@@ -228,25 +214,11 @@ class Learner(RoundModule):
         )
         if not self.learning_rate_decay:
             return optimizer
-        self.decay_steps = steps = self.steps_of_run("learning_rate_decay")
+        self.decay_steps = steps = steps_of_run(self.trainer, "learning_rate_decay")
         decay = torch.optim.lr_scheduler.LambdaLR(
             optimizer, lambda step: max(0.0, 1 - step / steps)
         )
         return [optimizer], [{"scheduler": decay, "interval": "step"}]
-
-    def steps_of_run(self, setting: str) -> int:
-        """Return how many steps of the optimiser the run has, from its first to its last round.
-
-        Args:
-            setting: what needs to know, for the message.
-
-        Raises:
-            ConfigurationError: if the run has no end.
-        """
-        steps = self.trainer.estimated_stepping_batches
-        if steps == float("inf"):
-            raise ConfigurationError(f"{setting} needs an end: set total_frames")
-        return int(steps)
 
     def on_fit_start(self) -> None:
         """Take the behaviour weights of the first round, this rank's chunks, and threads."""
@@ -254,38 +226,9 @@ class Learner(RoundModule):
         if self.computed_for:
             self.chunks = self._gradient.begin()
         self._returns = {}
-        self._threads = torch.get_num_threads()
         if self.num_threads is not None:
+            self._at_end.callback(torch.set_num_threads, torch.get_num_threads())
             torch.set_num_threads(self.num_threads)
-
-    def on_train_start(self) -> None:
-        """Take up a run that goes on: its acting weights, and rates that are others now."""
-        super().on_train_start()
-        if self.computed_for:
-            leave_gradients(self.trainer.strategy)  # DDP would average them
-        if self.resumption is not None:
-            self.resumption.set_rates(decay_steps=self.decay_steps)
-            self.resumption = None
-
-    def on_fit_end(self) -> None:
-        """Give the threads back."""
-        super().on_fit_end()
-        self._give_threads_back()
-
-    def leave_round(self) -> None:
-        """Give the threads back too."""
-        super().leave_round()
-        self._give_threads_back()
-
-    def _give_threads_back(self) -> None:
-        if self._threads is not None:
-            torch.set_num_threads(self._threads)
-            self._threads = None
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Keep settings and updates; and before a round that was cut off, all as it was then."""
-        super().on_save_checkpoint(checkpoint)
-        checkpoint["learner"]["decay_steps"] = self.decay_steps
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
         """Compute the gradient, or put that of all chunks into place.
@@ -354,16 +297,9 @@ class Learner(RoundModule):
             return
         figures = {f"{group}/{name}": value.detach().clone() for name, value in losses.items()}
         if self._gradient.figures is None:
-            self.log_figures(figures)
+            log_figures(self, figures)
         else:
             self._gradient.figures |= figures
-
-    def log_figures(self, figures: dict[str, Tensor]) -> None:
-        """Log figures by their full names."""
-        if logs_after(self.trainer, self.trainer.global_step + 1):
-            self.log_dict(figures)
-        else:
-            set_callback_metrics(self.trainer, figures)
 
     def gae(
         self,
@@ -390,16 +326,15 @@ class Learner(RoundModule):
         """
         if "state_value" not in batch.keys():  # noqa: SIM118 - a TensorDict is no dict
             raise ConfigurationError(NO_VALUE)
-        after = batch["next"]
         of_behaviour = value is None
         value = batch["state_value"] if value is None else value
-        next_value = self._next_value(batch, value, of_behaviour=of_behaviour)
+        next_value = self._next_value(batch["next"], value, of_behaviour=of_behaviour)
         targets = gae_targets(
             reward=self.rewards(batch),
             value=self._unscaled(value),
             next_value=self._unscaled(next_value),
-            done=after["done"],
-            terminated=after["terminated"],
+            done=batch["next", "done"],
+            terminated=batch["next", "terminated"],
             gamma=self.gamma,
             gae_lambda=gae_lambda,
             unroll=unroll,
@@ -414,11 +349,11 @@ class Learner(RoundModule):
         reward: Tensor = batch["next", "reward"]
         return reward if self.reward_scale is None else self.reward_scale.scaled(reward)
 
-    def _has_no_statistics(self, version: int) -> bool:
+    def _lacks_statistics(self, version: int) -> bool:
         """Return whether nothing is known to normalise observations, rewards or values by."""
         scales = (self.reward_scale, self.value_scale)
         unknown = any(each is not None and not each.count for each in scales)
-        return super()._has_no_statistics(version) or unknown
+        return super()._lacks_statistics(version) or unknown
 
     def _unscaled(self, value: Tensor) -> Tensor:
         return value if self.value_scale is None else self.value_scale.restored(value)
@@ -427,9 +362,8 @@ class Learner(RoundModule):
         """Take note of all that the round holds, after its last step of the optimiser."""
         super().update_statistics()
         if self.reward_scale is not None:
-            chunks = self.chunks_of_round()
-            sums = [chunk["next", "discounted_return"].flatten() for chunk in chunks]
-            self.reward_scale.update(*sums)
+            sums = (chunk["next", "discounted_return"] for chunk in self.chunks_of_round())
+            self.reward_scale.update(*(each.flatten() for each in sums))
         if self.value_scale is not None:
             if not self._returns:
                 raise ConfigurationError(
@@ -453,30 +387,9 @@ class Learner(RoundModule):
             ``action`` (of a policy that writes its parts, a TensorDict of these),
             ``behaviour_log_prob`` and your entries.
         """
-        keys = self._head.dist_sample_keys
-        entries: dict[Any, Tensor | TensorDictBase] = {
-            **self.observations(batch),
-            "action": batch.select(*keys) if self._writes_parts else batch[keys[0]],
-            "behaviour_log_prob": self.behaviour_log_prob(batch),
-            **more,
-        }
-        if self.remembers:
-            begins = batch["next", "done"].roll(1, 1)
-            begins[:, 0] = False  # the memory of the first step is stored, whether it begins or not
-            samples = TensorDict({IS_INIT: begins, **entries}, batch.shape)
-        else:
-            samples = TensorDict(entries, batch.shape).reshape(-1)
+        samples = samples_of_round(self.actor_critic, batch, more)
         # Of a chunk in memory of its own: bits of a pass may depend on where its input lies.
         return samples if self.gradient_chunks == 1 else samples.clone()
-
-    def behaviour_log_prob(self, batch: TensorDictBase) -> Tensor:
-        """Return the log-probabilities of a round's actions when they were drawn, ``[N, T]``.
-
-        Args:
-            batch: the round ``[N, T]``; those of an action's parts are added up.
-        """
-        stored = (batch[key] for key in self._head.log_prob_keys)
-        return torch.stack([each.reshape(*batch.shape, -1).sum(-1) for each in stored]).sum(0)
 
     def weighted_sum(self, losses: dict[str, Tensor]) -> Tensor:
         """Log the parts of an actor-critic's loss, and return their sum by the coefficients.
@@ -501,7 +414,7 @@ class Learner(RoundModule):
         Returns:
             Values of the B chosen ones, float32 ``[B, 1]``, without gradient.
         """
-        final = after.select(*self.observation_keys)[chosen]
+        final = after.select(*inputs_of(self.actor_critic))[chosen]
         with torch.no_grad(), evaluating(*self._draws.layers_of_two_modes):
             return self.evaluate(final)[1].unsqueeze(-1)
 
@@ -518,9 +431,8 @@ class Learner(RoundModule):
         with torch.no_grad(), evaluating(*self._draws.layers_of_two_modes):
             return torch.cat([self.evaluate(part)[1] for part in parts]).reshape(*batch.shape, 1)
 
-    def _next_value(self, batch: TensorDictBase, value: Tensor, *, of_behaviour: bool) -> Tensor:
+    def _next_value(self, after: TensorDictBase, value: Tensor, *, of_behaviour: bool) -> Tensor:
         """Shift the values by a step; evaluate what no actor saw: the true final ones."""
-        after = batch["next"]
         next_value = value.roll(-1, 1)
         if self._captures:  # those of ended episodes too: a graph has one shape
             next_value[_LAST] = self.values_where(after, _LAST)
@@ -530,6 +442,6 @@ class Learner(RoundModule):
         unseen &= ~after["terminated"].squeeze(-1)
         if unseen.any():
             behaviour = self._weights.behaviour() if self.lag and of_behaviour else None
-            with behaviour or contextlib.nullcontext():
+            with behaviour or nullcontext():
                 next_value[unseen] = self.values_where(after, unseen)
         return next_value

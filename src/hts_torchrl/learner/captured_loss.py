@@ -42,10 +42,16 @@ class CapturedLoss:
 
         def run() -> None:
             # Casts that autocast keeps would be those of the weights of the capture.
-            with _uncached_autocast(device):
+            kind = device.type
+            with torch.autocast(
+                kind,
+                dtype=torch.get_autocast_dtype(kind),
+                enabled=torch.is_autocast_enabled(kind),
+                cache_enabled=False,
+            ):
                 self._vector = compute(self._batch)
 
-        # What is drawn for a round is the same, whether it is captured or replayed.
+        # What is sampled for a round is the same, whether it is captured or replayed.
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             self._replay = captured(run, device, setting=SETTING, what="the loss")
 
@@ -67,12 +73,3 @@ def require_gpu(device: torch.device) -> None:
             f"{SETTING}=True: the learner computes on {str(device)!r}, but CUDA graphs need a GPU: "
             "Trainer(accelerator='gpu'), or leave it out"
         )
-
-
-def _uncached_autocast(device: torch.device) -> torch.autocast:
-    return torch.autocast(
-        device.type,
-        dtype=torch.get_autocast_dtype(device.type),
-        enabled=torch.is_autocast_enabled(device.type),
-        cache_enabled=False,
-    )

@@ -129,18 +129,23 @@ class DelayedWeights:
         self.statistics = DelayedGradient(buffers.values())
         self._parameter_names, self._buffer_names = list(trained), list(buffers)
         self._counts = {name for name in of_inputs if name.endswith(".count")}
+        self._without_statistics: int | None = None
+        """Version of the weights that had none; -1 if all have."""
         self._policy = policy
-        names: dict[int, list[str]] = {}
-        for name, tensor in policy.state_dict(keep_vars=True).items():
-            names.setdefault(id(tensor), []).append(name)
-        self._names = {name: of_one for of_one in names.values() for name in of_one}
-        """All names of each weight, by each: modules may share it, and a checkpoint has all."""
 
-    @property
-    def have_statistics(self) -> bool:
-        """Whether the behaviour weights have seen what they normalise."""
-        behaviour = zip(self._parameter_names, self.parameters.behaviour, strict=True)
-        return all(value > 0 for name, value in behaviour if name in self._counts)
+    def lack_statistics(self, version: int) -> bool:
+        """Return whether weights that collected a round had seen nothing to normalise by.
+
+        Only those of a run's first round may not have.
+
+        Args:
+            version: of the weights; the first call is before the first round begins.
+        """
+        if self._without_statistics is None:
+            behaviour = zip(self._parameter_names, self.parameters.behaviour, strict=True)
+            known = all(value > 0 for name, value in behaviour if name in self._counts)
+            self._without_statistics = -1 if known else version
+        return version == self._without_statistics
 
     def set_behaviour(self, weights: Mapping[str, Tensor]) -> None:
         """Take the weights with which a resumed run acts, by the policy's own names."""
@@ -182,14 +187,18 @@ class DelayedWeights:
             self.statistics.restore_newest()
 
     def newest(self) -> dict[str, Tensor]:
-        """Return copies of the weights at the start of the round, by all of the policy's names."""
-        firsts = [*self._parameter_names, *self._buffer_names]
-        tensors = [*self.parameters.newest, *self.statistics.newest]
-        return {
-            name: tensor.clone()
-            for first, tensor in zip(firsts, tensors, strict=True)
-            for name in self._names.get(first, [first])
+        """Return copies of the weights at the start of the round, by all of the policy's names.
+
+        Modules may share a weight, and a checkpoint has it by each of its names.
+        """
+        self._find_buffers()
+        newest = {
+            id(now): before
+            for each in (self.parameters, self.statistics)
+            for now, before in zip(each.parameters, each.newest, strict=True)
         }
+        kept = self._policy.state_dict(keep_vars=True)
+        return {name: newest[id(now)].clone() for name, now in kept.items() if id(now) in newest}
 
     def moved_buffers(self) -> list[str]:
         """Return the names of the buffers that are not as at the start of the round."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import torch
 from tensordict import TensorDictBase
@@ -12,8 +12,9 @@ from torch.optim import Optimizer
 
 from hts_torchrl.compat.torch import norms
 from hts_torchrl.errors import NotFiniteError
+from hts_torchrl.policy.forward import inputs_of, probabilistic_module
 from hts_torchrl.shared.arrays import array_name
-from hts_torchrl.specs import Key
+from hts_torchrl.specs import Key, path_of
 
 
 def require_finite_gradients(
@@ -33,7 +34,7 @@ def require_finite_gradients(
         module: that names the parameters.
         optimizer: of the parameters whose gradients are looked at.
         round_: the round ``[N, T]`` that they were computed from.
-        keys: entries of the round that may have caused it, the likeliest first.
+        keys: entries of the round that may have caused it, the most probable first.
         first_env: index of the round's first environment over all ranks.
 
     Raises:
@@ -61,3 +62,11 @@ def require_finite_gradients(
         f"the gradient of {name} is not finite, though all that was collected is: a lower "
         "learning_rate, or gradient_clip_val, may help"
     )
+
+
+def likely_causes(policy: nn.Module) -> Iterator[Key]:
+    """Yield what in a round may have made a gradient of a policy infinite or NaN."""
+    read = inputs_of(policy)
+    yield ("next", "reward")
+    yield from (("next", *path_of(key)) for key in read)
+    yield from (*read, "state_value", *probabilistic_module(policy).log_prob_keys)

@@ -11,6 +11,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 from torch.nn import Parameter
 
+from hts_torchrl.compat.lightning import leave_gradients, log_figures
 from hts_torchrl.compat.torch import of_all_ranks, runs_after_accumulation
 from hts_torchrl.errors import ConfigurationError, require
 from hts_torchrl.learner.delayed_gradient import DelayedWeights
@@ -176,6 +177,7 @@ class ComputedGradient:
                 f"accumulate_grad_batches={several} with {setting}: "
                 "chunks are accumulated already; 1 is needed"
             )
+        leave_gradients(learner.trainer.strategy)  # DDP would average them
         return chunks
 
     def of(self, loss_of: Callable[[], Tensor]) -> Tensor:
@@ -210,7 +212,7 @@ class ComputedGradient:
         end = sum(parameter.numel() for parameter in self.trained())
         self._mean = total[:end]
         if self._names:
-            learner.log_figures(dict(zip(self._names, total[end + 1 :], strict=True)))
+            log_figures(learner, dict(zip(self._names, total[end + 1 :], strict=True)))
         return total[end]
 
     def put_into_place(self, weights: DelayedWeights) -> None:

@@ -49,14 +49,6 @@ class Impala(Learner):
             raise ConfigurationError("normalize_value=true: A2C and PPO have it, Impala has not")
         self.rho_clip, self.c_clip = rho_clip, c_clip
 
-    @property
-    def parts_per_round(self) -> int:
-        """One: V-trace needs whole trajectories."""
-        chunks = self.trainer.accumulate_grad_batches
-        if chunks != 1:
-            raise ConfigurationError(f"accumulate_grad_batches={chunks}; Impala needs 1")
-        return 1
-
     def training_step(self, part: RoundSlice, _: int) -> Tensor:
         """Return the loss of a batch, at the newest weights, which are in place."""
         with self.learning_from(part):
@@ -81,7 +73,7 @@ class Impala(Learner):
         next_value[unseen] = final_value
         targets = vtrace_targets(
             log_prob=log_prob.detach().view_as(next_value),
-            behaviour_log_prob=self.behaviour_log_prob(batch).unsqueeze(-1),
+            behaviour_log_prob=samples["behaviour_log_prob"].view_as(next_value),
             reward=self.rewards(batch),
             value=value.detach().view_as(next_value),
             next_value=next_value,

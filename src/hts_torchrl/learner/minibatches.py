@@ -43,6 +43,7 @@ class MinibatchLearner(Learner):
         require(epochs > 0, f"epochs={epochs}", "1 or more")
         require(minibatches > 0, f"minibatches={minibatches}", "1 or more")
         self.epochs, self.minibatches = epochs, minibatches
+        self.parts_per_pass = minibatches
         self._minibatches: dict[int, tuple[Tensor, ...]] = {}
         """Of the running epoch, by this rank's chunk."""
         self._rows = torch.empty(0, dtype=torch.int64)
@@ -51,18 +52,7 @@ class MinibatchLearner(Learner):
     @property
     def parts_per_round(self) -> int:
         """Minibatches of all epochs: gradient computations on each round."""
-        parts = self.epochs * self.minibatches
-        if parts % self.trainer.accumulate_grad_batches:
-            raise ConfigurationError(
-                f"accumulate_grad_batches={self.trainer.accumulate_grad_batches} does not divide "
-                f"the {parts} minibatches of a round: gradients of two rounds would mix"
-            )
-        return parts
-
-    @property
-    def parts_per_pass(self) -> int:
-        """Parts in which a pass over all samples of a round is made: its minibatches."""
-        return self.minibatches
+        return self.epochs * self.minibatches
 
     def training_step(self, part: RoundSlice, _: int) -> Tensor:
         """Return the loss of one minibatch."""

@@ -1,4 +1,4 @@
-"""Train mode: layers that do other things in it than where a policy acts, and what they draw."""
+"""Train mode: layers that do other things in it than where a policy acts, and what is sampled."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def layers_of_two_modes(policy: nn.Module, observations: dict[Key, Tensor]) -> l
 
 
 class SeededDraws:
-    """What a policy draws while it learns: decided by a seed, or refused.
+    """What a policy samples while it learns: decided by a seed, or refused.
 
     The first part of a run also looks for layers that do another thing in eval mode.
 
@@ -100,7 +100,7 @@ def _refuse_seed(_: int) -> None:
 
 
 def _refuse_draws(policy: nn.Module, observations: dict[Key, Tensor], generator: str) -> None:
-    # Run again, and a copy, because another thread may have drawn.
+    # Run again, and a copy, because another thread may have sampled.
     rows = next(iter(observations.values())).shape[0]
     names = drawing_modules(
         copy.deepcopy(policy), lambda copied: evaluate(copied, observations, rows), generator

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 import torch
@@ -111,7 +110,7 @@ def make_optimizer(
     if not parameters:
         raise ConfigurationError("the policy has no parameter that requires a gradient")
 
-    made = partial(_made, learning_rate=learning_rate, epsilon=epsilon, arguments=arguments)
+    settings = {**arguments, "lr": learning_rate, "eps": epsilon}
     cls = optimizer_class(name)
     matrices = _hidden_matrices(policy) if cls is Muon else []
     if cls is Muon and not matrices:
@@ -119,33 +118,26 @@ def make_optimizer(
     rest = [p for p in parameters if all(p is not matrix for matrix in matrices)]
     try:
         if matrices and rest:
-            return MuonWithAdamW(made(Muon, matrices), made(AdamW, rest))
-        return made(cls, parameters)
+            return MuonWithAdamW(_made(Muon, matrices, settings), _made(AdamW, rest, settings))
+        return _made(cls, parameters, settings)
     except (TypeError, ValueError) as error:
         raise ConfigurationError(f"optimizer={name!r} with {dict(arguments)}: {error}") from error
 
 
 def _made(
-    cls: type[Optimizer],
-    parameters: list[Parameter],
-    *,
-    learning_rate: float,
-    epsilon: float,
-    arguments: Mapping[str, Any],
+    cls: type[Optimizer], parameters: list[Parameter], settings: Mapping[str, Any]
 ) -> Optimizer:
-    taken = inspect.signature(cls).parameters
-    defaults = _OURS.get(cls.__name__, {}) if cls in _BY_NAME.values() else {}
-    given = {k: v for k, v in {**defaults, **arguments}.items() if k in taken}
-    if "eps" in taken and isinstance(taken["eps"].default, float):
-        given["eps"] = epsilon
-    if (
-        cls in _BY_NAME.values()
-        and issubclass(cls, _FUSED)
-        and not {"foreach", "differentiable"} & given.keys()
-    ):
+    """Return an optimiser with those of the settings that its class takes."""
+    taken, of_torch = inspect.signature(cls).parameters, cls in _BY_NAME.values()
+    defaults = _OURS.get(cls.__name__, {}) if of_torch else {}
+    given = {k: v for k, v in {**defaults, **settings}.items() if k in taken}
+    if "eps" in taken and not isinstance(taken["eps"].default, float):  # it has several
+        del given["eps"]
+    one_by_one = {"foreach", "differentiable"} & given.keys()
+    if of_torch and issubclass(cls, _FUSED) and not one_by_one:
         given.setdefault("fused", all(p.is_floating_point() for p in parameters))
     make: Callable[..., Optimizer] = OnePassRMSprop if cls is RMSprop else cls
-    optimizer = make(parameters, lr=learning_rate, **given)
+    optimizer = make(parameters, **given)
     if given.get("fused"):
         let_gradients_be_clipped(optimizer)
     return optimizer

@@ -105,13 +105,7 @@ def _settings(
                 f"{path}: its {name} was an object, {arguments[name]}, of which a checkpoint keeps "
                 f"only the type: give load_from_checkpoint(path, {name}=...)"
             )
-    known, unknown = known_arguments(make, arguments, "model", besides=("policy",))
-    if unknown:
-        warnings.warn(
-            f"{path} has a setting {unknown[0]} (and {len(unknown) - 1} more) that "
-            f"{make.__name__} does not show: it is left out; give it to load_from_checkpoint",
-            stacklevel=4,
-        )
+    known = known_arguments(make, arguments, f"{path}: model", besides=("policy",))
     settings: dict[str, Any] = {**known, **given}
     named = saved.get("policy") or settings.get("network", "mlp")
     own = saved.get("policy") is None and (is_built_in(named) or "network" in given)

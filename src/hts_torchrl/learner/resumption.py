@@ -1,14 +1,19 @@
-"""A run that goes on from a checkpoint: from which start of a round, and with what changed."""
+"""What a checkpoint holds of a learner, and how a run goes on from it.
+
+It may be of a round that was cut off: then it holds all as it was before that round.
+"""
 
 from __future__ import annotations
 
 import copy
 import inspect
 import logging
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from lightning.pytorch import Trainer
+from torch import Tensor, nn
 
 from hts_torchrl.compat.lightning import FitLoop
 from hts_torchrl.compat.torch import set_last_rates
@@ -20,32 +25,93 @@ from hts_torchrl.training.extended_hooks import is_of_the_user
 _log = logging.getLogger(__name__)
 
 
+def describe(module: Any) -> dict[str, Any]:  # noqa: ANN401 - a RoundModule, which imports this
+    """Return class, hyperparameters and policy of a learner as plain data."""
+    hparams = module.hparams.items()
+    given = {k: v for k, v in hparams if k != "policy" and not k.startswith("_")}
+    return {
+        "class_path": run_settings.class_name(module),
+        "init_args": run_settings.plain(given),
+        "policy": module.policy_name,
+        "parts_per_round": module.parts_per_round,
+        "spec": module.spec_json,
+        "normalize_observation": module.normalizes,
+        "decay_steps": module.decay_steps,
+    }
+
+
+def require_same_network(module: Any, weights: Mapping[str, Tensor]) -> None:  # noqa: ANN401
+    """Refuse weights of other shapes than a learner's; of other names too, if it is strict.
+
+    Raises:
+        ConfigurationError: naming the first that differs.
+    """
+    own = {name: tuple(value.shape) for name, value in module.state_dict().items()}
+    saved = {name: tuple(value.shape) for name, value in weights.items()}
+    names = {*own, *saved} if module.strict_loading else own.keys() & saved.keys()
+    for name in sorted(name for name in names if own.get(name) != saved.get(name)):
+        raise ConfigurationError(
+            f"the checkpoint is of another network: its {name} has shape {saved.get(name)}, "
+            f"but {own.get(name)} is needed"
+        )
+
+
 class RoundStart:
-    """The Trainer between two rounds: what a checkpoint of a round that was cut off holds of it.
+    """All as it was before a round: what a checkpoint of a round that is cut off holds.
 
-    A round that is cut off is learned again from its start, and the Trainer must not have counted
-    any of its parts by then. Optimisers are copied only if they step before the round's last part:
-    else they have not moved.
+    Such a round is learned again from its start, and the Trainer must not have counted any of its
+    parts by then::
 
-    Args:
-        trainer: between two of its batches.
-        copy_optimizers: whether a round has several steps.
+        note_trainer(trainer, ...)      between two of its batches
+        note_module(module)             when the round begins
+        put_into(checkpoint, ...)       of a checkpoint that is saved before the round ends
     """
 
-    def __init__(self, trainer: Trainer, *, copy_optimizers: bool) -> None:
-        self._global_step = trainer.global_step
+    def __init__(self) -> None:
+        self._loop: dict[str, Any] | None = None
+        self._entries: dict[str, Any] = {}
+        """Of a checkpoint."""
+        self._beside_policy: dict[str, Any] = {}
+        """What its weights have of the module, without those of the policy."""
+
+    def note_trainer(self, trainer: Trainer, *, copy_optimizers: bool) -> None:
+        """Keep the counts, and what else moves within a round.
+
+        Args:
+            trainer: between two rounds.
+            copy_optimizers: whether optimisers step before the last part of a round; else they have
+                not moved.
+        """
         self._loop = trainer.fit_loop.state_dict()
-        self._moving: dict[str, Any] = {}
+        self._entries = {"global_step": trainer.global_step}
         if copy_optimizers:
             states = [trainer.strategy.optimizer_state(each) for each in trainer.optimizers]
             schedules = [each.scheduler.state_dict() for each in trainer.lr_scheduler_configs]
-            self._moving = copy.deepcopy({"optimizer_states": states, "lr_schedulers": schedules})
+            moving = {"optimizer_states": states, "lr_schedulers": schedules}
+            self._entries |= copy.deepcopy(moving)
 
-    def put_into(self, checkpoint: dict[str, Any]) -> None:
-        """Replace what has moved since; a checkpoint of weights alone has no more than counts."""
-        checkpoint["global_step"] = self._global_step
-        FitLoop.replace(checkpoint, self._loop)
-        checkpoint.update({k: v for k, v in self._moving.items() if k in checkpoint})
+    def note_module(self, module: nn.Module) -> None:
+        """Keep what is saved of a module with a ``policy``, but for the policy."""
+        self._beside_policy = {
+            name: value.clone() if isinstance(value, Tensor) else copy.deepcopy(value)
+            for name, value in module.state_dict().items()
+            if not name.startswith("policy.")
+        }
+
+    def put_into(self, checkpoint: dict[str, Any], policy: Mapping[str, Tensor]) -> None:
+        """Replace what has moved since; a checkpoint of weights alone has no more than counts.
+
+        Args:
+            checkpoint: is changed in place.
+            policy: its weights at the start of the round, by name.
+        """
+        # WeightAveraging keeps its averages under state_dict.
+        current = checkpoint.get("current_model_state", checkpoint["state_dict"])
+        current.update({f"policy.{name}": weights for name, weights in policy.items()})
+        current.update({k: v for k, v in self._beside_policy.items() if k in current})
+        checkpoint.update({k: v for k, v in self._entries.items() if k in checkpoint})
+        if self._loop is not None:
+            FitLoop.replace(checkpoint, self._loop)
 
 
 class Resumption:
@@ -60,15 +126,22 @@ class Resumption:
     Args:
         trainer: of the ``fit``.
         checkpoint: whose settings are compared, and whose counts are changed in place.
-        learner: what a checkpoint of the learner that goes on would have under ``learner``.
+        learner: what :func:`describe` returns of the one that goes on.
 
     Raises:
-        ConfigurationError: for settings that decide bits and differ, unless that is accepted.
+        ConfigurationError: for weights alone, and for settings that decide bits and differ, unless
+            that is accepted.
     """
 
     def __init__(
         self, trainer: Trainer, checkpoint: dict[str, Any], learner: dict[str, Any]
     ) -> None:
+        if "optimizer_states" not in checkpoint:
+            raise ConfigurationError(
+                "the checkpoint has weights alone, as ModelCheckpoint(save_weights_only=True) "
+                "writes it, and no run can go on from it; load_from_checkpoint(...) gives a "
+                "learner with them, which begins a new run"
+            )
         self._trainer = trainer
         self._checkpoint = checkpoint
         self._saved: dict[str, Any] = checkpoint.get("learner") or {}
@@ -85,7 +158,7 @@ class Resumption:
             if self._saved.get("policy") != learner["policy"]:
                 changes["model.policy"] = (self._saved.get("policy"), learner["policy"])
         data: run_settings.Changes = {}
-        if hasattr(datamodule, "changes_from"):
+        if self._has_rounds:
             data = datamodule.changes_from(datamodule.state_in(checkpoint))
         if not getattr(datamodule, "accept_changes", False):
             run_settings.refuse(changes | data)

@@ -6,63 +6,69 @@ Shapes: N environments, T steps of a round; B observations, which have a shape o
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
 import signal
 from collections.abc import Iterator
-from dataclasses import replace
-from functools import partial
+from enum import Enum
 from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.trainer.states import TrainerFn
-from lightning.pytorch.utilities.exceptions import SIGTERMException
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor, nn
 from torch import distributions as d
 from torch.optim import Optimizer
-from torchrl.modules import Delta, TanhDelta
 
 from hts_torchrl.allocator import keep_freed_memory
 from hts_torchrl.collectors.round_source import RoundSource
-from hts_torchrl.compat.lightning import must_leave, requeue_signals, set_logged_steps
-from hts_torchrl.compat.torch import compiles_calls, uncompiled
+from hts_torchrl.compat.lightning import requeue_signals, set_logged_steps
 from hts_torchrl.errors import ConfigurationError, ProtocolError
 from hts_torchrl.learner.deferred_interrupt import DeferredInterrupt
 from hts_torchrl.learner.delayed_gradient import DelayedGradient, DelayedWeights
-from hts_torchrl.learner.finite import require_finite_gradients
-from hts_torchrl.learner.hooks import of_one_optimizer, refuse_replaced_hooks
+from hts_torchrl.learner.finite import likely_causes, require_finite_gradients
 from hts_torchrl.learner.modes import SeededDraws
 from hts_torchrl.learner.optimizers import COMPUTES_AGAIN
-from hts_torchrl.learner.resumption import Resumption, RoundStart
+from hts_torchrl.learner.resumption import Resumption, RoundStart, describe, require_same_network
 from hts_torchrl.models import make_actor_critic
 from hts_torchrl.policy.as_policy import initialise
-from hts_torchrl.policy.composite import is_composite
-from hts_torchrl.policy.forward import evaluate, evaluating, inputs_of, probabilistic_module
+from hts_torchrl.policy.forward import inputs_of, probabilistic_module
 from hts_torchrl.policy.inference import one_thread
+from hts_torchrl.policy.learning import distribution_and_value, greedy_actions
 from hts_torchrl.policy.limits import require_called
-from hts_torchrl.policy.memory import evaluate_sequences, memory_keys
+from hts_torchrl.policy.memory import memory_keys
 from hts_torchrl.policy.normalization import NormalizedPolicy
-from hts_torchrl.policy.sampling import Projection, mode
 from hts_torchrl.policy.spec_json import spec_as_json
 from hts_torchrl.rng import update_seed
 from hts_torchrl.schedule import DELAYS
 from hts_torchrl.settings import loadable
-from hts_torchrl.specs import IS_INIT, EnvSpec, Key, path_of
-from hts_torchrl.training.evaluation import EpisodeScores, Evaluation
-from hts_torchrl.training.extended_hooks import is_of_the_user
+from hts_torchrl.specs import EnvSpec, Key
+from hts_torchrl.training.evaluation import Evaluation, log_scores, play
+from hts_torchrl.training.extended_hooks import (
+    is_of_the_user,
+    of_one_optimizer,
+    refuse_replaced_hooks,
+)
 from hts_torchrl.training.round_slice import RoundSlice
-from hts_torchrl.training.run_settings import class_name, plain
+from hts_torchrl.training.run_settings import class_name
 from hts_torchrl.training.trainer_limits import warn_of_schedules
 
-NO_VALUE = (
-    "the policy has no value ('state_value'): an actor-critic is needed, such as network='mlp', "
-    "hts_torchrl.ActorCritic or torchrl's ActorValueOperator"
-)
 _FEW = 64
 """Rows on which a policy is examined."""
+
+
+class RoundState(Enum):
+    """How far the learner is in a round.
+
+    ``ENDED``, then for each step ``LEARNED`` and ``STEPPING``, with ``STEPPED`` between two of
+    them, and ``ENDED`` again after the last.
+    """
+
+    ENDED = "no round is being learned from"
+    LEARNED = "a loss was computed since the last step"
+    STEPPING = "the optimiser was given its gradient"
+    STEPPED = "further parts follow"
 
 
 class RoundModule(LightningModule):
@@ -102,6 +108,8 @@ class RoundModule(LightningModule):
     """What is being learned from."""
     lag: int
     """Updates by which the weights that collected the round trail the newest."""
+    decay_steps: int | None = None
+    """Steps of the optimiser in which the learning rate falls to 0, if it does."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:  # noqa: ANN401
         """Let several optimisers of a subclass be refused by its name."""
@@ -113,12 +121,6 @@ class RoundModule(LightningModule):
         self, policy: nn.Module | None = None, *, network: str = "mlp", squash: bool = False
     ) -> None:
         super().__init__()
-        if policy is not None and (uncompiled(policy) is not policy or compiles_calls(policy)):
-            raise ConfigurationError(
-                "a learner calls the modules of its policy one by one, so torch.compile(policy) "
-                "would do nothing, nor would policy.compile(); compile modules within it, or set "
-                "compile_policy for its actors"
-            )
         if policy is not None:
             require_called(policy, learns=True)
         self.policy = policy
@@ -130,23 +132,13 @@ class RoundModule(LightningModule):
         self.spec_json: dict[str, Any] | None = None
         """The spec that the policy was built for, as a checkpoint holds it."""
         self.seed = 0
-        """The data module's, which decides what is drawn for an update."""
+        """The data module's, which decides what is sampled for an update."""
         self._draws = SeededDraws(inspects=False, watches=False)
         self._interrupt = DeferredInterrupt()
-        self._round_open = False
-        self._unscaled_version: int | None = None
-        """Version of the weights, of this ``fit``, that had no statistics of observations."""
-        self._lacks_statistics = False
-        """Whether nothing was known to normalise by when the round was collected."""
-        self._is_first_round = True
-        """Of this ``fit``."""
-        self._learns = False
-        """Whether ``learning_from`` was given a part since the last step of the optimiser."""
-        self._stepped_on: RoundSlice | None = None
-        """The part whose gradient an optimiser has been given."""
-        self._round_start: RoundStart | None = None
-        self._beside_policy: dict[str, Any] = {}
-        """What else a checkpoint has of the learner, at the start of the round."""
+        self._round_state = RoundState.ENDED
+        self._round_start = RoundStart()
+        self._at_end = contextlib.ExitStack()
+        """What is to be undone when ``fit`` ends, also by an exception."""
         self.resumption: Resumption | None = None
         """What the Trainer has yet to take up of the run that this one goes on with."""
 
@@ -189,12 +181,12 @@ class RoundModule(LightningModule):
             self.policy = self.make_policy(spec)
 
     def make_policy(self, spec: EnvSpec) -> nn.Module:
-        """Return a new policy of ``network``; its weights are drawn from torch's generator."""
+        """Return a new policy of ``network``, with weights by torch's generator."""
         return make_actor_critic(self.network, spec, squash=self.squash)
 
     def normalize_observations(self, spec: EnvSpec) -> None:
         """Put normalised observations before the policy, if they are not yet there."""
-        if not isinstance(self.policy, NormalizedPolicy):
+        if not self.normalizes:
             self.policy = NormalizedPolicy(self.actor_critic, spec)
 
     @property
@@ -209,19 +201,10 @@ class RoundModule(LightningModule):
             raise ProtocolError("the policy is built when training or evaluation begins")
         return self.policy
 
-    @property
-    def observation_keys(self) -> list[Key]:
-        """What the policy reads: observations, and what it remembers."""
-        return inputs_of(self.actor_critic)
-
     @functools.cached_property
     def remembers(self) -> bool:
         """Whether the policy has a memory, and so learns from sequences."""
         return bool(memory_keys(self.actor_critic))
-
-    def observations(self, source: TensorDictBase) -> dict[Key, Tensor]:
-        """Return of a TensorDict what the policy reads, by key."""
-        return {key: source[key] for key in self.observation_keys}
 
     def evaluate(self, samples: TensorDictBase) -> tuple[d.Distribution, Tensor]:
         """Run actor and critic once, with gradient; nothing is sampled.
@@ -238,33 +221,25 @@ class RoundModule(LightningModule):
             ConfigurationError: if the policy has no critic, or values of another shape; or if its
                 distributions leave nothing to chance.
         """
-        inputs = self.observations(samples)
-        if samples.ndim == 2:
-            result = evaluate_sequences(self.actor_critic, inputs, samples[IS_INIT])
-        else:
-            result = evaluate(self.actor_critic, inputs, samples.shape[0])
-        if result.value is None:
-            raise ConfigurationError(NO_VALUE)
-        found, wanted = tuple(result.value.shape), (*samples.shape, 1)
-        if found != wanted:
-            raise ConfigurationError(
-                f"the policy's 'state_value' has shape {found}, but {wanted} is needed: one number "
-                "for each observation, in a last dimension, as torchrl's ValueOperator gives it"
-            )
-        dist = result.distribution
-        if isinstance(dist, Delta | TanhDelta):
-            raise ConfigurationError(
-                f"the policy draws from a {type(dist).__name__}, which has one action alone: its "
-                "log-probability is infinite, and no gradient comes of it; a distribution with "
-                "chance, such as torchrl's TanhNormal, is needed"
-            )
-        # torch's Normal by itself counts the numbers of an action apart.
-        apart = len(dist.batch_shape) - samples.ndim
-        if apart > 0:
-            dist = d.Independent(dist, apart)
-        return dist, result.value.float().squeeze(-1)
+        return distribution_and_value(self.actor_critic, samples)
 
-    # A round
+    def forward(self, observation: Tensor | TensorDictBase) -> Tensor | TensorDictBase:
+        """Return the greedy actions for B observations: the most probable category, or the mean.
+
+        Args:
+            observation: ``[B, *shape]`` of the policy's one observation, or a TensorDict ``[B]``
+                with all keys that the policy reads.
+
+        Returns:
+            Actions ``[B, *shape]`` in the form that the environment takes; of a policy that writes
+            their parts a TensorDict ``[B]`` of these.
+
+        Raises:
+            ConfigurationError: for a tensor, if the policy reads several observations.
+        """
+        return greedy_actions(self.actor_critic, observation)
+
+    # A run, and its rounds
 
     @property
     def parts_per_round(self) -> int:
@@ -291,23 +266,11 @@ class RoundModule(LightningModule):
         if self.resumption is not None:
             self.resumption.place_loops()
         self._weights = DelayedWeights(self.actor_critic)
-        self._round_open = self._learns = False
-        self._stepped_on = self._unscaled_version = None
-        self._is_first_round = True
-        self._head = probabilistic_module(self.actor_critic)
-        self._writes_parts = is_composite(self._head)
-
-    def leave_round(self) -> None:
-        """Put the newest weights back; the data module calls it after an exception."""
-        if hasattr(self, "_weights") and self.delayed.holds_behaviour:
-            self.put_newest_back()
-
-    def put_newest_back(self) -> None:
-        """Put the newest weights in the place of those that collected the round."""
-        self.delayed.restore_newest()
+        probabilistic_module(self.actor_critic)  # which refuses a policy that has none
+        self._round_state = RoundState.ENDED
 
     def on_train_start(self) -> None:
-        """Take the weights with which a resumed run acts, one update behind those it learns."""
+        """Take up a run that goes on: its acting weights, and rates that are others now."""
         warn_of_schedules(self.trainer)
         if self._collector is not None and self._collector.acting_weights is not None:
             self._weights.set_behaviour(self._collector.acting_weights)
@@ -316,10 +279,24 @@ class RoundModule(LightningModule):
         debug = bool(getattr(getattr(data, "pool", None), "debug", False))
         self._draws = SeededDraws(inspects=True, watches=debug)
         self._interrupt = DeferredInterrupt([signal.SIGINT, *requeue_signals(self.trainer)])
+        if self.resumption is not None:
+            self.resumption.set_rates(decay_steps=self.decay_steps)
+            self.resumption = None
 
     def on_fit_end(self) -> None:
-        """Let an interrupt through that was put off."""
+        """Let an interrupt through that was put off, and undo what ``fit`` has set."""
         self._interrupt.release()
+        self._at_end.close()
+
+    def leave_round(self) -> None:
+        """Put the newest weights back; the data module calls it after an exception."""
+        if hasattr(self, "_weights") and self.delayed.holds_behaviour:
+            self.put_newest_back()
+        self._at_end.close()
+
+    def put_newest_back(self) -> None:
+        """Put the newest weights in the place of those that collected the round."""
+        self.delayed.restore_newest()
 
     def before_round(self) -> None:
         """Take note of where the run is: all of the last round is done, nothing of the next."""
@@ -327,13 +304,13 @@ class RoundModule(LightningModule):
         # Lightning's count of logged steps is one off after many a resume; it is this one.
         set_logged_steps(self.trainer, self.trainer.global_step)
         steps = self.parts_per_round // self.trainer.accumulate_grad_batches
-        self._round_start = RoundStart(self.trainer, copy_optimizers=steps > 1)
+        self._round_start.note_trainer(self.trainer, copy_optimizers=steps > 1)
 
     @contextlib.contextmanager
     def learning_from(self, part: RoundSlice) -> Iterator[None]:
         """Compute a loss of a part of a round; the first part begins the round.
 
-        What is drawn meanwhile from torch's global generators (by a Dropout, or for an entropy
+        What is sampled meanwhile from torch's global generators (by a Dropout, or for an entropy
         without closed form) is decided by the run's seed, the update and the part.
 
         Args:
@@ -344,20 +321,22 @@ class RoundModule(LightningModule):
                 the loss several times a step.
             ProtocolError: if the round is older than the learner can correct.
         """
-        if part is self._stepped_on:
+        if self._round_state is RoundState.STEPPING:
             name = type(self.trainer.optimizers[0]).__name__
             raise ConfigurationError(f"optimizer {name}: {COMPUTES_AGAIN}")
-        self.part, self._learns = part, True
+        self.part = part
+
+        def few() -> dict[Key, Tensor]:
+            keys = inputs_of(self.actor_critic)
+            return {key: part.round[key].flatten(0, 1)[:_FEW] for key in keys}
+
         seed = update_seed(self.seed, self.updates, part.index, self.global_rank)
-        few = partial(self._few_observations, part.round)
         with self._draws.seeded(seed, self.actor_critic, few, self.device):
             if part.is_first:
                 self._begin_round(part.round)
+            self._round_state = RoundState.LEARNED
             self._weights.add_unfrozen()  # a callback may unfreeze between two parts
             yield
-
-    def _few_observations(self, batch: TensorDictBase) -> dict[Key, Tensor]:
-        return {key: rows.flatten(0, 1)[:_FEW] for key, rows in self.observations(batch).items()}
 
     def _begin_round(self, batch: TensorDictBase) -> None:
         version = int(batch["collector", "policy_version"].flatten()[0])
@@ -367,26 +346,13 @@ class RoundModule(LightningModule):
                 f"the round was collected {self.lag} updates ago (policy_version {version}, "
                 f"updates {self.updates}); {DELAYS[0]} or {DELAYS[1]} is possible"
             )
-        if self._is_first_round and self.normalizes and not self._weights.have_statistics:
-            self._unscaled_version = version
-        self._is_first_round = False
-        self._lacks_statistics = self._has_no_statistics(version)
+        self._gives_statistics_only = self._lacks_statistics(version)
         self._weights.begin_round()
-        self._beside_policy = self._copies_beside_policy()
-        self._round_open = True
+        self._round_start.note_module(self)
 
-    def _copies_beside_policy(self) -> dict[str, Any]:
-        kept: dict[str, Any] = {
-            **dict(self.named_parameters(recurse=False, remove_duplicate=False)),
-            **dict(self.named_buffers(recurse=False, remove_duplicate=False)),
-        }
-        for name, module in self._modules.items():
-            if name != "policy" and module is not None:
-                kept |= module.state_dict(prefix=f"{name}.")
-        return {
-            name: value.detach().clone() if isinstance(value, Tensor) else copy.deepcopy(value)
-            for name, value in kept.items()
-        }
+    def _lacks_statistics(self, version: int) -> bool:
+        """Return whether weights of a version collected by nothing that could normalise."""
+        return self.normalizes and self._weights.lack_statistics(version)
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
         """Stop a run whose gradients are not finite; learn nothing from a round without statistics.
@@ -397,44 +363,28 @@ class RoundModule(LightningModule):
         Raises:
             ConfigurationError: if ``training_step`` has not used ``learning_from``.
         """
-        if not self._learns:
+        if self._round_state is not RoundState.LEARNED:
             raise ConfigurationError(
                 f"{type(self).__name__}.training_step: a part of a round is learned from within "
                 "`with self.learning_from(part):`, also one of which it returns None"
             )
-        require_finite_gradients(
-            self,
-            optimizer,
-            self.part.round,
-            self._likely_causes(),
-            first_env=self.global_rank * self.part.round.shape[0],
-        )
-        self._stepped_on = self.part
-        if self._lacks_statistics:
+        batch, causes = self.part.round, likely_causes(self.actor_critic)
+        first_env = self.global_rank * batch.shape[0]
+        require_finite_gradients(self, optimizer, batch, causes, first_env=first_env)
+        self._round_state = RoundState.STEPPING
+        if self._gives_statistics_only:
             optimizer.zero_grad()
         if self.part.is_last:
             self._interrupt.hold()
 
-    def _has_no_statistics(self, version: int) -> bool:
-        """Return whether weights of that version collected by nothing that could normalise."""
-        return version == self._unscaled_version
-
-    def _likely_causes(self) -> Iterator[Key]:
-        """Yield what in a round may have made a gradient infinite or NaN."""
-        yield ("next", "reward")
-        yield from (("next", *path_of(key)) for key in self.observation_keys)
-        yield from self.observation_keys
-        yield "state_value"
-        yield from self._head.log_prob_keys
-
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
         """Step, and end the round after its last part: before a callback saves a checkpoint."""
         super().optimizer_step(*args, **kwargs)
-        self._stepped_on, self._learns = None, False
+        self._round_state = RoundState.STEPPED
         if self.part.is_last:
             self.on_round_end()
             self.update_statistics()
-            self._round_open = False
+            self._round_state = RoundState.ENDED
             self._weights.end_round(broadcast=self.trainer.world_size > 1)
             self.updates += 1
 
@@ -456,7 +406,7 @@ class RoundModule(LightningModule):
         Raises:
             ConfigurationError: if a subclass has left out the step that ends the round.
         """
-        if batch.is_last and self._round_open:
+        if batch.is_last and self._round_state is not RoundState.ENDED:
             raise ConfigurationError(
                 f"{type(self).__name__}.optimizer_step: a round ends with a step after its last "
                 "part, so super().optimizer_step(...) must be called there"
@@ -464,47 +414,16 @@ class RoundModule(LightningModule):
         if batch.is_last and self._collector is not None:
             self._collector.update_policy_weights_(self.actor_critic)
 
-    # Answers, and evaluation
-
-    def forward(self, observation: Tensor | TensorDictBase) -> Tensor | TensorDictBase:
-        """Return the greedy actions for B observations: the likeliest category, or the mean.
-
-        Args:
-            observation: ``[B, *shape]`` of the policy's one observation, or a TensorDict ``[B]``
-                with all keys that the policy reads.
-
-        Returns:
-            Actions ``[B, *shape]`` in the form that the environment takes; of a policy that writes
-            their parts a TensorDict ``[B]`` of these.
-
-        Raises:
-            ConfigurationError: for a tensor, if the policy reads several observations.
-        """
-        keys = self.observation_keys
-        if isinstance(observation, TensorDictBase):
-            given = self.observations(observation)
-        elif len(keys) == 1:
-            given = {keys[0]: observation}
-        else:
-            raise ConfigurationError(f"the policy reads {keys}: give a TensorDict with these")
-        rows = next(iter(given.values())).shape[0]
-        with torch.no_grad(), evaluating(self.actor_critic):
-            action = mode(evaluate(self.actor_critic, given, rows).distribution)
-        head = probabilistic_module(self.actor_critic)
-        project = Projection(head, self.device)
-        if isinstance(action, TensorDictBase):
-            return action.update(project(dict(action.items(True, True))))
-        (key,) = head.dist_sample_keys
-        return project({key: action})[key]
+    # Evaluation
 
     def validation_step(self, evaluation: Evaluation, _: int) -> None:
         """Play the evaluation's episodes and log the raw scores, ``eval/score`` and more."""
         self._interrupt.release()
-        self._log_scores(evaluation, "eval")
+        log_scores(self, play(self, evaluation), "eval")
 
     def test_step(self, evaluation: Evaluation, _: int) -> None:  # noqa: PT019 - no test of ours
         """Play the evaluation's episodes and log the raw scores, ``test/score`` and more."""
-        self._log_scores(evaluation, "test")
+        log_scores(self, play(self, evaluation), "test")
 
     def predict_step(self, evaluation: Evaluation, _: int) -> dict[str, Tensor]:
         """Play the evaluation's episodes; return each one's raw score and its length in steps.
@@ -512,46 +431,13 @@ class RoundModule(LightningModule):
         Returns:
             ``score``, float64 ``[episodes]``, and ``length``, int64 ``[episodes]``.
         """
-        result = self._play(evaluation)
+        result = play(self, evaluation)
         return {
             "score": torch.from_numpy(result.scores),
             "length": torch.from_numpy(result.lengths),
         }
 
-    def _play(self, evaluation: Evaluation) -> EpisodeScores:
-        on_device = replace(evaluation, device=str(self.device))
-        return on_device.run(self.actor_critic, after_step=self._obey_sigterm)
-
-    def _obey_sigterm(self) -> None:
-        if must_leave(self):
-            raise SIGTERMException
-
-    def _log_scores(self, evaluation: Evaluation, group: str) -> None:
-        result = self._play(evaluation)
-        self.log_dict(
-            {
-                f"{group}/score": float(result.scores.mean()),
-                f"{group}/score_std": float(result.scores.std()),
-                f"{group}/episode_length": float(result.lengths.mean()),
-                f"{group}/updates": float(self.updates),
-            },
-            batch_size=len(result.scores),
-            sync_dist=True,
-        )
-
     # Checkpoints
-
-    def _description(self) -> dict[str, Any]:
-        """Return class, hyperparameters and policy as plain data."""
-        given = {k: v for k, v in self.hparams.items() if k != "policy" and not k.startswith("_")}
-        return {
-            "class_path": class_name(self),
-            "init_args": plain(given),
-            "policy": self.policy_name,
-            "parts_per_round": self.parts_per_round,
-            "spec": self.spec_json,
-            "normalize_observation": self.normalizes,
-        }
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Keep settings and updates; and before a round that was cut off, all as it was then."""
@@ -561,15 +447,9 @@ class RoundModule(LightningModule):
         for name in [name for name, value in given.items() if isinstance(value, nn.Module)]:
             del given[name]
         checkpoint["updates"] = self.updates
-        checkpoint["learner"] = self._description()
-        if self._round_open:
-            # WeightAveraging keeps its averages under state_dict.
-            current = checkpoint.get("current_model_state", checkpoint["state_dict"])
-            for name, weights in self._weights.newest().items():
-                current[f"policy.{name}"] = weights
-            current.update({k: v for k, v in self._beside_policy.items() if k in current})
-            if self._round_start is not None:
-                self._round_start.put_into(checkpoint)
+        checkpoint["learner"] = describe(self)
+        if self._round_state is not RoundState.ENDED:
+            self._round_start.put_into(checkpoint, self._weights.newest())
         for part in ("learner", "hyper_parameters", "optimizer_states", "lr_schedulers"):
             if part in checkpoint:
                 checkpoint[part] = loadable(checkpoint[part])
@@ -582,21 +462,7 @@ class RoundModule(LightningModule):
                 other settings that decide bits, or from weights alone.
         """
         if self._trainer is not None and self.trainer.state.fn == TrainerFn.FITTING:
-            if "optimizer_states" not in checkpoint:
-                raise ConfigurationError(
-                    "the checkpoint has weights alone, as ModelCheckpoint(save_weights_only=True) "
-                    "writes it, and no run can go on from it; load_from_checkpoint(...) gives a "
-                    "learner with them, which begins a new run"
-                )
-            self.resumption = Resumption(self.trainer, checkpoint, self._description())
-        own = {name: tuple(value.shape) for name, value in self.state_dict().items()}
-        saved = {name: tuple(value.shape) for name, value in checkpoint["state_dict"].items()}
-        names = {*own, *saved} if self.strict_loading else own.keys() & saved.keys()
-        differing = sorted(name for name in names if own.get(name) != saved.get(name))
-        if self.policy is not None and differing:
-            name = differing[0]
-            raise ConfigurationError(
-                f"the checkpoint is of another network: its {name} has shape {saved.get(name)}, "
-                f"but {own.get(name)} is needed"
-            )
+            self.resumption = Resumption(self.trainer, checkpoint, describe(self))
+        if self.policy is not None:
+            require_same_network(self, checkpoint["state_dict"])
         self.updates = checkpoint["updates"]

@@ -8,6 +8,7 @@ from tensordict.nn import ProbabilisticTensorDictModule, TensorDictSequential
 from torch import Tensor, nn
 
 from hts_torchrl.compat.tensordict import drawing_options
+from hts_torchrl.compat.torch import compiles_calls, uncompiled
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.models.actor_critic import ActorCritic
 from hts_torchrl.policy.forward import (
@@ -30,11 +31,18 @@ def require_called(policy: nn.Module, *, learns: bool = False) -> None:
 
     Args:
         policy: as a user gave it.
-        learns: whether a learner has it, which does not ask its ``get_dist``, as losses do.
+        learns: whether a learner has it, which does not ask its ``get_dist``, as losses do, and
+            calls no compiled policy.
 
     Raises:
         ConfigurationError: naming the module, and what would have no effect.
     """
+    if learns and (uncompiled(policy) is not policy or compiles_calls(policy)):
+        raise ConfigurationError(
+            "a learner calls the modules of its policy one by one, so torch.compile(policy) would "
+            "do nothing, nor would policy.compile(); compile modules within it, or set "
+            "compile_policy for its actors"
+        )
     heads = {each for each in policy.modules() if isinstance(each, ProbabilisticTensorDictModule)}
     for name, module in policy.named_modules():
         is_head = module in heads

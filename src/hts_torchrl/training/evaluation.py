@@ -6,11 +6,14 @@ import copy
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import nn
 
+from hts_torchrl.compat.lightning import must_leave
 from hts_torchrl.config import Precision, default_batch_size
 from hts_torchrl.envs.group import CreateEnv, EnvFactory, EnvGroup
 from hts_torchrl.envs.make_group import make_group
@@ -145,6 +148,31 @@ class EpisodeScores:
     """Raw score of each game, float64 ``[episodes]``."""
     lengths: Array
     """Its steps, int64 ``[episodes]``."""
+
+
+def play(module: Any, evaluation: Evaluation) -> EpisodeScores:  # noqa: ANN401 - a RoundModule
+    """Play an evaluation with a learner's policy, where that is, until its end or SIGTERM."""
+
+    def obey_sigterm() -> None:
+        if must_leave(module):
+            raise SIGTERMException
+
+    on_device = replace(evaluation, device=str(module.device))
+    return on_device.run(module.actor_critic, after_step=obey_sigterm)
+
+
+def log_scores(module: Any, result: EpisodeScores, group: str) -> None:  # noqa: ANN401
+    """Log raw scores and lengths of episodes by a learner, ``eval/score`` and more."""
+    module.log_dict(
+        {
+            f"{group}/score": float(result.scores.mean()),
+            f"{group}/score_std": float(result.scores.std()),
+            f"{group}/episode_length": float(result.lengths.mean()),
+            f"{group}/updates": float(module.updates),
+        },
+        batch_size=len(result.scores),
+        sync_dist=True,
+    )
 
 
 class EvaluationLoader:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import types
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
 
@@ -110,8 +111,8 @@ def _told(differing: Changes) -> str:
 
 def known_arguments(
     make: Callable[..., Any], given: object, where: str, *, besides: tuple[str, ...] = ()
-) -> tuple[dict[str, Any], list[str]]:
-    """Return what a file says of a constructor's arguments, and the names that it does not have.
+) -> dict[str, Any]:
+    """Return what a file says of a constructor's arguments; warn of names that it does not have.
 
     Args:
         make: a class, or a function; its annotations are what counts. An argument without one takes
@@ -138,8 +139,13 @@ def known_arguments(
             raise ConfigurationError(
                 f"{where}.{name}={_short(value)}: a value of another type is needed"
             )
-    unknown = [_short(name) for name in given if name not in known]
-    return {name: value for name, value in given.items() if name in known}, unknown
+    if unknown := [_short(name) for name in given if name not in known]:
+        warnings.warn(
+            f"{where} has a setting {unknown[0]} (and {len(unknown) - 1} more) that "
+            f"{make.__name__.strip('_')} does not show: it is left out, unless you give it",
+            stacklevel=5,
+        )
+    return {name: value for name, value in given.items() if name in known}
 
 
 def taking(cls: type) -> list[type]:

@@ -280,6 +280,22 @@ def _refuse_within_rounds(trainer: Trainer, given: float | None, in_epoch: int) 
     )
 
 
+def steps_of_run(trainer: Trainer, setting: str) -> int:
+    """Return how many steps of the optimiser the run has, from its first to its last round.
+
+    Args:
+        trainer: of the run.
+        setting: what needs to know, for the message.
+
+    Raises:
+        ConfigurationError: if the run has no end.
+    """
+    steps = trainer.estimated_stepping_batches
+    if steps == float("inf"):
+        raise ConfigurationError(f"{setting} needs an end: set total_frames")
+    return int(steps)
+
+
 def warn_of_schedules(trainer: Trainer) -> None:
     """Warn of a schedule that would step at the end of the run alone.
 
@@ -305,8 +321,8 @@ def _require_divided_rounds(trainer: Trainer) -> None:
     if parts_per_round % several:
         raise ConfigurationError(
             f"accumulate_grad_batches={several} does not divide the {parts_per_round} parts of a "
-            f"round: gradients of two rounds would mix; give {type(module).__name__} as many "
-            "parts_per_round, or set 1"
+            "round: gradients of two rounds would mix; let it divide "
+            f"{type(module).__name__}.parts_per_round, or set 1"
         )
     if getattr(module, "publishes_weights", False) and not module.automatic_optimization:
         raise ConfigurationError(

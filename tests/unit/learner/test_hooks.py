@@ -6,7 +6,7 @@ import torch
 from hts_torchrl import A2C, PPO, PQN, Impala, RoundModule, make_actor_critic
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.learner.base import Learner
-from hts_torchrl.learner.hooks import needed_hooks
+from hts_torchrl.training.extended_hooks import needed_hooks
 from tests.fits import cartpole, quiet_trainer, watched_fit
 
 ALL_LEARNERS_NEED = {

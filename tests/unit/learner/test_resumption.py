@@ -7,7 +7,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import Callback, LambdaCallback, ModelCheckpoint
 
-from hts_torchrl import A2C, PPO, ConfigurationError, GymEnvs
+from hts_torchrl import A2C, PPO, ConfigurationError, GymEnvs, RoundModule
 from tests.fits import cartpole, flat, quiet_trainer, watched_fit
 
 ROUNDS = 4
@@ -144,6 +144,24 @@ class WarmedUp(A2C):
         return [optimizer], [{"scheduler": rising, "interval": "step"}]
 
 
+class Plain(RoundModule):
+    """A loss and an optimiser of the user's own."""
+
+    def __init__(self, rate=0.1):
+        super().__init__()
+        self.save_hyperparameters()
+        self.rate = rate
+
+    def training_step(self, part, _):
+        with self.learning_from(part):
+            samples = part.round.reshape(-1).select("observation")
+            policy, value = self.evaluate(samples)
+            return value.square().mean() - policy.entropy().mean()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.policy.parameters(), self.rate)
+
+
 class TestAcceptedChanges:
     def test_a_learning_rate_reaches_the_optimiser(self, checkpoint):
         watch = go_on(checkpoint, A2C(learning_rate=0.5), accept_changes=True)
@@ -159,6 +177,11 @@ class TestAcceptedChanges:
         path = stopped(tmp_path, WarmedUp())
         watch = go_on(path, WarmedUp(peak=0.4), accept_changes=True)
         assert watch.learning_rates == pytest.approx([0.4 * 3 / 4, 0.4])
+
+    def test_a_setting_of_a_round_module_reaches_its_optimiser(self, tmp_path):
+        path = stopped(tmp_path, Plain(rate=0.5))
+        watch = go_on(path, Plain(rate=0.25), accept_changes=True)
+        assert watch.learning_rates == [0.25, 0.25]
 
     def test_a_decay_that_is_new_begins_where_the_run_is(self, checkpoint):
         learner = A2C(learning_rate=0.4, learning_rate_decay=True)
