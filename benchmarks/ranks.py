@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import logging
+import os
 import statistics
 import sys
 import time
@@ -105,17 +106,13 @@ def measure(ranks: int, path: Path) -> None:
             clock = Clock(max(1, task.updates // 5))
             fit(task, ranks, chunks, clock)
             rates[name, ranks, chunks] = clock.rate, clock.cpu_ms
-    if first_rank():
+    if os.environ["RANK"] == "0":
         torch.save(rates, path)
 
 
 def quiet() -> None:
     warnings.filterwarnings("ignore")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-
-
-def first_rank() -> bool:
-    return not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
 
 
 def compare_rates(turns: int) -> None:

@@ -260,7 +260,7 @@ def main() -> None:
     text = [machine(), f"Scores of {how}. Median of {len(args.seeds)} seeds and range, at most "
             f"{args.max_minutes:g} minutes a run. {' '.join(args.arguments)}",
             table(found, args.scores)]  # fmt: skip
-    print(document := "\n\n".join(text) + "\n")
+    print(document := "\n\n".join(text))
     (args.output / "time_to_score.md").write_text(document)
     draw(found, args.scores, args.output / "time_to_score.png")
     sys.exit(len(found) < len(runs))
