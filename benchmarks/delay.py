@@ -94,7 +94,6 @@ METHODS = {
         "muon delay0": Method(0, MUON),
         "muon gradient": Method(1, MUON | GRADIENT),
         "extrapolated 1": Method(1, GRADIENT, delayed_learners.ExtrapolatedA2C),
-        "extrapolated 0.5": Method(1, GRADIENT, delayed_learners.HalfExtrapolatedA2C),
     },
     "ppo": {
         "delay0": Method(0),
@@ -108,9 +107,6 @@ METHODS = {
         "decoupled, newest values": Method(1, RATIO, delayed_learners.DecoupledNewestValues),
         "reanchored": Method(1, RATIO, delayed_learners.Reanchored),
         "reanchored, newest values": Method(1, RATIO, delayed_learners.ReanchoredNewestValues),
-        "muon delay0": Method(0, MUON),
-        "muon ratio": Method(1, MUON | RATIO),
-        "muon displacement": Method(1, MUON | DISPLACEMENT),
         "extrapolated displacement": Method(1, DISPLACEMENT, delayed_learners.ExtrapolatedPPO),
         "displacement x 0.8": Method(1, DISPLACEMENT, delayed_learners.SmallOuterPPO),
         "displacement x 1.25": Method(1, DISPLACEMENT, delayed_learners.LargeOuterPPO),

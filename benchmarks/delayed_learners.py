@@ -36,18 +36,16 @@ class OtherStep:
 
 
 class Extrapolated(OtherStep):
-    """theta_{j+1} = theta_j + u_j + c (u_j - u_{j-1}).
+    """theta_{j+1} = theta_j + u_j + (u_j - u_{j-1}).
 
-    With c = 1 what an update lacked, because its gradient came one round late, is made good as soon
-    as it is known: the step of optimistic gradient methods. It was derived here, and is not claimed
-    to be the error feedback of arXiv 2606.30634.
+    What an update lacked, because its gradient came one round late, is made good as soon as it is
+    known: the step of optimistic gradient methods. It was derived here, and is not claimed to be
+    the error feedback of arXiv 2606.30634.
     """
-
-    c = 1.0
 
     def steps(self, ways: list[Tensor]) -> list[Tensor]:
         before, self._before = self._before or ways, ways
-        return [way + self.c * (way - last) for way, last in zip(ways, before, strict=True)]
+        return [way + (way - last) for way, last in zip(ways, before, strict=True)]
 
 
 class Outer(OtherStep):
@@ -197,10 +195,6 @@ class StoredValues(PQN):
 
 class ExtrapolatedA2C(Extrapolated, A2C):
     pass
-
-
-class HalfExtrapolatedA2C(Extrapolated, A2C):
-    c = 0.5
 
 
 class ExtrapolatedPPO(Extrapolated, PPO):

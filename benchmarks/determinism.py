@@ -264,9 +264,7 @@ class Digest(Callback):
 
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
         if self.rounds and batch.is_first:
-            leaves = dict(batch.round.items(include_nested=True, leaves_only=True))
-            for key in sorted(leaves, key=str):
-                self.add(str(key), leaves[key])
+            off_policy.add(self.sha, batch.round)
 
     def on_train_end(self, trainer, pl_module):
         self.updates = pl_module.updates

@@ -324,9 +324,7 @@ def write(path: Path, arguments: Namespace, parts: Sequence[str]) -> list[str]:
             file.write(text)
             file.flush()
 
-        quick = (
-            "A quick run shows that it works; it gives no figures.\n\n" if arguments.quick else ""
-        )
+        quick = "A quick run shows that it works; it gives no figures.\n\n" * arguments.quick
         say(f"# On a GPU\n\n{quick}{gpu()}\n{machine()}Python {platform.python_version()}\n")
         for name in parts:
             say(f"\n## {name.capitalize()}\n\n")
@@ -335,9 +333,8 @@ def write(path: Path, arguments: Namespace, parts: Sequence[str]) -> list[str]:
                     say(text)
             except (Exception, SystemExit) as error:  # of a child too: the other parts go on
                 failed.append(name)
-                told = (
-                    str(error) if isinstance(error, SystemExit) else traceback.format_exc(limit=2)
-                )
+                child = isinstance(error, SystemExit)
+                told = str(error) if child else traceback.format_exc(limit=2)
                 say(f"**This part failed.**\n\n```text\n{told.strip()[-3000:]}\n```\n")
         say(f"\nFailed: {', '.join(failed) or 'nothing'}.\n")
     return failed

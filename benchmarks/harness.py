@@ -21,11 +21,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeVar
 
 import numpy as np
@@ -105,9 +104,7 @@ class _Contestant:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.end()
 
     def end(self) -> None:
@@ -177,6 +174,36 @@ def end_session(leader: subprocess.Popen[Any]) -> None:
     leader.wait()
 
 
+def run_to_end(
+    command: Command, name: str, folder: Path, *, cwd: Path, limit_s: float, **variables: str
+) -> str:
+    """Run a program to its end, let none of its processes outlive that, and return its output.
+
+    Temporary files, output and errors go to ``folder``; it finds the modules of this folder.
+
+    Raises:
+        RuntimeError: if it fails, or takes longer.
+    """
+    modules = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    own = {"TMPDIR": str(folder), "PYTHONPATH": os.pathsep.join(modules)}
+    output, errors = folder / "output", folder / "errors"
+    with output.open("w") as out, errors.open("w") as err:
+        process = subprocess.Popen(
+            command, cwd=cwd, env=os.environ | own | variables, stdout=out, stderr=err,
+            start_new_session=True,
+        )  # fmt: skip
+    try:
+        process.wait(timeout=limit_s)
+    except subprocess.TimeoutExpired as error:
+        raise RuntimeError(f"{name} took more than {limit_s:g} s") from error
+    finally:
+        end_session(process)
+    if process.returncode:
+        text = errors.read_text()[-3000:]
+        raise RuntimeError(f"{name} ended with status {process.returncode}\n{text}")
+    return output.read_text()
+
+
 def exit_at_sigterm() -> None:
     """Let SIGTERM end this process as an exception does: else it would leave others behind."""
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
@@ -219,16 +246,36 @@ def take_turns(
     return taken
 
 
-def in_fresh_process(program: str, child: Any, seconds: float = 300) -> Any:
+def in_fresh_process(
+    program: str,
+    child: Any,
+    seconds: float = 300,
+    *,
+    emulator: Command = (),
+    variables: Mapping[str, str] | None = None,
+) -> Any:
     """Run a program with ``--child`` and return its last line of output, which is JSON.
 
     Ends this process, with the end of the other's errors, if that one fails or takes longer.
     """
-    command = ["timeout", f"{seconds:g}", sys.executable, program, "--child", json.dumps(child)]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    python = [*emulator, sys.executable, program, "--child", json.dumps(child)]
+    result = subprocess.run(
+        ["timeout", f"{seconds:g}", *python], env=os.environ | (variables or {}),
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
     if result.returncode:
         sys.exit(f"{child} ended with status {result.returncode}\n{result.stderr[-3000:]}")
     return json.loads(result.stdout.splitlines()[-1])
+
+
+def cpu_us(call: Callable[[], object], seconds: float) -> float:
+    """Return the microseconds of CPU that a call takes, after a tenth of the time."""
+    for span_s in (0.1 * seconds, seconds):
+        count, began_s = 0, time.process_time()
+        while not count or time.process_time() - began_s < span_s:
+            call()
+            count += 1
+    return 1e6 * (time.process_time() - began_s) / count
 
 
 def cpu_s(pid: int) -> float:

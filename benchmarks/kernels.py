@@ -16,15 +16,21 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Mapping, Sequence
+from itertools import product
 from typing import Any
 
 import numpy as np
 import torch
-from harness import machine, markdown, number, options, spread, write_csv
+from harness import (
+    cpu_us,
+    in_fresh_process,
+    machine,
+    markdown,
+    number,
+    options,
+    spread,
+    write_csv,
+)
 
 from hts_torchrl.models import MLP, NatureCNN
 
@@ -44,19 +50,9 @@ SETTINGS: dict[str, dict[str, str]] = {
 }
 """Variables of the environment; ``MKLDNN`` is this program's, for ``torch.backends``."""
 NETWORKS = {"MLP": (MLP, (4,)), "Nature": (NatureCNN, (4, 84, 84))}
-ACTING, LEARNING, EMULATED = 8, 256, 16
+ACTING, LEARNING, EMULATED, LIMIT_S = 8, 256, 16, 3600
 CPUS = ("Haswell", "EPYC-Rome")
 """Of QEMU: Intel and AMD with AVX2. On one without AVX (Nehalem) torch 2.13 does not start."""
-
-
-def cpu_us(run: Callable[[], object], seconds: float) -> float:
-    """Return the microseconds of CPU that a call takes, after a tenth of the time."""
-    for span_s in (0.1 * seconds, seconds):
-        count, began_s = 0, time.process_time()
-        while not count or time.process_time() - began_s < span_s:
-            run()
-            count += 1
-    return 1e6 * (time.process_time() - began_s) / count
 
 
 def measure(name: str, seconds: float, count: int) -> dict[str, Any]:
@@ -95,24 +91,6 @@ def measure(name: str, seconds: float, count: int) -> dict[str, Any]:
     return found
 
 
-def in_process(
-    name: str,
-    variables: Mapping[str, str],
-    seconds: float,
-    count: int = LEARNING,
-    prefix: Sequence[str] = (),
-) -> dict[str, Any]:
-    """Measure in a fresh process with variables of its environment."""
-    command = [*prefix, sys.executable, __file__, "--child", json.dumps([name, seconds, count])]
-    result = subprocess.run(
-        command, env=os.environ | variables, capture_output=True, text=True, check=False
-    )
-    if result.returncode:
-        sys.exit(f"{name} {variables} ended with {result.returncode}\n{result.stderr[-3000:]}")
-    found: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
-    return found
-
-
 def row(name: str, setting: str, turns: list[dict[str, Any]]) -> dict[str, object]:
     """Return a row of the table."""
     acting, learning = ([turn[key] for turn in turns] for key in ("act_us", "learn_us"))
@@ -130,15 +108,17 @@ def row(name: str, setting: str, turns: list[dict[str, Any]]) -> dict[str, objec
 def bits(emulator: str) -> list[dict[str, object]]:
     """Return a row of digests for each network and setting, on this CPU and on emulated ones."""
     prefixes = {"this CPU": []} | {cpu: [emulator, "-cpu", cpu] for cpu in CPUS}
-    return [
-        {"network": name, "kernels": setting}
-        | {
-            cpu: in_process(name, SETTINGS[setting], 0.0, EMULATED, prefix)["digest"]
+    rows = []
+    for name, setting in product(NETWORKS, ("AVX2, oldest MKL", "as installed")):
+        child = [name, 0.0, EMULATED]
+        digests = {
+            cpu: in_fresh_process(
+                __file__, child, LIMIT_S, emulator=prefix, variables=SETTINGS[setting]
+            )["digest"]
             for cpu, prefix in prefixes.items()
         }
-        for name in NETWORKS
-        for setting in ("AVX2, oldest MKL", "as installed")
-    ]
+        rows.append({"network": name, "kernels": setting, **digests})
+    return rows
 
 
 def main() -> None:
@@ -155,11 +135,10 @@ def main() -> None:
         return
     args.turns, args.seconds = (1, 0.1) if args.quick else (args.turns, args.seconds)
     taken: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for _ in range(args.turns):
-        for name in NETWORKS:
-            for setting, variables in SETTINGS.items():
-                found = in_process(name, variables, args.seconds)
-                taken.setdefault((name, setting), []).append(found)
+    for _, name, setting in product(range(args.turns), NETWORKS, SETTINGS):
+        child = [name, args.seconds, LEARNING]
+        found = in_fresh_process(__file__, child, variables=SETTINGS[setting])
+        taken.setdefault((name, setting), []).append(found)
     rows = [row(*key, turns) for key, turns in sorted(taken.items(), key=lambda item: item[0][0])]
     write_csv(args.output / "kernels.csv", rows)
     print(document := f"{machine()}\n{markdown(rows)}")

@@ -66,9 +66,10 @@ class Mutant:
 
 def read(only: str) -> tuple[dict[str, list[str]], list[Mutant]]:
     """Return the tests of each file, and the mutants with ``only`` in their file or words."""
-    table = tomllib.loads(TABLE.read_text())
-    mutants = [Mutant(**entry) for entry in table["mutant"]]
-    return table["tests"], [m for m in mutants if only in f"{m.file}: {m.what}"]
+    faults = tomllib.loads(TABLE.read_text())
+    tests = faults.pop("tests")
+    mutants = [Mutant(file, **each) for file, entries in faults.items() for each in entries]
+    return tests, [m for m in mutants if only in f"{m.file}: {m.what}"]
 
 
 def misplaced(mutants: list[Mutant]) -> list[str]:

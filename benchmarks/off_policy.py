@@ -113,4 +113,4 @@ def add(sha: Any, batch: Any) -> None:
     leaves = dict(batch.items(include_nested=True, leaves_only=True))
     for key in sorted(leaves, key=str):
         sha.update(str(key).encode())
-        sha.update(leaves[key].detach().contiguous().numpy().tobytes())
+        sha.update(leaves[key].detach().cpu().contiguous().numpy().tobytes())

@@ -10,7 +10,7 @@ Every measurement is a fresh process; rows take turns; medians, with the smalles
 - *parts*: the same parts by themselves, with and without ``keep_freed_memory``: an environment's
   step, a row of an actor's passes of 8 and of 16, a sample of the update's forward pass, and of its
   forward and backward pass;
-- *passes*: an actor's pass of 8 rows, plain and compiled, by wall clock; and the seconds to compile
+- *passes*: an actor's pass of 8 rows, plain and compiled, in CPU time; and the seconds to compile
   it with an empty cache of torch's, and again with what it then holds, as each actor does;
 - *optimizer*: a step for the Nature network in one thread, as learners make it and by torch's own
   loop over the parameters;
@@ -40,6 +40,7 @@ from harness import (
     CORES,
     Stopwatch,
     cpu_s,
+    cpu_us,
     in_fresh_process,
     keep_freed_memory,
     machine,
@@ -91,22 +92,8 @@ def work(steps: int, workers: int, bf16: bool, seconds: float) -> dict[str, floa
     )  # fmt: skip
     train(asdict(run), account)
     bound, speed = 1e6 * CORES / sum(account.microseconds.values()), account.watch.steps_per_s
-    return {
-        "steps/s": speed,
-        **account.microseconds,
-        "bound": bound,
-        "% of it": 100 * speed / bound,
-    }
-
-
-def per_second(work: Callable[[], object], seconds: float) -> float:
-    """Return how often ``work`` can be done in a second of CPU, after a tenth of the time."""
-    for span_s in (0.1 * seconds, seconds):
-        count, began_s = 0, time.process_time()
-        while time.process_time() - began_s < span_s:
-            work()
-            count += 1
-    return count / (time.process_time() - began_s)
+    shares = {"bound": bound, "% of it": 100 * speed / bound}
+    return {"steps/s": speed, **account.microseconds, **shares}
 
 
 def parts(steps: int, bf16: bool, keep: bool, seconds: float) -> dict[str, float]:
@@ -121,10 +108,8 @@ def parts(steps: int, bf16: bool, keep: bool, seconds: float) -> dict[str, float
     pixels = torch.from_numpy(observation).repeat(frames // 4, 1, 1, 1)
 
     def actors_pass(rows: int) -> Callable[[], object]:
-        actor, precision = (
-            make_actor_critic("nature", group.spec),
-            "bf16-mixed" if bf16 else "32-true",
-        )
+        actor = make_actor_critic("nature", group.spec)
+        precision = "bf16-mixed" if bf16 else "32-true"
         inference = PolicyInference(actor, group.spec, batch_size=rows, precision=precision)
         observations = {"observation": np.tile(observation, (rows // 4, 1, 1, 1))}
         return lambda: inference.answer(observations, random.random((rows, 1)))
@@ -141,9 +126,7 @@ def parts(steps: int, bf16: bool, keep: bool, seconds: float) -> dict[str, float
         "update's sample, forward": (frames, forward),
         "forward and backward": (frames, lambda: forward().backward()),
     }
-    figures = {
-        name: 1e6 / (count * per_second(call, seconds / 4)) for name, (count, call) in works.items()
-    }
+    figures = {name: cpu_us(call, seconds / 4) / count for name, (count, call) in works.items()}
     group.close()
     return figures
 
@@ -173,9 +156,9 @@ def passes(game: str, network: str, how: str, seconds: float) -> dict[str, float
             began_s = time.perf_counter()
             inference.answer(inputs, draws)
             compile_s[turn] = time.perf_counter() - began_s
-        speed = per_second(lambda: inference.answer(inputs, draws), seconds)
+        pass_us = cpu_us(lambda: inference.answer(inputs, draws), seconds)
     times = {f"s to compile, cache {turn}": value for turn, value in compile_s.items()}
-    return {"us a pass": 1e6 / speed, **times}
+    return {"us a pass": pass_us, **times}
 
 
 def optimizer(name: str, seconds: float) -> dict[str, float]:
@@ -187,7 +170,7 @@ def optimizer(name: str, seconds: float) -> dict[str, float]:
         for parameter in policy.parameters():
             parameter.grad = torch.randn_like(parameter)
         made = make_optimizer(name, policy, learning_rate=1e-4, epsilon=1e-5, arguments=arguments)
-        figures[form] = 1e3 / per_second(made.step, seconds / 2)
+        figures[form] = cpu_us(made.step, seconds / 2) / 1e3
     return figures
 
 

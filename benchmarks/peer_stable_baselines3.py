@@ -136,26 +136,18 @@ def environments(
     run: dict[str, Any], count: int, seed: int | None = None, gamma: float = 0.99
 ) -> VecEnv:
     how: dict[str, Any] = {"vec_env_cls": VECTORISATIONS[run["envs"]], "seed": seed}
-    if run["game"] == "cartpole":
+    kind, _, name = run["game"].partition("/")
+    if kind == "cartpole":
         return make_vec_env("CartPole-v1", count, **how)
-    if is_football(run):
-        scenario = run["game"].removeprefix("football/")
+    if kind == "football":
         watched = {"info_keywords": ("score",)}  # beside the sum of rewards
-        return make_vec_env(lambda: Football(scenario), count, monitor_kwargs=watched, **how)
-    if not sees_pixels(run):
-        envs = make_vec_env(run["game"].partition("/")[2], count, **how)
-        normalizes = is_mujoco(run) or run.get("recipe", {}).get("normalize")
+        return make_vec_env(lambda: Football(name), count, monitor_kwargs=watched, **how)
+    if kind in ("mujoco", "box2d"):
+        envs = make_vec_env(name, count, **how)
+        normalizes = kind == "mujoco" or run.get("recipe", {}).get("normalize")
         return VecNormalize(envs, gamma=gamma) if normalizes else envs
     game = f"{run['game'].title().replace('_', '')}NoFrameskip-v4"
     return VecFrameStack(make_atari_env(game, count, **how), 4)
-
-
-def is_mujoco(run: dict[str, Any]) -> bool:
-    return bool(run["game"].startswith("mujoco/"))
-
-
-def is_football(run: dict[str, Any]) -> bool:
-    return bool(run["game"].startswith("football/"))
 
 
 def sees_pixels(run: dict[str, Any]) -> bool:
@@ -176,9 +168,8 @@ def measure_speed(run: dict[str, Any]) -> None:
     envs = environments(run, count)
     shared = {"n_steps": run["steps"], "ent_coef": 0.01, "vf_coef": 0.5, "max_grad_norm": 0.5}
     if run["algorithm"] == "ppo":
-        epochs, minibatches = (10, 32) if is_mujoco(run) else (4, 4)
-        if is_football(run):
-            epochs, minibatches = 2, 8
+        own = {"mujoco": (10, 32), "football": (2, 8)}
+        epochs, minibatches = own.get(run["game"].partition("/")[0], (4, 4))
         size = count * run["steps"] // minibatches
         model: Any = PPO(policy_of(run), envs, n_epochs=epochs, batch_size=size, **shared)
     else:
@@ -201,7 +192,8 @@ def train(run: dict[str, Any], scores: TrainingScores) -> None:
 
     def round_ended() -> bool:
         games = model.ep_info_buffer or ()  # the last 100, with raw returns
-        name = "score" if is_football(run) else "r"  # football is rewarded for more than goals
+        # Football is rewarded for more than goals.
+        name = "score" if run["game"].startswith("football/") else "r"
         return scores.add(model.num_timesteps, [game[name] for game in games])
 
     scores.begin()

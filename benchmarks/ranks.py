@@ -14,17 +14,18 @@ from __future__ import annotations
 import argparse
 import importlib
 import logging
+import os
 import statistics
 import sys
 import time
 import warnings
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from harness import markdown, spread
 from lightning.pytorch import Callback, Trainer
 
 # Also where this is a script, and the folder above is not where modules are looked for.
@@ -105,17 +106,13 @@ def measure(ranks: int, path: Path) -> None:
             clock = Clock(max(1, task.updates // 5))
             fit(task, ranks, chunks, clock)
             rates[name, ranks, chunks] = clock.rate, clock.cpu_ms
-    if first_rank():
+    if os.environ["RANK"] == "0":
         torch.save(rates, path)
 
 
 def quiet() -> None:
     warnings.filterwarnings("ignore")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-
-
-def first_rank() -> bool:
-    return not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
 
 
 def compare_rates(turns: int) -> None:
@@ -128,28 +125,24 @@ def compare_rates(turns: int) -> None:
                 run_ranks(ranks, measure, ranks, path, limit_s=3600)
                 for key, each in torch.load(path).items():
                     measured.setdefault(key, []).append(each)
-    print("| task | ranks | chunks | steps/s | learner, CPU ms an update | of the plain one |")
-    print("|---|---|---|---|---|---|")
+    rows = []
     for (task, ranks, chunks), turns_of in measured.items():
         rates, times = zip(*turns_of, strict=True)
         plain = statistics.median(ms for _, ms in measured[task, ranks, 1])
         share = statistics.median(times) / plain
-        name = "plain" if chunks == 1 else chunks
-        print(f"| {task} | {ranks} | {name} | {spread(rates)} | {spread(times, 1)} | {share:.2f} |")
+        rows.append({
+            "task": task, "ranks": ranks, "chunks": "plain" if chunks == 1 else chunks,
+            "steps/s": spread(rates), "learner, CPU ms an update": spread(times),
+            "of the plain one": f"{share:.2f}",
+        })  # fmt: skip
+    print(markdown(rows))
 
 
-def spread(figures: Sequence[float], digits: int = 0) -> str:
-    low, high = (f"{each:,.{digits}f}" for each in (min(figures), max(figures)))
-    return f"{statistics.median(figures):,.{digits}f} ({low} to {high})"
-
-
-def main() -> int:
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--turns", type=int, default=5)
-    arguments = parser.parse_args()
-    compare_rates(arguments.turns)
-    return 0
+    compare_rates(parser.parse_args().turns)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -5,7 +5,7 @@ Run: python benchmarks/recurrent.py [--quick]
 TorchRL's LSTM and GRU have two implementations: one in Python (``python_based``, which the built-in
 networks take), and torch's own layers. With the same weights, on one thread, in float32:
 
-- *step*: microseconds of a pass over 8 rows, as an actor makes it; the two take turns; the median,
+- *step*: microseconds of CPU of a pass over 8 rows, as an actor makes it, in turns; the median,
   with the smallest and the largest;
 - *difference*: the largest between 32 steps without gradient, as actors make them, and one sequence
   with gradient, as the learner does: of 1, 3, 8 and 16 rows, without an end in between.
@@ -13,11 +13,10 @@ networks take), and torch's own layers. With the same weights, on one thread, in
 
 from __future__ import annotations
 
-import time
 from itertools import product
 
 import torch
-from harness import machine, markdown, options, spread
+from harness import cpu_us, machine, markdown, options, spread
 from tensordict import TensorDict, TensorDictBase
 from torchrl.modules import GRUModule, LSTMModule, set_recurrent_mode
 
@@ -54,14 +53,9 @@ def inputs(module: Module, width: int, rows: int) -> TensorDictBase:
 
 @torch.no_grad()
 def step_us(module: Module, width: int, seconds: float) -> float:
-    """Return the microseconds of one step, after a tenth of the time."""
+    """Return the microseconds of CPU of one step."""
     given = inputs(module, width, TIMED_ROWS)[:, 0]
-    for span_s in (0.1 * seconds, seconds):
-        count, began_s = 0, time.perf_counter()
-        while time.perf_counter() - began_s < span_s:
-            module(given.copy())
-            count += 1
-    return 1e6 * (time.perf_counter() - began_s) / count
+    return cpu_us(lambda: module(given.copy()), seconds)
 
 
 def difference(module: Module, width: int, rows: int) -> float:

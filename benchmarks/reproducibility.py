@@ -28,7 +28,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
 import subprocess
 import sys
@@ -41,7 +40,7 @@ from typing import NamedTuple
 
 import throughput
 from finished_runs import FinishedRuns
-from harness import end_session, exit_at_sigterm, machine, options
+from harness import exit_at_sigterm, machine, options, run_to_end
 from reproducibility_report import (
     IDLE,
     LOADED,
@@ -211,30 +210,11 @@ def part(run: Run, begins: int, ends: int, folder: Path, emulator: str) -> str:
     prefix = [emulator, "-cpu", cpu] if cpu else []
     python = throughput.interpreter(system.peer)
     command = [*prefix, python, CONTESTANTS / system.program, json.dumps(asked)]
-    variables |= {
-        "PYTHONPATH": os.pathsep.join(
-            filter(None, [str(CONTESTANTS.parent), os.environ.get("PYTHONPATH", "")])
-        ),
-        "PYTHONHASHSEED": "0",  # the order of sets: Sample Factory's serial mode needs it
-        "TMPDIR": str(folder),
-    }
-    output, errors = folder / "output", folder / "errors"
-    with output.open("w") as out, errors.open("w") as err:
-        process = subprocess.Popen(
-            command, cwd=folder, env=os.environ | variables, stdout=out, stderr=err,
-            start_new_session=True,
-        )  # fmt: skip
-    try:
-        process.wait(timeout=LIMIT_S)
-    except subprocess.TimeoutExpired as error:
-        raise RuntimeError(f"{run} took more than {LIMIT_S} s") from error
-    finally:
-        end_session(process)
-    if process.returncode:
-        raise RuntimeError(
-            f"{run} ended with status {process.returncode}\n{errors.read_text()[-3000:]}"
-        )
-    return output.read_text()
+    return run_to_end(
+        command, str(run), folder, cwd=folder, limit_s=LIMIT_S,
+        PYTHONHASHSEED="0",  # the order of sets: Sample Factory's serial mode needs it
+        **variables,
+    )  # fmt: skip
 
 
 def updates_in(text: str) -> list[Update]:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 from finished_runs import NEVER
+from harness import markdown
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -54,16 +55,15 @@ def reached(curve: Curve, score: float, unit: str) -> float:
 def table(runs: dict[Run, Curve], scores: Sequence[float]) -> str:
     """Return a row for each method of each task."""
     heads = [f"{unit} to {score:g}" for score in scores for unit in ("minutes", "steps")]
-    heads = ["task", "method", "seeds", *heads, "best", "last"]
-    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    heads, rows = ["task", "method", "seeds", *heads, "best", "last"], []
     for task, method in dict.fromkeys((run.task, run.method) for run in runs):
         mine = [curve for r, curve in runs.items() if (r.task, r.method) == (task, method)]
         cells = [middle(mine, s, unit) for s in scores for unit in ("minutes", "frames")]
         best = [max(point.score for point in curve) for curve in mine]
         last = [curve[-1].score for curve in mine]
         cells += [with_range(each, lambda value: f"{value:.3g}") for each in (best, last)]
-        lines.append(f"| {' | '.join([task, method, str(len(mine)), *cells])} |")
-    return "\n".join(lines)
+        rows.append(dict(zip(heads, [task, method, len(mine), *cells], strict=True)))
+    return markdown(rows)
 
 
 def middle(curves: Sequence[Curve], score: float, unit: str) -> str:

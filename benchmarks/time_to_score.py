@@ -33,18 +33,17 @@ from __future__ import annotations
 
 import argparse
 import csv
-import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import throughput
 from finished_runs import NEVER, FinishedRuns
-from harness import CORES, end_session, exit_at_sigterm, machine, options
+from harness import CORES, exit_at_sigterm, machine, options, run_to_end
 from recipes import CONFIGS, merged, recipe_of
 from score_report import Curve, Point, Run, draw, middle, table
 
@@ -103,8 +102,8 @@ def peer_run(method: str, task: str, settings: Sequence[str] = ()) -> throughput
     return replace(first, main_threads=CORES)
 
 
-def fit_command(run: Run, scores: Sequence[float], path: Path) -> list[str | Path]:
-    """Return the command line of a method of this repository; path is of its training scores."""
+def fit_command(run: Run, watch: dict[str, Any]) -> list[str | Path]:
+    """Return the command line of a method of this repository; watch is of its training scores."""
     configs = [CONFIGS / f"{run.task}.yaml"]
     if run.method != "hts":
         configs.append(CONFIGS / "baselines" / f"{run.method}.yaml")
@@ -113,7 +112,7 @@ def fit_command(run: Run, scores: Sequence[float], path: Path) -> list[str | Pat
         *(f"--config={config}" for config in configs),
         *(f"--seed_everything={run.seed}", "--trainer.enable_progress_bar=false"),
         "--trainer.enable_checkpointing=false",
-        *(evaluating(run) if run.by == "evaluation" else watching(run, scores, path)),
+        *(evaluating(run) if run.by == "evaluation" else watching(watch)),
         *run.arguments.split(),
     ]
 
@@ -132,11 +131,10 @@ def evaluating(run: Run) -> list[str]:
     ]
 
 
-def watching(run: Run, scores: Sequence[float], path: Path) -> list[str]:
-    values = {"path": path, "scores": list(scores), "max_minutes": run.max_minutes}
+def watching(watch: dict[str, Any]) -> list[str]:
     return [
         *("--trainer.limit_val_batches=0", "--trainer.callbacks+=trainer_scores.Scores"),
-        *(f"--trainer.callbacks.{key}={value}" for key, value in values.items()),
+        *(f"--trainer.callbacks.{key}={value}" for key, value in watch.items()),
     ]
 
 
@@ -144,15 +142,17 @@ def train(run: Run, folder: Path, scores: Sequence[float]) -> Curve:
     """Train to the end in processes of its own; returns its evaluations, or training scores."""
     with tempfile.TemporaryDirectory() as temporary:
         path = Path(temporary) / "scores.csv"
+        watch = {"path": str(path), "scores": list(scores), "max_minutes": run.max_minutes}
         if run.method in PEERS:
-            watch = {"path": str(path), "scores": list(scores), "max_minutes": run.max_minutes}
             setting, same, _ = run.arguments.partition(SAME_RECIPE)
             peer = peer_run(run.method, run.task, [f"{run.method} {setting}"])
             recipe = {"recipe": recipe_of(run.task, run.method)} if same else {}
             command = throughput.command(peer, seed=run.seed, scores=watch, **recipe)
         else:
-            command = fit_command(run, scores, path)
-        finish(command, run, folder, Path(temporary))
+            command = fit_command(run, watch)
+        # Starting, evaluating and saving are not training; three times its minutes are generous.
+        limit_s = 180 * run.max_minutes + 600
+        run_to_end(command, run.name, Path(temporary), cwd=folder, limit_s=limit_s)
         if run.by == "training":
             found = points(path, "")
         else:
@@ -163,35 +163,6 @@ def train(run: Run, folder: Path, scores: Sequence[float]) -> Curve:
         missing = "an evaluation" if run.by == "evaluation" else "20 games"
         raise RuntimeError(f"{run.name} ended before {missing}: raise --max-minutes")
     return found
-
-
-def finish(command: Sequence[str | Path], run: Run, folder: Path, temporary: Path) -> None:
-    """Run a program to its end, and let none of its processes outlive that.
-
-    Raises:
-        RuntimeError: if it fails, or takes much longer than its minutes.
-    """
-    errors = temporary / "errors"
-    folders = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
-    environment = os.environ | {
-        "TMPDIR": str(temporary),
-        "PYTHONPATH": os.pathsep.join(filter(None, folders)),
-    }
-    with errors.open("w") as file:
-        process = subprocess.Popen(
-            command, cwd=folder, env=environment, stdout=subprocess.DEVNULL, stderr=file,
-            start_new_session=True,
-        )  # fmt: skip
-    try:
-        # Starting, evaluating and saving are not training; three times its minutes are generous.
-        process.wait(timeout=180 * run.max_minutes + 600)
-    except subprocess.TimeoutExpired as error:
-        raise RuntimeError(f"{run.name} did not end") from error
-    finally:
-        end_session(process)
-    if process.returncode:
-        text = errors.read_text()[-3000:]
-        raise RuntimeError(f"{run.name} ended with status {process.returncode}\n{text}")
 
 
 def points(path: Path, prefix: str) -> Curve:
@@ -289,7 +260,7 @@ def main() -> None:
     text = [machine(), f"Scores of {how}. Median of {len(args.seeds)} seeds and range, at most "
             f"{args.max_minutes:g} minutes a run. {' '.join(args.arguments)}",
             table(found, args.scores)]  # fmt: skip
-    print(document := "\n\n".join(text) + "\n")
+    print(document := "\n\n".join(text))
     (args.output / "time_to_score.md").write_text(document)
     draw(found, args.scores, args.output / "time_to_score.png")
     sys.exit(len(found) < len(runs))

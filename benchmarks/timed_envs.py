@@ -5,6 +5,7 @@ Workers import this file to make one, so it imports no torch.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -37,18 +38,13 @@ def step_times(
         "gamma": lambda: random.gamma(shape, mean_s / shape),
         "pareto": lambda: (1 + random.pareto(shape)) * mean_s * (shape - 1) / shape,
     }
-    return _endless(draws[distribution])
+    return iter(draws[distribution], None)
 
 
 def replayed_times(trace_s: Sequence[float], *, seed: int = 0) -> Iterator[float]:
     """Yield measured step times over and over, in seconds, from a place that the seed decides."""
-    places = iter(range(int(np.random.default_rng(seed).integers(len(trace_s))), 2**62))
-    return _endless(lambda: trace_s[next(places) % len(trace_s)])
-
-
-def _endless(draw: Callable[[], float]) -> Iterator[float]:
-    while True:
-        yield draw()
+    first = int(np.random.default_rng(seed).integers(len(trace_s)))
+    return itertools.islice(itertools.cycle(trace_s), first, None)
 
 
 class TimedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):

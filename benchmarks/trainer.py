@@ -31,26 +31,19 @@ class Watch(Callback):
 
 
 def environments(game: str, threads: int = 1) -> Any:
-    if game.startswith("football/"):
-        return FootballEnvs(game.removeprefix("football/"))
-    if game.startswith("mujoco/"):
-        return GymEnvs(game.removeprefix("mujoco/"))
+    kind, _, name = game.partition("/")
+    if name:
+        return FootballEnvs(name) if kind == "football" else GymEnvs(name)
     if game == "cartpole":
         return GymEnvs("CartPole-v1")
     several = {"num_threads": threads} if threads > 1 else {}  # an older checkout has no such field
     return AtariEnvs(game, **several)
 
 
-def config_of(kind: str) -> dict[str, Any]:
-    """Return what all tasks of football, or of MuJoCo, share."""
-    config: dict[str, Any] = yaml.safe_load((CONFIGS / kind / "ppo.yaml").read_text())
-    return config
-
-
 def learner(run: dict[str, Any]) -> A2C | PPO:
     kind, _, task = run["game"].partition("/")
-    if task:
-        settings = config_of(kind)["model"]["init_args"]
+    if task:  # what all tasks of football, or of MuJoCo, share
+        settings = yaml.safe_load((CONFIGS / kind / "ppo.yaml").read_text())["model"]["init_args"]
         return PPO(**settings | {"num_threads": run["main_threads"]})
     network = "mlp" if run["game"] == "cartpole" else "nature"
     settings = {"network": network, "num_threads": run["main_threads"]}

@@ -7,11 +7,16 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from functools import cache
 from pathlib import Path
-from types import TracebackType
+from typing import Any
 
-from processes import alive
+import torch
+from processes import alive, soon
+
+from hts_torchrl import DurableCheckpointIO
 
 FIT = [sys.executable, "-u", "-m", "hts_torchrl.cli", "fit"]
 # Two executors and an actor; each of its 32 frames is an update.
@@ -27,6 +32,7 @@ CARTPOLE = [
     "--model=A2C",
 ]
 LAST = Path("runs/run/version_0/checkpoints/last.ckpt")
+RESUMED = Path("runs/resumed/version_0/checkpoints/last.ckpt")
 _ENDED_S = 240.0
 _GONE_S = 20.0
 
@@ -62,9 +68,7 @@ class Command:
     def __enter__(self) -> Command:
         return self
 
-    def __exit__(
-        self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for pid in self.processes():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -99,19 +103,16 @@ class Command:
 
     def processes(self) -> list[int]:
         """Return the processes of its session that run."""
-        sessions = {pid: _session(pid) for pid in map(int, _numbers(Path("/proc")))}
-        return [pid for pid, of in sessions.items() if of == self.process.pid and alive(pid)]
+        pids = [int(path.name) for path in Path("/proc").glob("[0-9]*")]
+        return [pid for pid in pids if _session(pid) == self.process.pid and alive(pid)]
+
+    def ends(self) -> bool:
+        """Return whether all processes of its session end in time."""
+        return soon(lambda: not self.processes(), _GONE_S)
 
     def leaves_nothing(self) -> bool:
-        """Return whether all processes of its session end in time, without temporary files."""
-        deadline = time.monotonic() + _GONE_S
-        while self.processes() and time.monotonic() < deadline:
-            time.sleep(0.05)
-        return not self.processes() and not list(self._temporary.iterdir())
-
-
-def _numbers(folder: Path) -> list[str]:
-    return [path.name for path in folder.iterdir() if path.name.isdigit()]
+        """Return whether they do, and no temporary file stays."""
+        return self.ends() and not list(self._temporary.iterdir())
 
 
 def _session(pid: int) -> int | None:
@@ -119,3 +120,29 @@ def _session(pid: int) -> int | None:
         return os.getsid(pid)
     except ProcessLookupError:
         return None
+
+
+@cache
+def undisturbed(*run: str) -> dict[str, Any]:
+    """Return the last checkpoint of a whole run."""
+    with tempfile.TemporaryDirectory() as folder, Command([*run], Path(folder)) as command:
+        assert command.status() == 0, command.errors
+        return DurableCheckpointIO().load_checkpoint(Path(folder, LAST))
+
+
+def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Return whether two checkpoints have the same updates, weights and optimizer's state."""
+    states = [each["optimizer_states"][0]["state"] for each in (one, other)]
+    pairs = [(states[0][number], state) for number, state in states[1].items()]
+    pairs.append((one["state_dict"], other["state_dict"]))
+    return one["updates"] == other["updates"] and all(
+        torch.equal(mine[name], tensor) for mine, theirs in pairs for name, tensor in theirs.items()
+    )
+
+
+def passed(outcome: dict[str, bool], what: str, errors: str) -> bool:
+    """Return whether all of a trial is as it must be; else write what is not, and its errors."""
+    wrong = [name for name, right in outcome.items() if not right]
+    if wrong:
+        sys.stderr.write(f"wrong: {wrong}; {what}\n{errors[-6000:]}\n")
+    return not wrong

@@ -152,9 +152,8 @@ def hanging(where: str, dice: random.Random) -> bool:
             asked_s = time.monotonic()
             next(batches)
     except WorkerError as error:
-        in_time = (
-            time.monotonic() - asked_s < TIMEOUT_S + NAMED_S + GONE_S
-        )  # the worker pool is gone
+        took_s = time.monotonic() - asked_s  # and the worker pool is gone
+        in_time = took_s < TIMEOUT_S + NAMED_S + GONE_S
         role = "actor" if where == "pass" else "executor"
         named = error.place.role == role and (role == "actor" or env in error.place.envs)
         stack = re.search(r'failing\.py", line \d+ in fail\n', error.cause) is not None

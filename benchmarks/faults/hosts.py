@@ -8,11 +8,11 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import time
 import uuid
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+
+from processes import soon
 
 _GONE_S = 120.0
 
@@ -82,14 +82,14 @@ class Hosts:
 
     def end(self, word: str) -> bool:
         """Return whether all such processes of all hosts end by themselves."""
-        return _soon(lambda: not any(self.processes(host, word) for host in self.all))
+        return soon(lambda: not any(self.processes(host, word) for host in self.all), _GONE_S)
 
     def delete(self) -> bool:
         """Kill what runs on the hosts, delete them, and return whether nothing is left."""
         for pid in [pid for host in self.all for pid in self._pids(host)]:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        ended = _soon(lambda: not any(map(self._pids, self.all)))
+        ended = soon(lambda: not any(map(self._pids, self.all)), _GONE_S)
         for name in (*map(self._namespace, self.all), self._switch):
             if Path("/run/netns", name).exists():
                 _ip("netns", "delete", name)
@@ -106,10 +106,3 @@ def _command(pid: int) -> str:
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
     except OSError:
         return ""
-
-
-def _soon(condition: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + _GONE_S
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.2)
-    return condition()

@@ -5,15 +5,11 @@ from __future__ import annotations
 import os
 import random
 import signal
-import sys
 import tempfile
 import time
-from functools import cache
 from pathlib import Path
-from typing import Any
 
-import torch
-from commands import CARTPOLE, FIT, LAST, Command
+from commands import CARTPOLE, FIT, LAST, RESUMED, Command, passed, same, undisturbed
 
 from hts_torchrl import DurableCheckpointIO
 
@@ -21,7 +17,6 @@ _UPDATES = 1000
 RUN = [*FIT, *CARTPOLE, f"--data.total_frames={32 * _UPDATES}", "--model.gradient_chunks=2"]
 # Several ranks save after evaluations.
 _RANKS = ["--trainer.devices=2", "--trainer.strategy=ddp", "--data.evaluation_frames=1600"]
-RESUMED = Path("runs/resumed/version_0/checkpoints/last.ckpt")
 
 
 def killed_and_resumed(dice: random.Random) -> bool:
@@ -39,19 +34,25 @@ def killed_and_resumed(dice: random.Random) -> bool:
             outcome = {
                 "ranks": len(ranks) == 2,
                 "status": status not in (0, None),
-                "left": _all_end(command),
+                "left": command.ends(),
             }
             first = killed == command.process.pid
-            told = f"rank {0 if first else 1} of {len(ranks)}, status {status}\n{command.errors}"
+            what, errors = (
+                f"rank {0 if first else 1} of {len(ranks)}, status {status}",
+                command.errors,
+            )
         resume = [*RUN, "--name=resumed", f"--ckpt_path={folder / LAST}"]
         with Command(resume, folder) as command:
             outcome["resumed"] = command.status() == 0
-            told += command.errors
-        outcome["bits"] = outcome["resumed"] and same(weights(folder / RESUMED), undisturbed())
-        wrong = [what for what, right in outcome.items() if not right]
-        if wrong:
-            sys.stderr.write(f"wrong: {wrong}; {told[-3000:]}\n")
-        return not wrong
+            errors += command.errors
+        outcome["bits"] = outcome["resumed"] and has_the_bits_of_one_rank(folder)
+        return passed(outcome, what, errors)
+
+
+def has_the_bits_of_one_rank(folder: Path) -> bool:
+    """Return whether the resumed run's end is that of a whole run of one rank."""
+    resumed = DurableCheckpointIO().load_checkpoint(folder / RESUMED)
+    return same(resumed, undisturbed(*RUN))
 
 
 def _is_rank(pid: int) -> bool:
@@ -59,30 +60,6 @@ def _is_rank(pid: int) -> bool:
         return b"fit" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:
         return False
-
-
-def _all_end(command: Command) -> bool:
-    deadline = time.monotonic() + 20
-    while command.processes() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return not command.processes()
-
-
-@cache
-def undisturbed() -> dict[str, Any]:
-    """The weights of a whole run of one rank."""
-    with tempfile.TemporaryDirectory() as text, Command(RUN, Path(text)) as command:
-        assert command.status() == 0, command.errors
-        return weights(Path(text, LAST))
-
-
-def weights(path: Path) -> dict[str, Any]:
-    weights: dict[str, Any] = DurableCheckpointIO().load_checkpoint(path)["state_dict"]
-    return weights
-
-
-def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    return all(torch.equal(tensor, other[name]) for name, tensor in one.items())
 
 
 ROWS = {

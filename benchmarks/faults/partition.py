@@ -29,6 +29,7 @@ import tempfile
 import threading
 import time
 import warnings
+from logging.handlers import BufferingHandler
 from pathlib import Path
 from typing import Any
 
@@ -66,23 +67,13 @@ TRIALS: dict[str, dict[str, Any]] = {
 }
 
 
-class Told(logging.Handler):
-    """Keeps the warnings of the package."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.lines: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(record.getMessage())
-
-
 def learn(hosts: Hosts, trial: dict[str, Any], dice: random.Random) -> dict[str, Any]:
     """Train on the first host, cut off another one, and return what came of it."""
-    told, log = Told(), logging.getLogger("hts_torchrl")
+    told, log = BufferingHandler(10**6), logging.getLogger("hts_torchrl")
+    told.setLevel(logging.WARNING)
     log.addHandler(told)
     log.propagate = False
-    outcome: dict[str, Any] = {"told": told.lines}
+    outcome: dict[str, Any] = {}
 
     def cut() -> None:
         host = dice.choice([host for host in hosts.all if hosts.processes(host, "RolloutNode")])
@@ -114,7 +105,7 @@ def learn(hosts: Hosts, trial: dict[str, Any], dice: random.Random) -> dict[str,
         outcome |= {"error": str(error), "failed": time.monotonic()}
     if cutting.ident is not None:  # else it failed before, which is reported
         cutting.join()
-    return outcome
+    return outcome | {"told": [record.getMessage() for record in told.buffer]}
 
 
 def start_ray(hosts: Hosts, host: int, trial: dict[str, Any], environ: dict[str, str]) -> None:

@@ -23,9 +23,9 @@ from pathlib import Path
 # Also where this is a script, and the folder above is not where modules are looked for.
 sys.path.append(str(Path(__file__).parents[2]))
 
-from commands import LAST, Command
+from commands import LAST, Command, passed
 from hosts import Hosts
-from killed_ranks import RESUMED, RUN, same, undisturbed, weights
+from killed_ranks import RUN, has_the_bits_of_one_rank
 
 _DDP = ["--data.evaluation_frames=1600", "--trainer.num_nodes=2", "--trainer.devices=1",
         "--trainer.strategy=lightning.pytorch.strategies.DDPStrategy",
@@ -66,13 +66,10 @@ def cut_and_resumed(ranks: int, dice: random.Random) -> bool:
         else:
             then = [stack.enter_context(start(hosts, r, 29512, options, folder)) for r in (0, 1)]
         outcome["resumed"] = [command.status() for command in then] == [0] * ranks
-        outcome["bits"] = outcome["resumed"] and same(weights(folder / RESUMED), undisturbed())
+        outcome["bits"] = outcome["resumed"] and has_the_bits_of_one_rank(folder)
         outcome["hosts"] = hosts.delete()
-        wrong = [what for what, right in outcome.items() if not right]
-        if wrong:
-            told = "\n".join(command.errors[-3000:] for command in (*both, *then))
-            print(f"wrong: {wrong}; statuses {statuses}\n{told}", flush=True)
-        return not wrong
+        told = "\n".join(command.errors[-3000:] for command in (*both, *then))
+        return passed(outcome, f"statuses {statuses}", told)
 
 
 def main() -> int:

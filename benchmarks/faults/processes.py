@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 NAMED_S = GONE_S = 5.0
 
 
+def soon(condition: Callable[[], bool], seconds: float) -> bool:
+    """Return whether a condition holds within some seconds."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
 def gone(pids: list[int]) -> bool:
     """Return whether all processes end within the time they are given."""
-    deadline = time.monotonic() + GONE_S
-    while time.monotonic() < deadline:
-        if not any(map(alive, pids)):
-            return True
-        time.sleep(0.02)
-    return False
+    return soon(lambda: not any(map(alive, pids)), GONE_S)
 
 
 def alive(pid: int) -> bool:

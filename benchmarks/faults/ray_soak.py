@@ -24,6 +24,7 @@ import time
 import warnings
 from collections.abc import Callable
 from functools import partial
+from logging.handlers import BufferingHandler
 from pathlib import Path
 from typing import Any
 
@@ -105,15 +106,6 @@ class Killer(threading.Thread):
             self.join()
 
 
-class Recoveries(logging.Handler):
-    """Counts the rounds that were repeated."""
-
-    count = 0
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.count += "is repeated by a new" in record.getMessage()
-
-
 def train(over: Callable[[int], bool], step_s: float, **place: Any) -> tuple[str, int]:
     """Return the digest of a training, and its number of updates."""
     seed_everything(1, verbose=False)
@@ -133,9 +125,9 @@ def train(over: Callable[[int], bool], step_s: float, **place: Any) -> tuple[str
 
 def soak(minutes: float, every_s: float, seed: int) -> bool:
     """Train on a cluster that is disturbed, and again in this process; whether both agree."""
-    recoveries = Recoveries()
+    told = BufferingHandler(10**6)
     log = logging.getLogger("hts_torchrl")
-    log.addHandler(recoveries)
+    log.addHandler(told)
     log.propagate = False
     until_s: list[float] = []
     with ray_machines.machines() as cluster:
@@ -158,7 +150,8 @@ def soak(minutes: float, every_s: float, seed: int) -> bool:
         finally:
             killer.end()
     killed = " and ".join(f"{count} {what}" for what, count in killer.killed.items())
-    print(f"{updates} updates; killed: {killed}; {recoveries.count} recoveries", flush=True)
+    recoveries = sum("is repeated by a new" in record.getMessage() for record in told.buffer)
+    print(f"{updates} updates; killed: {killed}; {recoveries} recoveries", flush=True)
     alone, _ = train(lambda done: done == updates, 0.0, num_actors=0)
     verdict = "the same bits" if on_nodes == alone else "OTHER BITS"
     print(f"on nodes {on_nodes[:16]}, the serial twin {alone[:16]}: {verdict}", flush=True)

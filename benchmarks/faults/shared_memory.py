@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import random
-import sys
 import tempfile
 from functools import partial
 from pathlib import Path
 
-from commands import CARTPOLE, FIT, LAST, Command
+from commands import CARTPOLE, FIT, LAST, Command, passed
 
 from hts_torchrl import DurableCheckpointIO
 
@@ -37,10 +36,9 @@ def runs(name: str, _: random.Random) -> bool:
     command = ["unshare", "--mount", "sh", "-c", _MOUNT, "sh", *FIT, *_RUNS[name]]
     with tempfile.TemporaryDirectory() as folder, Command(command, Path(folder)) as fit:
         status = fit.status()
-        if status != 0:
-            sys.stderr.write(f"{name}: status {status}\n{fit.errors[-3000:]}\n")
-            return False
-        return bool(DurableCheckpointIO().load_checkpoint(Path(folder, LAST))["updates"])
+        return passed({"ends": status == 0}, f"{name}: status {status}", fit.errors) and bool(
+            DurableCheckpointIO().load_checkpoint(Path(folder, LAST))["updates"]
+        )
 
 
 ROWS = {f"64 MB /dev/shm, {name}: runs": (1, partial(runs, name)) for name in _RUNS}

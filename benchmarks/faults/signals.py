@@ -5,15 +5,13 @@ from __future__ import annotations
 import random
 import shutil
 import signal
-import sys
 import tempfile
 import time
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-from commands import CARTPOLE, FIT, LAST, Command
+from commands import CARTPOLE, FIT, LAST, RESUMED, Command, passed, same, undisturbed
 
 from hts_torchrl import ConfigurationError, DurableCheckpointIO
 
@@ -46,12 +44,8 @@ def stopped(name: str, times: int, flags: list[str], dice: random.Random) -> boo
             "checkpoint": updates > 0 if trained else updates >= 0,
             "left": command.leaves_nothing(),
         }
-        wrong = [what for what, right in outcome.items() if not right]
-        if wrong:
-            what = f"{name} {times}x {flags}, to all: {to_all}, trained: {trained}"
-            told = f"status {status}, {updates} updates\n{command.errors[-3000:]}"
-            sys.stderr.write(f"wrong: {wrong}; {what}, {told}\n")
-        return not wrong
+        what = f"{name} {times}x {flags}, to all: {to_all}, trained: {trained}"
+        return passed(outcome, f"{what}, status {status}, {updates} updates", command.errors)
 
 
 def stopped_and_resumed(name: str, dice: random.Random) -> bool:
@@ -70,26 +64,8 @@ def stopped_and_resumed(name: str, dice: random.Random) -> bool:
             shutil.rmtree(folder / "runs", ignore_errors=True)  # too early, or too late
         with Command([*_RUN, "--name=resumed", f"--ckpt_path={stopped}"], folder) as command:
             status = command.status()
-        resumed = _loaded(folder / "runs/resumed/version_0/checkpoints/last.ckpt")
-        return status == 0 and resumed is not None and _same(resumed, _undisturbed())
-
-
-@cache
-def _undisturbed() -> dict[str, Any]:
-    with tempfile.TemporaryDirectory() as folder, Command(_RUN, Path(folder)) as command:
-        assert command.status() == 0, command.errors
-        saved = _loaded(Path(folder, LAST))
-        assert saved is not None
-        return saved
-
-
-def _same(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    pairs = [(one["state_dict"], other["state_dict"])]
-    states = (one["optimizer_states"][0]["state"], other["optimizer_states"][0]["state"])
-    pairs += [(states[0][number], states[1][number]) for number in states[1]]
-    return one["updates"] == other["updates"] and all(
-        torch.equal(mine[name], tensor) for mine, theirs in pairs for name, tensor in theirs.items()
-    )
+        resumed = _loaded(folder / RESUMED)
+        return status == 0 and resumed is not None and same(resumed, undisturbed(*_RUN))
 
 
 def _updates(path: Path) -> int:

@@ -24,6 +24,7 @@ from hts_torchrl.models.trunks import is_built_in
 from hts_torchrl.training.datamodule import HTSDataModule
 from hts_torchrl.training.run_settings import class_name, known_arguments, taking
 
+# Imported, they are known to the parser as well: --data.env=AtariEnvs.
 _LEARNERS: dict[str, type] = {each.__name__: each for each in (A2C, PPO, PQN, Impala)}
 _FACTORIES: dict[str, type] = {
     each.__name__: each for each in (AtariEnvs, EnvPoolEnvs, FootballEnvs, GymEnvs, PettingZooEnvs)

@@ -28,13 +28,7 @@ from hts_torchrl.cli.argument_parser import NO_FLAGS, HTSArgumentParser, reason_
 from hts_torchrl.cli.checkpoint_settings import CheckpointSettings
 from hts_torchrl.cli.config_files import checkpoint_of
 from hts_torchrl.compat.lightning import CommandLine, take_next_version
-from hts_torchrl.envs.atari import AtariEnvs  # noqa: F401 - makes --data.env=AtariEnvs known
-from hts_torchrl.envs.envpool import EnvPoolEnvs  # noqa: F401
-from hts_torchrl.envs.football.envs import FootballEnvs  # noqa: F401
-from hts_torchrl.envs.gym import GymEnvs  # noqa: F401
-from hts_torchrl.envs.pettingzoo import PettingZooEnvs  # noqa: F401
 from hts_torchrl.errors import ConfigurationError, reason_of, require
-from hts_torchrl.learner import A2C, PPO, PQN, Impala  # noqa: F401
 from hts_torchrl.portable import VARIABLES, is_portable
 from hts_torchrl.training.callbacks import (
     BestCheckpoint,

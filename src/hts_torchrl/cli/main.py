@@ -20,11 +20,10 @@ import gymnasium
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-from hts_torchrl.cli.fit_commands import end_with_parent
-from hts_torchrl.cli.report import report
-from hts_torchrl.cli.seeds import names_seeds, train_seeds
+from hts_torchrl.cli.argument_parser import HTSArgumentParser
+from hts_torchrl.cli.fit_commands import end_with_parent, names_seeds, train_seeds
 from hts_torchrl.cli.subcommands import run_subcommand
-from hts_torchrl.cli.terminal import RunReport, leave_out_noise
+from hts_torchrl.cli.terminal import RunReport, leave_out_noise, tell
 from hts_torchrl.cli.tune import tune
 from hts_torchrl.errors import (
     CheckpointError,
@@ -136,19 +135,15 @@ def _run(arguments: Sequence[str]) -> None:
             argument.encode()
         except UnicodeEncodeError as error:
             raise ConfigurationError(f"{argument!a}: {_unreadable()}") from error
-    if list(arguments[:1]) == ["doctor"]:  # which needs neither environment nor learner
-        _examine(arguments[1:])
-    if list(arguments[:1]) == ["report"]:
-        report(arguments[1:])
-        return
-    if list(arguments[:1]) == ["tune"]:
-        tune(arguments[1:])
-        return
-    if names_seeds(arguments):
+    command, *others = arguments or [""]
+    own = {"doctor": _examine, "report": _report, "tune": tune}
+    if command in own:
+        own[command](others)
+    elif names_seeds(arguments):
         train_seeds(arguments)
-        return
-    with RunReport() as run_report:
-        run_subcommand(arguments, callbacks=[run_report])
+    else:
+        with RunReport() as run_report:
+            run_subcommand(arguments, callbacks=[run_report])
 
 
 def _unreadable() -> str:
@@ -174,6 +169,32 @@ def _examine(arguments: Sequence[str]) -> NoReturn:
         print(finding, flush=True)  # noqa: T201
         findings.append(finding)
     raise SystemExit(int(any(finding.remedy for finding in findings)))
+
+
+def _report(arguments: Sequence[str]) -> None:
+    """Write the report of the runs that the arguments name, and tell where it is.
+
+    Raises:
+        ConfigurationError: if the extra ``report`` is missing, or the runs have no report.
+    """
+    parser = HTSArgumentParser(
+        prog="hts-torchrl report", description="Learning curves and statistics of several runs."
+    )
+    parser.add_argument(
+        "runs", nargs="+", help="folders of runs, or folders that have such below them"
+    )
+    parser.add_argument("--output", default="report", help="folder to write into")
+    given = parser.parse_args(list(arguments))
+    try:
+        import rliable.library  # noqa: F401, PLC0415 - of an extra, and takes seconds
+    except (ImportError, TypeError) as error:  # a TypeError with a pandas that arch does not know
+        raise ConfigurationError(
+            f"a report needs rliable: pip install 'hts-torchrl[report]' ({error})"
+        ) from error
+    from hts_torchrl.tools.report.page import write_report  # noqa: PLC0415 - of the extra
+
+    for label, text in write_report([Path(run) for run in given.runs], Path(given.output)):
+        tell(label, text)
 
 
 def _leave_if_known(error: RuntimeError | OSError) -> None:

@@ -57,7 +57,8 @@ class Advisor:
         with busy_cores(self._data.env, self._cores - 1):
             step_s = np.array(list(measured_step_times(self._group, seconds / 2)))
             yield from _describe(step_s)
-            update_s = {name: self._update_s(name, seconds / 8) for name in precisions}
+            serial = {"num_actors": 0}
+            update_s = {p: self._train(serial, p, seconds / 8).update_s for p in precisions}
         self._group.close()
         costs_in = {}
         for precision in precisions:
@@ -76,7 +77,7 @@ class Advisor:
         each = ", ".join(f"{name} {value:.0f}" for name, value in bounds.items())
         yield f"expected          {expected:.0f} steps/s, the least of: {each}"
         yield _staleness(costs, settings)
-        measured = self._measured(settings, own, seconds / 2)
+        measured = self._train(_of_data(settings), own, seconds / 2).steps_per_s
         yield (
             f"measured          {measured:.0f} steps/s in {seconds / 2:g} s of training, "
             f"{measured / expected:.2f} of the expected"
@@ -85,7 +86,7 @@ class Advisor:
         yield f"advice            {_suggestion(settings, own, better, precision)}"
         best = measured
         if (better, precision) != (settings, own):
-            best = self._measured(better, precision, seconds / 2)
+            best = self._train(_of_data(better), precision, seconds / 2).steps_per_s
             yield (
                 f"measured with it  {best:.0f} steps/s, {best / measured:.2f} times as many; "
                 f"{speed(costs_in[precision], better):.0f} were expected"
@@ -108,7 +109,7 @@ class Advisor:
         learner = copy.deepcopy(self._learner)
         while 2 * threads <= self._cores:
             learner.num_threads = 2 * threads
-            measured = self._measured(settings, precision, seconds, learner)
+            measured = self._train(_of_data(settings), precision, seconds, learner).steps_per_s
             helps = measured >= 1.1 * steps_per_s
             advice = f"--model.num_threads={2 * threads}{_LEARNT}" if helps else f"keep {threads}"
             yield (
@@ -131,10 +132,6 @@ class Advisor:
             cores=self._cores,
             envs_per_game=self._group.num_envs,
         )
-
-    def _update_s(self, precision: Precision, seconds: float) -> float:
-        serial = self._data.for_short_fit(_ENDLESS, num_actors=0)
-        return self._train(self._learner, serial, precision, seconds).update_s
 
     def _costs(self, step_s: Array, update_s: float, precision: Precision, seconds: float) -> Costs:
         own = self._settings()
@@ -195,21 +192,16 @@ class Advisor:
         steps_s = self._data.schedule.steps_per_round * (visit_s + passes * pass_s)
         return visit_s, pass_s, max(0.0, float(np.median(rounds_s)) - steps_s)
 
-    def _measured(
+    def _train(
         self,
-        settings: Settings,
+        settings: dict[str, Any],
         precision: Precision,
         seconds: float,
         learner: Learner | None = None,
-    ) -> float:
-        data = self._data.for_short_fit(_ENDLESS, **_of_data(settings))
-        return self._train(learner or self._learner, data, precision, seconds).steps_per_s
-
-    def _train(
-        self, learner: Learner, data: HTSDataModule, precision: Precision, seconds: float
     ) -> _Watch:
         watch = _Watch(seconds)
-        short_fit(learner, data, self._trainer, watch, precision=precision)
+        data = self._data.for_short_fit(_ENDLESS, **settings)
+        short_fit(learner or self._learner, data, self._trainer, watch, precision=precision)
         return watch
 
 

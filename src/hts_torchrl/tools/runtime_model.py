@@ -7,6 +7,7 @@ paper's Claim 1 (Liu, Yeh, Schwing: High-Throughput Synchronous Deep RL, NeurIPS
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 
 import torch
@@ -93,17 +94,13 @@ def _cdf(shape: float, t: torch.Tensor) -> torch.Tensor:
 
 def _quantile(shape: float, probability: float) -> float:
     """Invert the distribution function by bisection."""
-    low, high = 0.0, shape + 1.0
+    step = (shape + 20 * math.sqrt(shape) + 50) / 2**50  # 2**50 of them reach a probability of 1
     at = torch.zeros(1, dtype=torch.float64)
-    while float(_cdf(shape, at.fill_(high))) < probability:
-        high *= 2
-    while high - low > 1e-12 * high:
-        middle = (low + high) / 2
-        if float(_cdf(shape, at.fill_(middle))) < probability:
-            low = middle
-        else:
-            high = middle
-    return high
+
+    def cdf(steps: int) -> float:
+        return float(_cdf(shape, at.fill_(steps * step)))
+
+    return step * bisect_left(range(2**50), probability, key=cdf)
 
 
 def gamma_fit(samples: Sequence[float]) -> tuple[float, float]:

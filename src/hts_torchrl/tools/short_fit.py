@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import logging
-from collections.abc import Iterator
 from typing import Any
 
 from lightning.pytorch import Callback, Trainer, seed_everything
@@ -41,7 +39,10 @@ def short_fit(
     """
     seed_everything(data.seed, verbose=False)
     learner, device = copy.deepcopy(learner), trainer.strategy.root_device
-    with _warnings_only():
+    log = logging.getLogger("lightning.pytorch")
+    before = log.level
+    log.setLevel(logging.WARNING)
+    try:
         Trainer(
             accelerator=device.type, max_epochs=1,
             devices=1 if device.index is None else [device.index],  # the same GPU, not the first
@@ -52,15 +53,6 @@ def short_fit(
             enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
             callbacks=list(callbacks),
         ).fit(learner, datamodule=data)  # fmt: skip
-    return learner
-
-
-@contextlib.contextmanager
-def _warnings_only() -> Iterator[None]:
-    log = logging.getLogger("lightning.pytorch")
-    before = log.level
-    log.setLevel(logging.WARNING)
-    try:
-        yield
     finally:
         log.setLevel(before)
+    return learner

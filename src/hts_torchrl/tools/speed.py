@@ -98,12 +98,7 @@ def _limit_of_cores(costs: Costs, settings: Settings) -> float:
 
 
 def collect_s(costs: Costs, settings: Settings) -> float:
-    """Return the seconds of CPU in which a step is collected, by full passes.
-
-    Args:
-        costs: measured, or assumed.
-        settings: of the run.
-    """
+    """Return the seconds of CPU in which a step is collected, by full passes."""
     return _executor_s(costs, settings) + _row_s(costs, settings)
 
 
@@ -124,12 +119,7 @@ def _row_s(costs: Costs, settings: Settings) -> float:
 
 
 def speed(costs: Costs, settings: Settings) -> float:
-    """Return the steps a second to expect: the least of the :func:`limits`.
-
-    Args:
-        costs: measured, or assumed.
-        settings: of the run.
-    """
+    """Return the steps a second to expect: the least of the :func:`limits`."""
     return min(limits(costs, settings).values())
 
 

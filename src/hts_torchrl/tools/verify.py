@@ -100,10 +100,6 @@ def record(learner: Learner, data: HTSDataModule, trainer: Trainer) -> Manifest:
 def first_difference(one: Manifest, other: Manifest) -> str | None:
     """Say where two trainings of one task part, or None.
 
-    Args:
-        one: what one training left.
-        other: what the other left.
-
     Raises:
         ConfigurationError: if they are not of one task.
     """

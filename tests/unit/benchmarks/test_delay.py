@@ -1,23 +1,16 @@
 """The study of the delay: no run influences another or is repeated, and never is no number."""
 
-import importlib
-import sys
 from dataclasses import dataclass
 
 import numpy as np
 import pytest
 
-from tests.unit.benchmarks.test_programs import FOLDER
-
 NAMES = ("delay", "delayed_learners", "finished_runs", "harness", "steps_to_score")
 
 
 @pytest.fixture
-def programs(monkeypatch):
-    monkeypatch.syspath_prepend(FOLDER)
-    yield {name: importlib.import_module(name) for name in NAMES}
-    for name in NAMES:
-        del sys.modules[name]
+def programs(load):
+    return {name: load(name) for name in NAMES}
 
 
 @dataclass(frozen=True)

@@ -1,24 +1,14 @@
 """The GPU's program without a GPU: what it says then, and how its report is written."""
 
-import importlib
 import sys
 from argparse import Namespace
-from pathlib import Path
 
 import pytest
 
-FOLDER = Path(__file__).parents[3] / "benchmarks"
-
 
 @pytest.fixture
-def gpu(monkeypatch):
-    """The program as a module; what it imports beside itself goes again."""
-    before = set(sys.modules)
-    monkeypatch.syspath_prepend(FOLDER)
-    yield importlib.import_module("gpu")
-    for module in set(sys.modules) - before:
-        if FOLDER in Path(getattr(sys.modules[module], "__file__", None) or "/").parents:
-            del sys.modules[module]
+def gpu(load):
+    return load("gpu")
 
 
 def test_without_a_gpu_it_ends_with_status_2_and_one_line(gpu, monkeypatch, capsys, tmp_path):

@@ -1,24 +1,12 @@
 """EnvPool's program: what a config's recipe adds to it."""
 
-import importlib
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 
-FOLDER = Path(__file__).parents[3] / "benchmarks"
-
 
 @pytest.fixture
-def peer(monkeypatch):
-    """The program as a module; what it imports beside itself goes again."""
-    before = set(sys.modules)
-    monkeypatch.syspath_prepend(FOLDER)
-    yield importlib.import_module("peer_envpool")
-    for module in set(sys.modules) - before:
-        if FOLDER in Path(getattr(sys.modules[module], "__file__", None) or "/").parents:
-            del sys.modules[module]
+def peer(load):
+    return load("peer_envpool")
 
 
 def test_pixels_are_normalised_by_the_last_steps_of_all_rounds(peer):

@@ -1,8 +1,6 @@
 """Who is reproducible: a difference is found where it is, and nothing that tells nothing passes."""
 
-import importlib
 import os
-import sys
 from argparse import Namespace
 from pathlib import Path
 
@@ -28,16 +26,10 @@ sys.exit(asked["task"] == "broken")
 
 
 @pytest.fixture
-def programs(monkeypatch):
-    """The program and its report; what they import beside themselves goes again."""
-    before = set(sys.modules)
-    monkeypatch.syspath_prepend(FOLDER)
+def programs(load, monkeypatch):
     monkeypatch.syspath_prepend(FOLDER / "reproducible")
     names = ("reproducibility", "reproducibility_report", "training")
-    yield {name: importlib.import_module(name) for name in names}
-    for module in set(sys.modules) - before:
-        if FOLDER in Path(getattr(sys.modules[module], "__file__", None) or "/").parents:
-            del sys.modules[module]
+    return {name: load(name) for name in names}
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """Times to a score: who can play what, what a run's games give, and what the table says of it."""
 
 import csv
-import importlib
 import json
 import subprocess
 import sys
@@ -16,14 +15,8 @@ FOLDER = Path(__file__).parents[3] / "benchmarks"
 
 
 @pytest.fixture
-def program(monkeypatch):
-    """The program as a module; what it imports beside itself goes again."""
-    before = set(sys.modules)
-    monkeypatch.syspath_prepend(FOLDER)
-    yield importlib.import_module("time_to_score")
-    for module in set(sys.modules) - before:
-        if FOLDER in Path(getattr(sys.modules[module], "__file__", None) or "/").parents:
-            del sys.modules[module]
+def program(load):
+    return load("time_to_score")
 
 
 @pytest.fixture
@@ -158,7 +151,7 @@ class TestOtherSystems:
         self, program, monkeypatch, tmp_path
     ):
         commands = []
-        monkeypatch.setattr(program, "finish", lambda command, *_: commands.append(command))
+        monkeypatch.setattr(program, "run_to_end", lambda run, *_, **__: commands.append(run))
         monkeypatch.setattr(program, "points", lambda *_: [program.Point(1.0, 100, 2.0)])
         monkeypatch.setattr(program.throughput, "interpreter", lambda _: sys.executable)
         arguments = "main_threads=2"

@@ -1,6 +1,5 @@
 """The table of configs is whole, and is what its command writes."""
 
-import importlib
 import re
 import shutil
 import subprocess
@@ -13,10 +12,8 @@ ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
-def zoo(monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    yield importlib.import_module("zoo")
-    del sys.modules["zoo"]
+def zoo(load):
+    return load("zoo")
 
 
 @pytest.fixture

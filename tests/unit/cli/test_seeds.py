@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from hts_torchrl.cli import fit_commands
-from hts_torchrl.cli.seeds import names_seeds, train_seeds
+from hts_torchrl.cli.fit_commands import names_seeds, train_seeds
 from tests.command_line import refused, run
 
 NOTE = """
@@ -20,9 +20,9 @@ sys.exit({} if "--seed_everything=2" in sys.argv else 0)
 """
 LOOP = """
 import sys
-from hts_torchrl.cli import fit_commands, seeds
+from hts_torchrl.cli import fit_commands
 fit_commands._COMMAND = [sys.executable, "-c", sys.argv[1]]
-seeds.train_seeds(["fit", "--seeds", "1", "2"])
+fit_commands.train_seeds(["fit", "--seeds", "1", "2"])
 """
 TRAINING = """
 import signal, sys, time

@@ -1,5 +1,5 @@
-"""The report of several runs: one page, tables and pictures.
+"""The report of several runs: one page, tables and images.
 
 ``run_folder`` reads runs, ``groups`` puts seeds of the same settings together, ``intervals`` has
-the statistics (rliable), ``tables`` and ``figures`` show them, ``page`` writes all files.
+the statistics (rliable), ``figures`` the images, ``page`` makes tables and writes all files.
 """

@@ -1,4 +1,4 @@
-"""The pictures of a report: learning curves with bands, and who waited for whom."""
+"""The figures of a report: learning curves with bands, and who waited for whom."""
 
 from __future__ import annotations
 

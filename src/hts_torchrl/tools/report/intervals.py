@@ -7,9 +7,7 @@ environment, so they are one stratum.
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -99,19 +97,13 @@ def interquartile_curve(curves: list[tuple[Array, Array]]) -> Curve:
 
 def _estimates(samples: list[Array], figure: Any) -> tuple[Array, Array]:  # noqa: ANN401
     """Return figures [F] and bounds [2, F] of samples [runs, 1 task, ...]."""
-    with _seeded():
-        point, bounds = library.get_interval_estimates(
-            {"": samples[0] if len(samples) == 1 else samples}, figure, reps=_RESAMPLES
-        )
-    return np.asarray(point[""]), np.asarray(bounds[""])
-
-
-@contextlib.contextmanager
-def _seeded() -> Iterator[None]:
-    """Give the same interval each time: rliable draws from numpy's global generator alone."""
+    # rliable draws from numpy's global generator alone; so it gives the same interval each time.
     before = np.random.get_state()  # noqa: NPY002
     np.random.seed(0)  # noqa: NPY002
     try:
-        yield
+        point, bounds = library.get_interval_estimates(
+            {"": samples[0] if len(samples) == 1 else samples}, figure, reps=_RESAMPLES
+        )
     finally:
         np.random.set_state(before)  # noqa: NPY002
+    return np.asarray(point[""]), np.asarray(bounds[""])

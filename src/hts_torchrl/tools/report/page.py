@@ -1,4 +1,4 @@
-"""Writes a report: one HTML file that needs no other, and its tables and pictures as files."""
+"""Writes a report: one HTML file that needs no other, and its tables and images as files."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import base64
 from collections.abc import Iterator
 from html import escape
 from io import BytesIO
+from itertools import combinations
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,13 +16,8 @@ from matplotlib.figure import Figure
 from hts_torchrl.errors import ConfigurationError, reason_of
 from hts_torchrl.tools.report.figures import learning_curves, waiting
 from hts_torchrl.tools.report.groups import Group, grouped
-from hts_torchrl.tools.report.run_folder import read_runs
-from hts_torchrl.tools.report.tables import (
-    group_table,
-    improvement_table,
-    run_table,
-    setting_table,
-)
+from hts_torchrl.tools.report.intervals import interquartile_mean, probability_of_improvement
+from hts_torchrl.tools.report.run_folder import ROLES, Run, read_runs
 
 _STYLE = """
 body { font: 15px/1.5 sans-serif; max-width: 70rem; margin: 2rem auto; padding: 0 1rem }
@@ -41,7 +37,7 @@ class _Section(NamedTuple):
 
 
 def write_report(paths: list[Path], output: Path) -> list[tuple[str, str]]:
-    """Write ``report.html``, its tables as CSV and its pictures as PNG.
+    """Write ``report.html``, its tables as CSV and its images as PNG.
 
     Args:
         paths: folders of runs, or folders that have such below them.
@@ -129,10 +125,10 @@ def _write(section: _Section, path: Path) -> str:
     """Write the section's file and return its HTML; a table without rows has none."""
     content = section.content
     if isinstance(content, Figure):
-        picture = BytesIO()
-        content.savefig(picture, format="png", dpi=120)
-        path.write_bytes(picture.getvalue())
-        data = base64.b64encode(picture.getvalue()).decode()
+        image = BytesIO()
+        content.savefig(image, format="png", dpi=120)
+        path.write_bytes(image.getvalue())
+        data = base64.b64encode(image.getvalue()).decode()
         shown = f'<img alt="{escape(section.title)}" src="data:image/png;base64,{data}">'
     else:
         content.to_csv(path, index=False)
@@ -149,3 +145,77 @@ def _html(remarks: list[str], parts: list[str]) -> str:
         f"<title>Report</title><style>{_STYLE}</style></head>\n<body>\n<h1>Report</h1>\n"
         f"<ul>\n{notes}</ul>\n{''.join(parts)}</body>\n</html>\n"
     )
+
+
+def run_table(groups: list[Group]) -> pd.DataFrame:
+    """Return one row a run; times are minutes of training, waiting is a share of 0 to 1."""
+    return pd.DataFrame([_run_row(group, run) for group in groups for run in group.runs])
+
+
+def _run_row(group: Group, run: Run) -> dict[str, object]:
+    last, training = run.evaluations.iloc[-1], run.training["score"]
+    seconds = 60 * last["minutes"]
+    return {
+        "group": group.label,
+        "environment": group.environment,
+        "seed": run.seed,
+        "score": run.score,
+        "best_score": run.evaluations["score"].max(),
+        "training_return": training.iloc[-1] if len(training) else None,
+        "frames": int(last["frames"]),
+        "minutes": last["minutes"],
+        "frames_per_second": last["frames"] / seconds if seconds else None,
+        **{f"{role}_waiting": run.waiting[role] for role in ROLES},
+        "ended_early": run.ended_early,
+        "folder": str(run.folder),
+    }
+
+
+def group_table(groups: list[Group]) -> pd.DataFrame:
+    """Return one row a group: final scores, their IQM with its 95 % interval, and medians."""
+    rows = []
+    for group in groups:
+        runs = run_table([group])
+        iqm = interquartile_mean(group.scores)
+        rows.append(
+            {
+                "group": group.label,
+                "environment": group.environment,
+                "runs": len(group.runs),
+                "seeds": " ".join(str(run.seed) for run in group.runs),
+                "score_iqm": iqm.value,
+                "score_low": iqm.low,
+                "score_high": iqm.high,
+                "score_least": runs["score"].min(),
+                "score_most": runs["score"].max(),
+                **{
+                    f"{name}_median": runs[name].median()
+                    for name in ("frames", "minutes", "frames_per_second")
+                },
+                **{f"{role}_waiting": runs[f"{role}_waiting"].mean() for role in ROLES},
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def improvement_table(groups: list[Group]) -> pd.DataFrame:
+    """Return one row for two groups of one environment with two runs or more each."""
+    rows: list[tuple[object, ...]] = []
+    for one, other in combinations(groups, 2):
+        if one.environment != other.environment:
+            continue
+        estimate = probability_of_improvement(one.scores, other.scores)
+        if estimate is not None:
+            rows.append((one.label, other.label, one.environment, *estimate))
+    columns = ["group", "over", "environment", "probability", "low", "high"]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def setting_table(groups: list[Group]) -> pd.DataFrame:
+    """Return one row for each setting in which groups of one name differ."""
+    rows = [
+        (group.label, name, str(value))
+        for group in groups
+        for name, value in group.differing.items()
+    ]
+    return pd.DataFrame(rows, columns=["group", "setting", "value"])

@@ -22,11 +22,11 @@ _OF_OTHERS = {"verbose", "return_predictions"}
 
 
 class NoRun(ConfigurationError):
-    """A folder's config is that of something else."""
+    """A folder has no run to report; below a folder that is named, it is left out."""
 
-
-class NotEvaluated(ConfigurationError):
-    """A run has no finished evaluation."""
+    def __init__(self, message: str, reason: str = "is no run of fit") -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 @dataclass(frozen=True)
@@ -54,15 +54,17 @@ class Run:
         """Read a folder that ``fit`` wrote; its checkpoints are not opened.
 
         Raises:
-            NoRun: if its config is none of ``fit``.
+            NoRun: if its config is none of ``fit``, or it has no finished evaluation.
             ConfigurationError: if its files cannot be read.
-            NotEvaluated: if it has no finished evaluation.
         """
         config = _config(folder)
         metrics = _metrics(folder)
         evaluations = _curve(metrics, "eval/score", "eval")
         if evaluations.empty:
-            raise NotEvaluated(f"{folder}: this run {_not_evaluated(folder)}")
+            logged = (folder / _METRICS).exists()
+            of_others = "" if logged else f" (no {_METRICS}, which CSVLogger writes)"
+            reason = f"has no finished evaluation{of_others}"
+            raise NoRun(f"{folder}: this run {reason}", reason)
         env = _mapping(_mapping(config.get("data")).get("env"))
         return cls(
             folder=folder,
@@ -104,22 +106,15 @@ def read_runs(paths: list[Path]) -> tuple[list[Run], dict[Path, str]]:
     for folder in run_folders(paths):
         try:
             runs.append(Run.read(folder))
-        except (NoRun, NotEvaluated) as error:
+        except NoRun as error:
             if folder.resolve() in named:
                 raise
-            evaluated = isinstance(error, NotEvaluated)
-            left_out[folder] = _not_evaluated(folder) if evaluated else "is no run of fit"
+            left_out[folder] = error.reason
     if not runs:
         asked = ", ".join(map(str, paths))
         first, reason = next(iter(left_out.items()))
-        raise NotEvaluated(f"{asked}: no run there has a finished evaluation; {first} {reason}")
+        raise NoRun(f"{asked}: no run there has a finished evaluation; {first} {reason}")
     return runs, left_out
-
-
-def _not_evaluated(folder: Path) -> str:
-    """Return the words for a run without one; they tell of a run that only others' loggers log."""
-    of_others = "" if (folder / _METRICS).exists() else f" (no {_METRICS}, which CSVLogger writes)"
-    return f"has no finished evaluation{of_others}"
 
 
 def run_folders(paths: list[Path]) -> list[Path]:

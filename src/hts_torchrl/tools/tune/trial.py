@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import math
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import mean
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -163,27 +164,21 @@ class TrialWatch:
 
     def outcome(self) -> Outcome:
         """Return how the trial ended, if all of its seeds did."""
-        state, value, reason = self._result()
-        last = [seen[-1] for seen in self._seen]
-        return Outcome(
-            state,
-            value,
-            reason,
-            score=self._score(),
+        last, score = [seen[-1] for seen in self._seen], self._score()
+        ended = partial(
+            Outcome,
+            score=score,
             frames=sum(each.frames for each in last),
             minutes=sum(each.minutes for each in last),
         )
-
-    def _result(self) -> tuple[State, float | None, str]:
-        """Return the outcome's state, value and reason."""
-        last, score = [seen[-1] for seen in self._seen], self._score()
         if not math.isfinite(score):
-            return "failed", None, f"its score is {score}"
+            return ended("failed", reason=f"its score is {score}")
         if self.pruned:
-            return "pruned", None, "by the pruner"
+            return ended("pruned", reason="by the pruner")
         if self.objective.aim == "score":
-            return "complete", score, ""
+            return ended("complete", score)
         if not all(map(self._reached, last)):
-            return "pruned", None, f"without a score of {self.objective.target:g}"
+            return ended("pruned", reason=f"without a score of {self.objective.target:g}")
         frames_to = self.objective.aim == "frames_to"
-        return "complete", mean(each.frames if frames_to else each.minutes for each in last), ""
+        value = mean(each.frames if frames_to else each.minutes for each in last)
+        return ended("complete", value)

@@ -11,9 +11,8 @@ from PIL import Image
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.tools.report.figures import learning_curves
 from hts_torchrl.tools.report.groups import grouped
-from hts_torchrl.tools.report.page import write_report
+from hts_torchrl.tools.report.page import improvement_table, write_report
 from hts_torchrl.tools.report.run_folder import Run
-from hts_torchrl.tools.report.tables import improvement_table
 
 PONG = {"class_path": "hts_torchrl.AtariEnvs", "init_args": {"game": "pong"}}
 PICTURES = ["score.png", "training_return.png", "waiting.png"]
