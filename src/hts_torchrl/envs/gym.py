@@ -148,7 +148,10 @@ class SerialGroup:
         self.num_envs = len(self.envs)
         inner = zip(self.indices, self.envs, strict=True)
         require_apart({index: [env.unwrapped] for index, env in inner})
-        spaces = [(env.observation_space, env.action_space) for env in self.envs]
+        spaces: list[tuple[Any, Any]] = [  # of which an environment may have forgotten one
+            (getattr(env, "observation_space", None), getattr(env, "action_space", None))
+            for env in self.envs
+        ]
         specs = {
             index: spec_of(env, index, *pair)
             for env, index, pair in zip(self.envs, self.indices, spaces, strict=True)
