@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -24,6 +23,7 @@ from hts_torchrl.envs.make_group import arranged, make_group, number_of_envs
 from hts_torchrl.errors import ConfigurationError, ProtocolError
 from hts_torchrl.policy.as_policy import Policy, as_policy
 from hts_torchrl.policy.forward import with_parts
+from hts_torchrl.policy.limits import copied
 from hts_torchrl.policy.memory import with_memory
 from hts_torchrl.policy.shared_weights import weights_by_name
 from hts_torchrl.settings import takes_settings
@@ -228,7 +228,7 @@ class HTSCollector(ContractCollector):
                     return policy
 
             return make
-        policy = copy.deepcopy(self.policy).cpu()
+        policy = copied(self.policy).cpu()
         return lambda: policy
 
     def iterator(self) -> Iterator[TensorDictBase]:

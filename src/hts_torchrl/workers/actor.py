@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -20,7 +19,7 @@ from hts_torchrl.models.heads import NarrowLinear
 from hts_torchrl.policy.compiled_pass import CompiledPass
 from hts_torchrl.policy.examination import examine, require_capturable
 from hts_torchrl.policy.inference import PolicyInference
-from hts_torchrl.policy.limits import require_copyable
+from hts_torchrl.policy.limits import copied, require_copyable
 from hts_torchrl.policy.shared_weights import PolicyWeights
 from hts_torchrl.shared.buffers import SharedBuffers
 from hts_torchrl.specs import Array, ArraySpec, EnvSpec, Key
@@ -121,13 +120,13 @@ def find_settings(
     """
     require_copyable(policy)
     found = examine(
-        make_inference(copy.deepcopy(policy), env_spec, replace(asked, cudagraph=False)),
+        make_inference(copied(policy), env_spec, replace(asked, cudagraph=False)),
         all_outputs=all_outputs,
         compile_policy=asked.compile_policy,
     )
     settings = replace(asked, batch_size=found.batch_size, extras=found.extras)
     if settings.cudagraph:
-        require_capturable(make_inference(copy.deepcopy(policy), env_spec, settings))
+        require_capturable(make_inference(copied(policy), env_spec, settings))
     return settings, found.outputs
 
 
