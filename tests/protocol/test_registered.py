@@ -111,3 +111,15 @@ def test_what_a_package_registers_when_imported_is_known_to_workers_and_does_not
     maker = partial(gymnasium.make, "ALE/Pong-v5", obs_type="ram")
     play(collect(maker, "forkserver", make_actor_critic("mlp", env_spec_of(maker))))
     assert "Overriding environment" not in capfd.readouterr().err
+
+
+def test_a_maker_that_uses_what_cannot_be_pickled_is_refused():
+    lock = threading.Lock()
+
+    def make():
+        with lock:
+            return CoordinateEnv(0)
+
+    named = r"^create_env_fn cannot be sent to the executors \(TypeError: cannot pickle"
+    with pytest.raises(ConfigurationError, match=named):
+        play(collect(make, "forkserver"))

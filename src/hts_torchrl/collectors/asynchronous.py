@@ -6,7 +6,6 @@ chose an action, and which trajectories make up a batch, depends on timing.
 
 from __future__ import annotations
 
-import copy
 import multiprocessing
 import os
 import threading
@@ -29,6 +28,7 @@ from hts_torchrl.envs.group_env import GroupEnv
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.policy.composite import is_composite
 from hts_torchrl.policy.forward import evaluate, probabilistic_module
+from hts_torchrl.policy.limits import copied
 from hts_torchrl.policy.memory import memory_keys
 from hts_torchrl.rng import env_seed
 from hts_torchrl.specs import Key
@@ -48,7 +48,7 @@ class ActingPolicy(TensorDictModuleBase):
 
     def __init__(self, policy: TensorDictModuleBase, precision: Precision) -> None:
         super().__init__()
-        self.policy = copy.deepcopy(policy).cpu().eval().requires_grad_(False)
+        self.policy = copied(policy).cpu().eval().requires_grad_(False)
         self._bf16 = precision == "bf16-mixed"
         head = probabilistic_module(policy)
         self._action, self._log_prob = head.dist_sample_keys[0], head.log_prob_key

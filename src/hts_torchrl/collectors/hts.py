@@ -30,6 +30,7 @@ from hts_torchrl.errors import ConfigurationError, ProtocolError
 from hts_torchrl.policy.as_policy import Policy, as_policy
 from hts_torchrl.policy.composite import VECTOR
 from hts_torchrl.policy.forward import with_parts
+from hts_torchrl.policy.limits import copied
 from hts_torchrl.policy.memory import with_memory
 from hts_torchrl.policy.shared_weights import weights_by_name
 from hts_torchrl.settings import takes_settings
@@ -254,7 +255,7 @@ class HTSCollector(BaseCollector):
                     return policy
 
             return make
-        policy = copy.deepcopy(self.policy).cpu()
+        policy = copied(self.policy).cpu()
         return lambda: policy
 
     def iterator(self) -> Iterator[TensorDictBase]:

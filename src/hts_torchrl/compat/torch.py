@@ -82,6 +82,11 @@ def set_last_rates(scheduler: LRScheduler, rates: Sequence[float | Tensor]) -> N
         group["lr"] = rate
 
 
+def flushes_denormals() -> bool:
+    """Return what ``torch.set_flush_denormal`` has set, for which torch has no function."""
+    return not (torch.full((), torch.finfo(torch.float32).tiny) / 2).item()
+
+
 def bfloat16_in_hardware() -> bool:
     """Return whether this CPU computes in bfloat16 itself."""
     supported: bool = torch.ops.mkldnn._is_mkldnn_bf16_supported()

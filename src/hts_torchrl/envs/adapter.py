@@ -105,10 +105,13 @@ class GymAdapter(EnvAdapter):
     """A single Gymnasium environment."""
 
     def __init__(self, env: gymnasium.Env[Any, Any], index: int) -> None:
-        space, self._action_space = env.observation_space, env.action_space
-        super().__init__(env, index, spec_of(env, index, space, self._action_space))
+        # A class may have forgotten one, which is refused.
+        space: Any = getattr(env, "observation_space", None)
+        action_space: Any = getattr(env, "action_space", None)
+        super().__init__(env, index, spec_of(env, index, space, action_space))
         self.parts = [env.unwrapped]
-        self._action_of = action_maker(self._action_space)
+        self._action_space = action_space
+        self._action_of = action_maker(action_space)
         self._space = DeclaredSpace(space, self.declared)
 
     def reset(self, seeds: Sequence[int]) -> Observation:

@@ -15,6 +15,7 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec
 
 from hts_torchrl.envs.group import CreateEnv, EnvFactory
+from hts_torchrl.errors import ConfigurationError
 
 Made = TypeVar("Made")
 
@@ -26,8 +27,20 @@ _carried: dict[str, bytes] = {}
 
 
 def pickle_envs(create_env_fn: CreateEnv | EnvFactory) -> bytes:
-    """Pickle what makes environments, with what this process has registered with Gymnasium."""
-    pickled: bytes = cloudpickle.dumps((_PROCESS, _registrations(), create_env_fn))
+    """Pickle what makes environments, with what this process has registered with Gymnasium.
+
+    Raises:
+        ConfigurationError: if it uses something that cannot be pickled.
+    """
+    registrations = _registrations()
+    try:
+        pickled: bytes = cloudpickle.dumps((_PROCESS, registrations, create_env_fn))
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        raise ConfigurationError(
+            f"create_env_fn cannot be sent to the executors ({type(error).__name__}: {reason}): "
+            "make what it uses within it, or import that from a module"
+        ) from error
     return pickled
 
 

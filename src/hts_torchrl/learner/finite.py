@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from hts_torchrl.compat.torch import norms
-from hts_torchrl.errors import NotFiniteError
+from hts_torchrl.errors import ConfigurationError, NotFiniteError
 from hts_torchrl.policy.forward import inputs_of, probabilistic_module
 from hts_torchrl.shared.arrays import array_name
 from hts_torchrl.specs import Key, path_of
@@ -38,11 +38,18 @@ def require_finite_gradients(
         first_env: index of the round's first environment over all ranks.
 
     Raises:
+        ConfigurationError: if a gradient is sparse, naming the parameter.
         NotFiniteError: naming the entry, environment and step, or else the parameter.
     """
     # Going through all modules would take longer than all else here.
     parameters = (p for group in optimizer.param_groups for p in group["params"])
     gradients = [gradient for p in parameters if (gradient := p.grad) is not None]
+    if any(gradient.is_sparse for gradient in gradients):
+        sparse = (name for name, p in module.named_parameters() if getattr(p.grad, "is_sparse", 0))
+        raise ConfigurationError(
+            f"the gradient of {next(sparse).removeprefix('policy.')} is sparse, and gradients are "
+            "dense here: leave sparse=True of nn.Embedding out"
+        )
     if not gradients or math.isfinite(torch.stack(norms(gradients)).max().item()):
         return
     for key in keys:

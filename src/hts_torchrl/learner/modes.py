@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 from collections.abc import Callable, Iterator
 
 import torch
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 
 from hts_torchrl.errors import ConfigurationError, ProtocolError
 from hts_torchrl.policy.forward import evaluate
+from hts_torchrl.policy.limits import copied
 from hts_torchrl.policy.probe import (
     OTHERS,
     described,
@@ -103,7 +103,7 @@ def _refuse_draws(policy: nn.Module, observations: dict[Key, Tensor], generator:
     # Run again, and a copy, because another thread may have sampled.
     rows = next(iter(observations.values())).shape[0]
     names = drawing_modules(
-        copy.deepcopy(policy), lambda copied: evaluate(copied, observations, rows), generator
+        copied(policy), lambda other: evaluate(other, observations, rows), generator
     )
     if names:
         raise ConfigurationError(

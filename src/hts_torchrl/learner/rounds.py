@@ -259,9 +259,11 @@ class RoundModule(LightningModule):
         """Take the behaviour weights of the first round.
 
         Raises:
-            ConfigurationError: if a subclass has replaced ``configure_model``.
+            ConfigurationError: if a subclass has replaced ``configure_model``, or the policy has
+                code that only a call of it would run.
         """
         refuse_replaced_hooks(self)
+        require_called(self.actor_critic, learns=True)  # hooks may have come since it was given
         keep_freed_memory()
         if self.resumption is not None:
             self.resumption.place_loops()

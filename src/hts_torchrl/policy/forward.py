@@ -192,7 +192,12 @@ def users_method(module: nn.Module, *names: str) -> str | None:
 
 
 def _module_of(hook: Callable[..., Any]) -> str:
-    return str(getattr(hook, "__module__", ""))
+    return str(getattr(getattr(hook, "func", hook), "__module__", ""))  # also of a partial
+
+
+def is_of_lightning(hook: Callable[..., Any]) -> bool:
+    """Return whether a hook is one of Lightning's, as its PyTorchProfiler puts on all modules."""
+    return _module_of(hook).startswith("lightning.")
 
 
 def _is_of_a_library(name: str) -> bool:

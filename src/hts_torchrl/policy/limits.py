@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from tensordict.nn import ProbabilisticTensorDictModule, TensorDictSequential
 from torch import Tensor, nn
 
 from hts_torchrl.compat.tensordict import drawing_options
-from hts_torchrl.compat.torch import compiles_calls, uncompiled
+from hts_torchrl.compat.torch import compiles_calls, hooks_of, tree_leaves, uncompiled
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.models.actor_critic import ActorCritic
 from hts_torchrl.policy.forward import (
     heads_of,
     is_fused,
+    is_of_lightning,
     modules_of,
     users_call,
     users_method,
@@ -45,6 +48,12 @@ def require_called(policy: nn.Module, *, learns: bool = False) -> None:
         )
     heads = {each for each in policy.modules() if isinstance(each, ProbabilisticTensorDictModule)}
     for name, module in policy.named_modules():
+        if any(map(is_of_lightning, hooks_of(module))):
+            raise ConfigurationError(
+                f"the policy's {named(module, name)} has a hook of Lightning's PyTorchProfiler, "
+                "and actors get copies of it: give the Trainer "
+                "PyTorchProfiler(record_module_names=False)"
+            )
         is_head = module in heads
         is_sequence = isinstance(module, TensorDictSequential)
         if not is_head and not (is_sequence and heads & {*module.modules()}):
@@ -131,13 +140,39 @@ def require_copyable(policy: nn.Module) -> None:
     for name, module in policy.named_modules():
         parameters = {key for key, _ in module.named_parameters(recurse=False)}
         for key, value in vars(module).items():
-            if isinstance(value, Tensor) and (not value.is_leaf or f"{key}_orig" in parameters):
+            if isinstance(value, Tensor) and not parameters.isdisjoint({f"{key}_orig", f"{key}_g"}):
                 raise ConfigurationError(
                     f"the policy's {named(module, name)} computes its {key!r} in a hook, and torch "
                     "cannot copy it for the actors: use torch.nn.utils.parametrizations in place "
                     "of torch.nn.utils.weight_norm or spectral_norm, and a parametrization in "
                     "place of prune, with num_actors=0"
                 )
+
+
+def copied(policy: nn.Module) -> nn.Module:
+    """Return a copy of a policy, without the graphs of what its modules keep of their last pass.
+
+    Raises:
+        ConfigurationError: naming the attribute, if the copy of one fails.
+    """
+    own = [(name, module, vars(module)) for name, module in policy.named_modules()]
+    kept = [leaf for *_, attributes in own for leaf in tree_leaves(attributes)]
+    of_passes = [leaf for leaf in kept if isinstance(leaf, Tensor) and not leaf.is_leaf]
+    memo: dict[int, Any] = {id(leaf): leaf.detach().clone() for leaf in of_passes}
+    try:
+        return copy.deepcopy(policy, dict(memo))
+    except Exception as error:
+        for name, module, attributes in reversed(own):  # others may hold the inner ones again
+            for key in attributes.keys() - {"_modules"}:
+                try:
+                    copy.deepcopy(attributes[key], dict(memo))
+                except Exception as reason:
+                    raise ConfigurationError(
+                        f"the policy's {named(module, name)} cannot be copied for the actors: its "
+                        f"{key!r} ({type(reason).__name__}: {' '.join(str(reason).split())}); keep "
+                        "it outside of the policy"
+                    ) from error
+        raise
 
 
 def named(module: nn.Module, name: str) -> str:

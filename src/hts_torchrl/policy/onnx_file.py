@@ -6,7 +6,6 @@ Shapes: B observations, any number.
 from __future__ import annotations
 
 import contextlib
-import copy
 import importlib
 import json
 import logging
@@ -29,6 +28,7 @@ from hts_torchrl.policy.composite import is_composite
 from hts_torchrl.policy.examination import fill_at_random, find_readable
 from hts_torchrl.policy.forward import evaluate, probabilistic_module
 from hts_torchrl.policy.inference import PolicyInference
+from hts_torchrl.policy.limits import copied
 from hts_torchrl.policy.memory import memory_keys
 from hts_torchrl.policy.sampling import Projection, mode
 from hts_torchrl.shared.arrays import array_name
@@ -83,7 +83,7 @@ def save_onnx(
             "the policy writes the parts of an action apart, by a CompositeDistribution, which an "
             "ONNX file cannot hold: export it to a .safetensors file"
         )
-    answers = _Answers(copy.deepcopy(policy).cpu().eval(), spec)
+    answers = _Answers(copied(policy).cpu().eval(), spec)
     program = _exported(answers, type(policy).__name__)
     told = {"hts_torchrl": version("hts-torchrl"), "about": json.dumps(about or {}, default=str)}
     program.model.metadata_props.update(told)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import pickle
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 from torch.jit import ScriptModule
 
 from hts_torchrl.compat.torch import tree_leaves, tree_map, uncompiled
+from hts_torchrl.policy.limits import copied
 
 Pass: TypeAlias = Callable[[nn.Module], object]
 """One forward pass of a policy."""
@@ -61,7 +61,7 @@ def modules_of_two_modes(policy: nn.Module, run: Pass) -> list[str]:
 
     Copies are run: the policy keeps its statistics.
     """
-    acting, learning = copy.deepcopy(policy).eval(), copy.deepcopy(policy)
+    acting, learning = copied(policy).eval(), copied(policy)
     twins = dict(zip(acting.modules(), learning.modules(), strict=True))
 
     def differs(call: _Call, module: nn.Module, output: object) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -21,6 +20,7 @@ from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.policy.examination import require_fitting
 from hts_torchrl.policy.forward import with_parts
 from hts_torchrl.policy.inference import PolicyInference
+from hts_torchrl.policy.limits import copied
 from hts_torchrl.policy.memory import with_memory
 from hts_torchrl.rng import action_draws, env_seed
 from hts_torchrl.shared.memory import Memory
@@ -111,7 +111,7 @@ class Evaluation:
         spec = with_parts(policy, with_memory(policy, group.spec))
         memory = Memory.blank(spec.memory, group.num_envs)
         inference = PolicyInference(
-            copy.deepcopy(policy),
+            copied(policy),
             spec,
             batch_size=default_batch_size(group.num_envs),
             device=self.device,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -14,12 +13,13 @@ from tensordict.nn import TensorDictModuleBase, composite_lp_aggregate, set_comp
 from torch import nn
 
 from hts_torchrl.allocator import keep_freed_memory
+from hts_torchrl.compat.torch import flushes_denormals
 from hts_torchrl.config import Precision
 from hts_torchrl.models.heads import NarrowLinear
 from hts_torchrl.policy.compiled_pass import CompiledPass
 from hts_torchrl.policy.examination import examine, require_capturable
 from hts_torchrl.policy.inference import PolicyInference
-from hts_torchrl.policy.limits import require_copyable
+from hts_torchrl.policy.limits import copied, require_copyable
 from hts_torchrl.policy.shared_weights import PolicyWeights
 from hts_torchrl.shared.buffers import SharedBuffers
 from hts_torchrl.specs import Array, ArraySpec, EnvSpec, Key
@@ -72,6 +72,12 @@ class ActorSettings:
     float32_precisions: tuple[str, ...] = field(default_factory=_float32_precisions)
     """``fp32_precision`` of torch's operations on GPU and CPU, such as ``tf32`` or ``bf16``."""
     deterministic: bool = field(default_factory=torch.are_deterministic_algorithms_enabled)
+    dtype: torch.dtype = field(default_factory=torch.get_default_dtype)
+    """Of the tensors that a policy makes in a pass without naming one."""
+    mkldnn: bool = field(default_factory=lambda: bool(_backends.mkldnn.enabled))
+    """Whether layers may compute by oneDNN."""
+    flushes: bool = field(default_factory=flushes_denormals)
+    """Whether numbers next to zero are taken for zero."""
     aggregate: bool = field(default_factory=partial(composite_lp_aggregate, nowarn=True))
     """tensordict's ``composite_lp_aggregate``, which decides the log-probability's key."""
 
@@ -85,6 +91,9 @@ class ActorSettings:
             if operation.fp32_precision != precision:
                 operation.fp32_precision = precision
         torch.use_deterministic_algorithms(self.deterministic)
+        torch.set_default_dtype(self.dtype)
+        _backends.mkldnn.enabled = self.mkldnn
+        torch.set_flush_denormal(self.flushes)
         set_composite_lp_aggregate(self.aggregate).set()
         if torch.device(self.device).type == "cuda":
             torch.cuda.set_device(self.device)
@@ -109,13 +118,13 @@ def find_settings(
     """
     require_copyable(policy)
     found = examine(
-        make_inference(copy.deepcopy(policy), env_spec, replace(asked, cudagraph=False)),
+        make_inference(copied(policy), env_spec, replace(asked, cudagraph=False)),
         all_outputs=all_outputs,
         compile_policy=asked.compile_policy,
     )
     settings = replace(asked, batch_size=found.batch_size, extras=found.extras)
     if settings.cudagraph:
-        require_capturable(make_inference(copy.deepcopy(policy), env_spec, settings))
+        require_capturable(make_inference(copied(policy), env_spec, settings))
     return settings, found.outputs
 
 

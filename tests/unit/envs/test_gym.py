@@ -361,6 +361,14 @@ class TestAlike:
         assert str(raised.value).startswith("environment 3 (_Recording): the action space Text(")
         assert "\n" not in str(raised.value)
 
+    @pytest.mark.parametrize("space", ["observation_space", "action_space"])
+    def test_a_space_that_was_forgotten_names_the_environment(self, space):
+        (other,) = {"observation_space", "action_space"} - {space}
+        forgetting = type("Forgetting", (gymnasium.Env,), {other: spaces.Discrete(2)})
+        named = rf"environment 0 \(Forgetting\): the {space.replace('_', ' ')} None is not supp"
+        with pytest.raises(ConfigurationError, match=named):
+            make_group(forgetting, [0])
+
 
 class TestErrors:
     @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from tensordict import TensorDict
 
 from hts_torchrl import A2C, PPO, NotFiniteError
+from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.learner.finite import require_finite_gradients
 from tests.command_line import A2C as A2C_FLAGS
 from tests.command_line import CARTPOLE, run
@@ -122,3 +123,12 @@ def test_the_command_line_says_it_in_one_line_with_status_1(tmp_path, monkeypatc
     last = capsys.readouterr().err.splitlines()[-1]
     assert last.startswith("hts-torchrl: error: ")
     assert last.count("not finite") == 1
+
+
+def test_a_sparse_gradient_is_refused_by_the_parameters_name():
+    layer = torch.nn.Sequential(torch.nn.Embedding(3, 1, sparse=True))
+    layer(torch.tensor([1])).sum().backward()
+    with pytest.raises(ConfigurationError, match=r"gradient of 0\.weight is sparse"):
+        require_finite_gradients(
+            layer, torch.optim.SGD(layer.parameters()), TensorDict(), [], first_env=0
+        )

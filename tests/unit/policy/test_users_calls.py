@@ -1,9 +1,11 @@
 """What a user adds to the call of a policy's modules takes effect, or is refused by name."""
 
+import threading
 from collections import OrderedDict
 
 import pytest
 import torch
+from lightning.pytorch.profilers.pytorch import RegisterRecordFunction
 from tensordict.nn import (
     ProbabilisticTensorDictModule,
     ProbabilisticTensorDictSequential,
@@ -28,6 +30,7 @@ from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.models.mlp import MLP
 from hts_torchrl.policy.forward import evaluate
 from hts_torchrl.policy.probe import TORCH, drawing_modules
+from tests.fits import cartpole, quiet_trainer
 
 SURE = (100.0, -100.0)
 
@@ -254,3 +257,56 @@ def test_a_policy_is_examined_by_the_pass_that_acts(monkeypatch):
 
     assert drawing_modules(policy, run, TORCH[0]) == []
     assert passes == [1]
+
+
+class Keeping(nn.Linear):
+    """Keeps something in an attribute: what it is given, or else its last answers, in a list."""
+
+    def __init__(self, thing=None):
+        super().__init__(4, 2)
+        self.kept = thing
+
+    def forward(self, observation):
+        answers = super().forward(observation)
+        if self.kept is None or isinstance(self.kept, list):
+            self.kept = [answers]
+        return answers
+
+
+def keeping(*thing) -> ProbabilisticTensorDictSequential:
+    value = TensorDictModule(nn.Linear(4, 1), ["observation"], ["state_value"])
+    layer = TensorDictModule(Keeping(*thing), ["observation"], ["logits"])
+    return ProbabilisticTensorDictSequential(value, layer, head(return_log_prob=True))
+
+
+def test_a_policy_that_keeps_its_last_answers_trains_and_is_evaluated():
+    """They have a graph while it learns, and torch copies no such tensor."""
+    policy = keeping()
+    learner = PPO(policy, epochs=1, minibatches=1)
+    quiet_trainer(limit_val_batches=1.0).fit(learner, cartpole(2))
+    assert not policy.module[1].module.kept[0].is_leaf
+    assert len(Evaluation(GymEnvs("CartPole-v1"), 2, 0).run(policy).scores) == 2
+    assert set(actions(policy)) <= {0, 1}
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda policy: Evaluation(GymEnvs("CartPole-v1"), 1, 0).run(policy),
+        lambda policy: actions(policy),
+        lambda policy: quiet_trainer().fit(PPO(policy), cartpole(1)),
+    ],
+    ids=["evaluation", "collector", "learner"],
+)
+def test_what_cannot_be_copied_for_the_actors_is_named(use):
+    named = r"Keeping \(module\.1\.module\) cannot be copied .* its 'kept' \(TypeError: cannot"
+    with pytest.raises(ConfigurationError, match=named):
+        use(keeping(threading.Lock()))
+
+
+@pytest.mark.parametrize("run", ["fit", "validate"])
+def test_hooks_of_lightnings_profiler_are_refused_with_what_leaves_them_out(run):
+    learner = PPO(keeping())
+    refused = pytest.raises(ConfigurationError, match="record_module_names=False")
+    with RegisterRecordFunction(learner), refused:  # as Trainer(profiler="pytorch") does
+        getattr(quiet_trainer(limit_val_batches=1.0), run)(learner, cartpole(1))

@@ -137,3 +137,39 @@ class TestSettingsOnAGPU:
     def test_an_actor_on_the_cpu_asks_for_no_gpu(self, chosen):
         SETTINGS.apply()
         assert chosen == []
+
+
+@pytest.mark.parametrize(
+    ("change", "back", "numbers"),
+    [
+        (
+            lambda: torch.set_default_dtype(torch.float64),
+            lambda: torch.set_default_dtype(torch.float32),
+            lambda: torch.ones(1) / 3,
+        ),
+        (
+            lambda: torch.set_flush_denormal(True),
+            lambda: torch.set_flush_denormal(False),
+            lambda: torch.full((1,), 1e-38) / 4,
+        ),
+        (
+            lambda: setattr(torch.backends.mkldnn, "enabled", False),
+            lambda: setattr(torch.backends.mkldnn, "enabled", True),
+            lambda: torch.tensor(torch.backends.mkldnn.enabled),
+        ),
+    ],
+    ids=["dtype", "denormals", "oneDNN"],
+)
+def test_actors_compute_as_the_process_that_makes_the_settings(change, back, numbers):
+    usual, threads = numbers(), torch.get_num_threads()
+    try:
+        change()
+        wanted, settings = numbers(), ActorSettings(batch_size=2, device="cpu", precision="32-true")
+        back()
+        settings.apply()
+        applied = numbers()
+    finally:
+        back()
+        torch.set_num_threads(threads)
+    assert (applied.dtype, applied.item()) == (wanted.dtype, wanted.item())
+    assert wanted.item() != usual.item()
