@@ -30,3 +30,15 @@ def test_a_sampler_of_slices_goes_by_ends_only_where_it_is_told_to():
         for keys in [{"traj_key": "episode"}, {}]:
             assert not compat.samples_by_ends(SliceSampler(slice_len=2, **keys))
         assert not compat.samples_by_ends(RandomSampler())
+
+
+def test_workers_are_started_as_the_iterator_of_their_collector_starts_them():
+    with private_names_of("torchrl") as compat:
+        started = []
+        collector = object.__new__(compat.AsyncBatchedCollector)
+        collector.__dict__["_ensure_started"] = lambda: started.append(collector)
+        compat.start_workers(collector)
+        assert started == [collector]
+        iterator = inspect.getsource(compat.AsyncBatchedCollector.iterator)
+        assert "self._ensure_started()\n" in iterator
+        collector.__dict__["shutdown"] = lambda *_, **__: None
