@@ -11,6 +11,8 @@ from hts_torchrl.schedule import Schedule
 from hts_torchrl.settings import loadable
 
 Precision: TypeAlias = Literal["32-true", "bf16-mixed", "bf16-true", "64-true"]
+PRECISIONS: tuple[Precision, ...] = ("32-true", "bf16-mixed")
+"""The Trainer's, in which actors can compute, too."""
 StartMethod: TypeAlias = Literal["forkserver", "spawn"]
 Collection: TypeAlias = Literal["rounds", "actors", "server"]
 Recover: TypeAlias = Literal["fail", "replay"]

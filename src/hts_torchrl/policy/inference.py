@@ -17,7 +17,8 @@ from torch import distributions as d
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 from torchrl.modules import set_recurrent_mode
 
-from hts_torchrl.config import Precision
+from hts_torchrl.config import PRECISIONS, Precision
+from hts_torchrl.errors import require
 from hts_torchrl.policy.composite import ActionParts, SeveralActions, distribution_of
 from hts_torchrl.policy.cuda_graph import StagedPass
 from hts_torchrl.policy.exploration import RandomActions, in_order, row_by_row, split_at_action
@@ -57,6 +58,9 @@ class PolicyInference:
         cudagraph: on a GPU, capture a pass as a CUDA graph and replay it; weights must stay where
             they are from the first answer on.
 
+    Raises:
+        ConfigurationError: for another precision, or a policy with code that only a call would run.
+
     Example:
         >>> from hts_torchrl import ActionSpec, ArraySpec, EnvSpec, make_actor_critic
         >>> observation = ArraySpec((4,), np.dtype(np.float32))
@@ -81,6 +85,7 @@ class PolicyInference:
         greedy: bool = False,
         cudagraph: bool = False,
     ) -> None:
+        require(precision in PRECISIONS, f"precision={precision}", " or ".join(PRECISIONS))
         require_called(policy)
         self.policy = policy.to(device).eval()
         self.batch_size, self._greedy = batch_size, greedy

@@ -12,7 +12,7 @@ import numpy as np
 from lightning.pytorch import Callback, Trainer
 
 from hts_torchrl.collectors.hts import HTSCollector
-from hts_torchrl.config import Precision
+from hts_torchrl.config import PRECISIONS, Precision
 from hts_torchrl.envs.make_group import make_group
 from hts_torchrl.learner import Learner
 from hts_torchrl.machine import allowed_cores
@@ -22,7 +22,7 @@ from hts_torchrl.tools.runtime_model import expected_lag, gamma_fit, kolmogorov_
 from hts_torchrl.tools.short_fit import short_fit
 from hts_torchrl.tools.speed import Costs, Settings, best_settings, collect_s, limits, speed
 from hts_torchrl.tools.step_times import busy_cores, measured_step_times
-from hts_torchrl.training.datamodule import PRECISIONS, HTSDataModule
+from hts_torchrl.training.datamodule import HTSDataModule
 
 _ENDLESS = 10**6
 _LEARNT = " (which also changes what is learnt)"

@@ -15,7 +15,7 @@ from hts_torchrl.collectors.asynchronous import AsynchronousCollector
 from hts_torchrl.collectors.handing_out import on_device
 from hts_torchrl.collectors.hts import HTSCollector
 from hts_torchrl.collectors.round_source import RoundSource
-from hts_torchrl.config import MOST_ENVS, Collection, CollectorSettings, Precision
+from hts_torchrl.config import MOST_ENVS, PRECISIONS, Collection, CollectorSettings, Precision
 from hts_torchrl.envs.group import EnvFactory
 from hts_torchrl.envs.make_group import env_spec_of
 from hts_torchrl.errors import ConfigurationError, require
@@ -36,8 +36,6 @@ from hts_torchrl.training.trainer_limits import (
     require_fitting,
 )
 
-PRECISIONS: tuple[Precision, ...] = ("32-true", "bf16-mixed")
-"""The Trainer's, in which actors can compute, too."""
 _HOOKS = {"setup", "teardown", "on_exception", "state_dict", "load_state_dict"}
 """Lightning's, which a subclass extends and may not replace."""
 

@@ -21,6 +21,7 @@ from hts_torchrl import (
     EnvFactory,
     EnvSpec,
     GymEnvs,
+    HTSCollector,
     PettingZooEnvs,
     env_spec_of,
     make_actor_critic,
@@ -348,3 +349,17 @@ def test_the_evaluation_loader_is_one_loader_of_one_evaluation():
     loader = EvaluationLoader(evaluation)
     assert len(loader) == 1
     assert list(loader) == [evaluation]
+
+
+@pytest.mark.parametrize("precision", ["bf16", "16-mixed", "64-true", 32])
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda policy, **given: Evaluation(CARTPOLE, 1, 0, **given).run(policy),
+        lambda policy, **given: HTSCollector(CARTPOLE, policy, frames_per_batch=64, **given),
+    ],
+    ids=["evaluation", "collector"],
+)
+def test_a_precision_in_which_nothing_is_computed_is_refused(use, precision):
+    with pytest.raises(ConfigurationError, match=f"precision={precision}; 32-true or bf16-mixed"):
+        use(cartpole_policy(), precision=precision)
