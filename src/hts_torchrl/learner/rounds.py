@@ -323,7 +323,7 @@ class RoundModule(LightningModule):
                 the loss several times a step.
             ProtocolError: if the round is older than the learner can correct.
         """
-        if self._round_state is RoundState.STEPPING:
+        if self._round_state is RoundState.STEPPING and part is self.part:
             name = type(self.trainer.optimizers[0]).__name__
             raise ConfigurationError(f"optimizer {name}: {COMPUTES_AGAIN}")
         self.part = part

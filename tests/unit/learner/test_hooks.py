@@ -192,6 +192,17 @@ def test_a_round_that_a_subclass_ends_without_a_step_is_refused_by_name():
         watched_fit(Skips(), cartpole())
 
 
+def test_a_subclass_may_step_by_itself_before_the_last_part():
+    class Steps(PPO):
+        def optimizer_step(self, epoch, batch_idx, optimizer, optimizer_closure=None):
+            if batch_idx % 2 == 0:
+                optimizer.step(optimizer_closure)
+            else:
+                super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
+
+    assert watched_fit(Steps(epochs=1, minibatches=2), cartpole(2)).updates == [0, 1]
+
+
 @pytest.mark.filterwarnings("ignore:`training_step` returned `None`")
 @pytest.mark.parametrize("without", [0, 1])
 def test_a_part_that_is_not_learned_from_as_such_is_refused_by_name(without):
