@@ -20,7 +20,7 @@ from tensordict.nn import TensorDictModuleBase
 from torch import nn
 from torchrl.collectors import AsyncBatchedCollector, BaseCollector, MultiAsyncCollector
 
-from hts_torchrl.collectors.progress import RunTimes
+from hts_torchrl.collectors.run_times import RunTimes
 from hts_torchrl.compat.torchrl import set_queue_patience, start_workers
 from hts_torchrl.config import CollectorSettings, Precision
 from hts_torchrl.envs.group import EnvFactory

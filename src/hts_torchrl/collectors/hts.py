@@ -2,48 +2,38 @@
 
 from __future__ import annotations
 
-import copy
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import fields
+from collections.abc import Callable, Iterator
 from functools import partial
-from numbers import Integral
 from typing import Any
 
-import numpy as np
 import torch
 from tensordict import TensorDictBase
 from torch import nn
-from torchrl.collectors import BaseCollector
-from torchrl.data import Composite, TensorSpec
 
-from hts_torchrl.collectors.handing_out import HandingOut, extend, require_rows_apart
-from hts_torchrl.collectors.progress import Progress, RunTimes, Trace
-from hts_torchrl.collectors.round_runner import MakePool, RoundRunner, batch_over
-from hts_torchrl.collectors.torchrl_settings import FIXED, Device, TorchRLSettings, without_fixed
+from hts_torchrl.collectors.handing_out import extend
+from hts_torchrl.collectors.progress import Progress
+from hts_torchrl.collectors.round_runner import MakePool, RoundRunner
+from hts_torchrl.collectors.run_times import RunTimes
+from hts_torchrl.collectors.torchrl_contract import ContractCollector
+from hts_torchrl.collectors.torchrl_settings import FIXED, Device, TorchRLSettings
 from hts_torchrl.config import CollectorSettings, Precision
 from hts_torchrl.envs.group import CreateEnv, EnvFactory, SeededGroup
 from hts_torchrl.envs.layers import warn_of_statistics
 from hts_torchrl.envs.make_group import arranged, make_group, number_of_envs
-from hts_torchrl.envs.torchrl_specs import tensor_spec_of
 from hts_torchrl.errors import ConfigurationError, ProtocolError
 from hts_torchrl.policy.as_policy import Policy, as_policy
-from hts_torchrl.policy.composite import VECTOR
 from hts_torchrl.policy.forward import with_parts
 from hts_torchrl.policy.limits import copied
 from hts_torchrl.policy.memory import with_memory
 from hts_torchrl.policy.shared_weights import weights_by_name
 from hts_torchrl.settings import takes_settings
-from hts_torchrl.shared.rollout import storage_specs
 from hts_torchrl.specs import EnvSpec
 from hts_torchrl.workers.actor import ActorSettings, find_settings
 from hts_torchrl.workers.make_pool import make_pool
 
-_PUBLISH = "publish weights with update_policy_weights_()"
-
 
 @takes_settings(CollectorSettings, TorchRLSettings, silently=FIXED)
-class HTSCollector(BaseCollector):
+class HTSCollector(ContractCollector):
     """Collects rounds of ``frames_per_batch`` environment steps, each while the one before is used.
 
     ``next`` on its iterator *is* the rendezvous: it waits for the running round, takes the weights
@@ -109,11 +99,6 @@ class HTSCollector(BaseCollector):
             process it is the cause of a ``WorkerError``.
     """
 
-    reset_at_each_iter = False
-    extend_buffer = True
-    _ignore_rb = False
-    """TorchRL's name: whole trajectories go into the buffer in place of rounds."""
-
     def __init__(  # noqa: PLR0913 - TorchRL's constructor, keyword only
         self,
         create_env_fn: CreateEnv | EnvFactory,
@@ -147,17 +132,12 @@ class HTSCollector(BaseCollector):
         self.env_spec, steps_per_seed = self._try_environments()
         self._factory_draws = torch.get_rng_state()
         """From where a factory draws here, and in each actor: not all of it may be in weights."""
-        # What the policy was made from, by which callers may know it.
         self._source = policy if policy is not None else policy_factory()  # type: ignore[misc]
         self.policy = as_policy(self._source, self.env_spec)
         self.env_spec = with_parts(self.policy, with_memory(self.policy, self.env_spec))
         self.policy_device = self._torchrl.policy_device(policy_device)
         self.compile_policy = self.config.compile_policy
-        if self.config.num_nodes and torch.device(self.policy_device).type != "cpu":
-            raise ConfigurationError(
-                f"policy_device={self.policy_device!r} with backend='ray': actors compute on the "
-                "CPUs of rollout nodes; give policy_device='cpu'"
-            )
+        self._require_nodes_can()
         asked = ActorSettings(
             batch_size=self.config.batch_size,
             device=self.policy_device,
@@ -170,30 +150,23 @@ class HTSCollector(BaseCollector):
         self._actor, self._outputs = find_settings(
             self.policy, self.env_spec, asked, all_outputs=all_outputs
         )
-        require_rows_apart(self._torchrl, self.config.num_envs)
-        clone = clone and not self._torchrl.return_same_td
-        self._handing_out = HandingOut(self._torchrl, self.env_spec, clone=clone)
-        self.postproc = self._handing_out.postproc
-        self._same: TensorDictBase | None = None
-        self._shape = (self.config.num_envs, self.schedule.steps_per_round)
+        self._set_form(self.schedule, clone=clone)
         self._progress = Progress(self.config, self.env_spec, steps_per_seed)
         self._times = RunTimes(self.config)
 
-    def _take_arguments(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Keep TorchRL's arguments as attributes of their names; return the others.
-
-        Raises:
-            ConfigurationError: for those that are not supported, or contradict themselves.
-        """
-        rest = without_fixed(arguments)
-        names = {field.name for field in fields(TorchRLSettings)}
-        self._torchrl = TorchRLSettings(**{name: rest.pop(name) for name in names & rest.keys()})
-        for name in sorted(names):
-            setattr(self, name, getattr(self._torchrl, name))
-        self.storing_device = self._torchrl.batch_device
-        self.traj_format = self._torchrl.traj_format or "padded"
-        self.init_random_frames = self._torchrl.random_frames
-        return rest
+    def _require_nodes_can(self) -> None:
+        """Refuse what was tried on the workers of this machine only."""
+        if not self.config.num_nodes:
+            return
+        if torch.device(self.policy_device).type != "cpu":
+            raise ConfigurationError(
+                f"policy_device={self.policy_device!r} with backend='ray': actors compute on the "
+                "CPUs of rollout nodes; give policy_device='cpu'"
+            )
+        if self.config.compile_arguments is not None:
+            raise ConfigurationError(
+                "compile_policy with backend='ray': rollout nodes compile no policy; leave it out"
+            )
 
     def _try_environments(self) -> tuple[EnvSpec, int | None]:
         """Return the spec of the first executor's environments, and how long a seed lasts."""
@@ -382,221 +355,3 @@ class HTSCollector(BaseCollector):
             self.shutdown()
         except Exception:
             pass
-
-    # What TorchRL and training ask of a collector besides: no round and no weights pass here.
-
-    @property
-    def rounds(self) -> int:
-        """Rounds that have been handed out since the start of the run."""
-        return self._progress.round_index
-
-    @property
-    def _frames(self) -> int:
-        """Environment steps handed out: TorchRL's counter."""
-        return self._progress.frames
-
-    @property
-    def _iter(self) -> int:
-        """The last batch, counted from 0: TorchRL's counter."""
-        return self.rounds - 1
-
-    def fake_tensordict(self) -> TensorDictBase:
-        """Return zeros in the form of a batch; no environment is stepped."""
-        discounted = self.config.reward_discount is not None
-        specs = storage_specs(self.env_spec, self._outputs, discounted=discounted)
-        arrays = {
-            key: np.zeros((*self._shape, *array.shape), array.dtype) for key, array in specs.items()
-        }
-        return self._handing_out.form(batch_over(arrays, self.env_spec))
-
-    def set_seed(self, seed: int, static_seed: bool = False) -> int:
-        """Set the run's seed, before the first batch; returns it.
-
-        Raises:
-            ProtocolError: if the worker pool already runs.
-            ConfigurationError: for a seed that is no integer, or one for all environments.
-        """
-        if static_seed or not isinstance(seed, Integral):
-            raise ConfigurationError(
-                f"set_seed({seed!r}, static_seed={static_seed}); an integer is needed, from which "
-                "each environment has a seed of its own"
-            )
-        if self._runner is not None:
-            raise ProtocolError(
-                "set_seed after the worker pool was started: environments have their seeds"
-            )
-        self.seed = int(seed)
-        return self.seed
-
-    def state_dict(self) -> OrderedDict[str, Any]:
-        """Return what a run needs to go on with the batch after the last, bit for bit.
-
-        That is counters, the running games and the weights that act in the running round. The
-        newest, which TorchRL's ``policy_state_dict`` has, are the caller's to load.
-        """
-        state = self.state_at(self._progress.round_index)
-        if self._runner is None:
-            newest = copy.deepcopy(self.policy.state_dict())
-        else:
-            newest = self._runner.weights.copy_of(self.policy_version)
-        return OrderedDict(policy_state_dict=newest, iter=self._iter, **state)
-
-    def state_at(self, round_index: int, *, envs: bool = True) -> OrderedDict[str, Any]:
-        """Return the state of a run whose next batch is round ``round_index``.
-
-        Args:
-            round_index: the round of the last batch, which is then collected again, or the next.
-            envs: whether to keep the running games; without them new ones will begin.
-
-        Raises:
-            ProtocolError: for another round.
-            ConfigurationError: with ``trajs_per_batch``.
-        """
-        if self.trajs_per_batch is not None:
-            raise ConfigurationError(
-                "with trajs_per_batch no state is complete: the steps of games that have not ended "
-                "are held back; collect rounds instead, and split them with split_trajs"
-            )
-        progress = self._progress
-        state = progress.state_at(round_index, envs=envs)
-        state["policy_version"] = self.policy_version
-        if self.schedule.starts_before_update() and round_index in progress.versions:
-            state["acting_version"] = version = progress.versions[round_index]
-            acting = progress.acting_weights
-            if acting is None:
-                assert self._runner is not None  # it has published them
-                acting = self._runner.weights.copy_of(version)
-            state["acting_weights"] = acting
-        return state
-
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on where a state was taken: its environments are restored when the worker pool starts.
-
-        A state without games begins new ones.
-
-        Raises:
-            ProtocolError: if the worker pool already runs.
-            ConfigurationError: if the state is of fewer environments.
-        """
-        if self._runner is not None:
-            raise ProtocolError("load_state_dict after the worker pool was started")
-        self._progress.load(state_dict)
-
-    def get_policy_version(self) -> int:
-        """Return the updates in the weights that were published last."""
-        return int(self.policy_version)
-
-    def getattr_env(self, attr: str) -> TensorSpec:
-        """Return what environments accept, which TorchRL's trainers ask for.
-
-        Args:
-            attr: ``action_spec`` or ``full_action_spec``; each is of one environment, as TorchRL's
-                ``_unbatched`` ones, and has the parts of an action that the policy writes apart.
-
-        Raises:
-            AttributeError: for another name: environments live where executors run.
-        """
-        action = self.env_spec.action
-        apart = action.key == VECTOR
-        full = Composite()
-        for key, part in (action.parts if apart else {action.key: action}).items():
-            full[key] = tensor_spec_of(part)
-        match attr.removesuffix("_unbatched"):
-            case "action_spec":
-                return full if apart else full[action.key]
-            case "full_action_spec":
-                return full
-        raise AttributeError(
-            f"{attr!r} of the environments, which live where executors run: 'action_spec' and "
-            "'full_action_spec' are known"
-        )
-
-    def getattr_rb(self, attr: str) -> Any:  # noqa: ANN401
-        """Return an attribute of the replay buffer.
-
-        Raises:
-            ConfigurationError: if the collector has none, as TorchRL's trainers ask for one that
-                ``start()`` fills.
-        """
-        if self.replay_buffer is None:
-            raise ConfigurationError(
-                f"getattr_rb({attr!r}): the collector has no replay_buffer, and no start() fills "
-                "one; leave async_collection=True out, as rounds are collected meanwhile anyway"
-            )
-        return getattr(self.replay_buffer, attr)
-
-    def enable_profile(self, **settings: Any) -> None:  # noqa: ANN401
-        """Profile rounds as TorchRL does, with everything in this process only.
-
-        Raises:
-            ConfigurationError: where workers collect, whom the profiler would not see.
-        """
-        if self.config.num_actors > 0 or self.config.num_nodes:
-            raise ConfigurationError(
-                "enable_profile sees this process, not the workers: give num_actors=0, or ask "
-                "trace_round(n) who works when"
-            )
-        super().enable_profile(**settings)
-
-    def trace_round(self, round_index: int) -> None:
-        """Keep who works when in a round that has not yet started; :attr:`trace` has it then.
-
-        Raises:
-            ProtocolError: if that round has started.
-            ConfigurationError: where workers are on rollout nodes, each with a clock of its own.
-        """
-        if self.config.num_nodes:
-            raise ConfigurationError(
-                "trace_round sees the workers of this machine, not those of rollout nodes: leave "
-                "backend='ray' out"
-            )
-        if round_index <= self._progress.started:
-            raise ProtocolError(f"round {round_index} cannot be traced: it has started")
-        self._times.traced_round = round_index
-
-    @property
-    def trace(self) -> Trace | None:
-        """Spans of work in the traced round, by worker; None until it is finished.
-
-        Each is ``(begin, end)`` in seconds of ``time.perf_counter``; whoever has no span waits.
-        ``executor 3`` works when it steps, ``actor 0`` when it runs a pass, ``learner`` from one
-        ``next`` to the other.
-        """
-        return self._times.trace or None
-
-    def stats(self) -> dict[str, int | float | bool]:
-        """Add to TorchRL's counters what the worker pool has waited for.
-
-        Seconds at work and waiting, summed by role, since the start; ``rendezvous_skew_s``, the
-        seconds between the first executor's end of a round and the last one's, summed over rounds;
-        ``slowest_env``, the first environment of the executor that was last.
-        """
-        stats = {**super().stats(), **self._times.learner_stats()}
-        if self._runner is not None:
-            stats |= self._times.worker_stats(self._runner.shared.status)
-        return stats
-
-    def receive_weights(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
-        """Publish weights as :meth:`update_policy_weights_` does: what acts are copies."""
-        self.update_policy_weights_(*args, **kwargs)
-
-    def register_scheme_receiver(self, *_: object, **__: object) -> None:
-        """Refuse: no parent collector sends weights.
-
-        Raises:
-            ConfigurationError: always.
-        """
-        raise ConfigurationError(f"weight sync schemes are not supported: {_PUBLISH}")
-
-    @property
-    def weight_updater(self) -> None:
-        """None: :meth:`update_policy_weights_` alone publishes weights.
-
-        Raises:
-            ConfigurationError: when another is set.
-        """
-
-    @weight_updater.setter
-    def weight_updater(self, value: object) -> None:
-        if value is not None:
-            raise ConfigurationError(f"a weight_updater is not supported: {_PUBLISH}")

@@ -10,7 +10,8 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import nn
 
-from hts_torchrl.collectors.progress import Progress, RunTimes
+from hts_torchrl.collectors.progress import Progress
+from hts_torchrl.collectors.run_times import RunTimes
 from hts_torchrl.config import CollectorSettings
 from hts_torchrl.errors import WorkerKilled
 from hts_torchrl.policy.shared_weights import PolicyWeights
