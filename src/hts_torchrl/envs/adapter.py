@@ -110,6 +110,7 @@ class GymAdapter(EnvAdapter):
         action_space: Any = getattr(env, "action_space", None)
         super().__init__(env, index, spec_of(env, index, space, action_space))
         self.parts = [env.unwrapped]
+        self._is_minatar = is_a(env.unwrapped, "minatar.BaseEnv")
         self._action_space = action_space
         self._action_of = action_maker(action_space)
         self._space = DeclaredSpace(space, self.declared)
@@ -118,7 +119,7 @@ class GymAdapter(EnvAdapter):
         """Begin a game."""
         self._require_same_actions()  # a game may have changed them, and reset() put them back
         with self._resetting:
-            if seeds and is_a(self.env.unwrapped, "minatar.BaseEnv"):
+            if seeds and self._is_minatar:
                 self.env.unwrapped.game.last_action = 0  # a sticky one would go on
             returned = self.env.reset(seed=seeds[0] if seeds else None)
             observation, _ = as_returned(returned, ("observation", "info"))
