@@ -203,12 +203,17 @@ class AdapterGroup:
 
     def step(self, actions: Array) -> Transition:
         """Step each environment, and reset those whose episode ended."""
-        reward, score = np.zeros((2, self.num_envs), np.float32)
-        terminated, truncated = np.zeros((2, self.num_envs), bool)
+        reward, score = np.zeros(self.num_envs, np.float32), np.zeros(self.num_envs, np.float32)
+        terminated, truncated = np.zeros(self.num_envs, bool), np.zeros(self.num_envs, bool)
         for adapter, place in zip(self.adapters, self._places, strict=True):
             with adapter.generators:
-                observation, *numbers = adapter.step(actions[place])
-            reward[place], score[place], terminated[place], truncated[place] = numbers
+                observation, reward[place], score[place], terminates, truncates = adapter.step(
+                    actions[place]
+                )
+            if terminates is not False:
+                terminated[place] = terminates
+            if truncates is not False:
+                truncated[place] = truncates
             self._store(place, observation)
         ends = terminated | truncated
         after = self._next
