@@ -5,7 +5,8 @@ Run: python benchmarks/house.py [CHECKOUT ...]
 *One transition* is a round of CartPole with PPO, from ``env.step`` to ``optimizer.step``, by the
 serial twin (``num_actors=0``), so that all of it runs in one process. Counted are the files in
 which a function is called once everything is constructed, from the first step of the second round
-to the end of its update, and the physical lines of those files.
+to the end of its update, and the physical lines of those files. *Its functions* are those that
+are called then, and their lines, with comments and docstrings.
 """
 
 from __future__ import annotations
@@ -68,9 +69,12 @@ def figures(checkout: Path) -> dict[str, str]:
         [sys.executable, __file__, "--child"], check=True, text=True, stdout=subprocess.PIPE,
         env=os.environ | {"PYTHONPATH": str(package.parent)},
     ).stdout  # fmt: skip
-    touched = lines.keys() & map(Path, json.loads(output.splitlines()[-1]))
+    called = {tuple(call) for call in json.loads(output.splitlines()[-1]) if Path(call[0]) in lines}
+    touched = {Path(file) for file, *_ in called}
+    read = {(file, line) for file, first, last in called for line in range(first, last + 1)}
     return {
         "one transition": f"{len(touched)} files, {sum(lines[p] for p in touched):,} lines",
+        "its functions": f"{len(called)} functions, {len(read):,} lines",
         "source": f"{len(lines)} files, {sum(lines.values()):,} lines",
         "longest class": longest(trees, ast.ClassDef),
         "longest function": longest(trees, ast.FunctionDef, ast.AsyncFunctionDef),
@@ -80,15 +84,15 @@ def figures(checkout: Path) -> dict[str, str]:
 
 
 def trace() -> None:
-    """Train three rounds; prints the files whose functions the second one calls."""
+    """Train three rounds; prints file, first and last line of the functions the second one calls."""
     from lightning.pytorch import Callback, Trainer  # noqa: PLC0415  the parent needs none of it
 
     from hts_torchrl import PPO, GymEnvs, HTSDataModule  # noqa: PLC0415
 
-    files: set[str] = set()
+    called = set()
 
     def note(frame, *_: object) -> None:
-        files.add(frame.f_code.co_filename)
+        called.add(frame.f_code)
 
     class SecondRound(Callback):
         def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
@@ -103,7 +107,11 @@ def trace() -> None:
         logger=False, enable_progress_bar=False, enable_checkpointing=False,
     )  # fmt: skip
     trainer.fit(PPO(network="mlp", epochs=1, minibatches=1), data)
-    print(json.dumps(list(files)))
+    functions = [code for code in called if not code.co_name.startswith("<")]
+    print(json.dumps([
+        (code.co_filename, code.co_firstlineno, max(line for *_, line in code.co_lines() if line))
+        for code in functions
+    ]))  # fmt: skip
 
 
 def main() -> None:
