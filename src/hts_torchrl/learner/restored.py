@@ -62,16 +62,7 @@ def load_from_checkpoint(
         raise ConfigurationError(
             f"{path} is of the learner {saved.get('class_path')!r}, not {cls.__name__}"
         )
-    arguments = _settings(cls, saved, settings, path)
-    try:
-        learner = cls(**arguments)
-    except TypeError as error:
-        if "multiple values" not in str(error):
-            raise
-        raise ConfigurationError(
-            f"{path}: {error}: a setting of its base class that {cls.__name__} fixes is none of "
-            "its own; name it in the class's lacks, and leave it out of what it saves"
-        ) from error
+    learner = _made(cls, path, _settings(cls, saved, settings, path))
     with torch.random.fork_rng(devices=[]):  # the caller's random numbers stay as they are
         if learner.policy is None:
             learner.build_policy(_spec(path, saved))
@@ -92,6 +83,18 @@ def load_from_checkpoint(
             stacklevel=2,
         )
     return learner
+
+
+def _made(cls: type[Any], path: Path, arguments: dict[str, Any]) -> Any:  # noqa: ANN401
+    try:
+        return cls(**arguments)
+    except TypeError as error:
+        if "multiple values" not in str(error):
+            raise
+        raise ConfigurationError(
+            f"{path}: {error}: a setting of its base class that {cls.__name__} fixes is none of "
+            "its own; name it in the class's lacks, and leave it out of what it saves"
+        ) from error
 
 
 def _content(path: Path, map_location: Any) -> tuple[dict[str, Any], dict[str, Any]]:  # noqa: ANN401
