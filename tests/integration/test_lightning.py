@@ -240,12 +240,9 @@ class RowsPPO(SGDPPO):
         self.rows, self.behaviour_log_probs = [], []
 
     def loss(self, samples):
+        self.rows.append(self._minibatches.rows)
         self.behaviour_log_probs.append(samples["behaviour_log_prob"].clone())
         return super().loss(samples)
-
-    def minibatch_of(self, part, index=0):
-        self.rows.append(super().minibatch_of(part, index))
-        return self.rows[-1]
 
 
 SMALL_CLIP = 0.01

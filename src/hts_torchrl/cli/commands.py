@@ -21,7 +21,7 @@ from hts_torchrl.learner import Learner
 from hts_torchrl.policy.export import save_policy
 from hts_torchrl.policy.onnx_file import save_onnx
 from hts_torchrl.tools.advise import Advisor
-from hts_torchrl.tools.short_fit import IN_THIS_PROCESS
+from hts_torchrl.tools.short_fit import IN_THIS_PROCESS, data_of_short_fit
 from hts_torchrl.tools.verify import Manifest, first_difference, record
 from hts_torchrl.training.datamodule import HTSDataModule
 
@@ -178,7 +178,7 @@ class HTSTrainer(Trainer):
             model.build_policy(datamodule.env_spec)
 
         def trained(**pool: Any) -> Manifest:  # noqa: ANN401
-            return record(model, datamodule.for_short_fit(updates, **pool, debug=True), self)
+            return record(model, data_of_short_fit(datamodule, updates, **pool, debug=True), self)
 
         mine = trained(num_actors=max(1, datamodule.pool.num_actors))
         if manifest is None:

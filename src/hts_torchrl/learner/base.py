@@ -1,4 +1,4 @@
-"""What all learners share: a LightningModule that turns a finished round into one update.
+"""What all learners share: settings, targets, statistics and the gradient of a part of a round.
 
 Shapes: N environments, T steps of a round; B samples of it.
 """
@@ -9,8 +9,7 @@ import math
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
-from pathlib import Path
-from typing import Any, ClassVar, Self, TypeAlias
+from typing import Any, ClassVar, Self
 
 import torch
 from tensordict import TensorDictBase
@@ -20,20 +19,16 @@ from hts_torchrl.compat.lightning import is_accumulating, log_figures
 from hts_torchrl.errors import ConfigurationError, require
 from hts_torchrl.learner.gradient_chunks import ComputedGradient, GradientChunks
 from hts_torchrl.learner.optimizers import make_optimizer, require_arguments
-from hts_torchrl.learner.restored import restored
+from hts_torchrl.learner.policy_module import NO_VALUE, Steps
+from hts_torchrl.learner.restored import load_from_checkpoint
 from hts_torchrl.learner.rounds import RoundModule
 from hts_torchrl.learner.settings import show_inherited
 from hts_torchrl.objectives.returns import Targets, gae_targets
-from hts_torchrl.policy.forward import evaluating, inputs_of
-from hts_torchrl.policy.learning import NO_VALUE, samples_of_round
 from hts_torchrl.policy.normalization import RunningStatistics
-from hts_torchrl.rng import update_seed
 from hts_torchrl.training.trainer_limits import steps_of_run
 
 # More than any machine has cores; the OpenMP runtime crashes when it cannot start them.
 _MOST_THREADS = 1024
-Steps: TypeAlias = tuple[slice, int]
-"""An index of one step of all environments."""
 _LAST: Steps = (slice(None), -1)
 
 
@@ -89,8 +84,6 @@ class Learner(RoundModule):
     """Settings of its base classes that a learner has not."""
     _captures = False
     """Whether a loss is captured, which may ask the GPU for nothing then."""
-    parts_per_pass = 1
-    """Parts in which a pass over all samples of a round is made."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:  # noqa: ANN401
         """Let a subclass show the settings that it inherits."""
@@ -130,15 +123,12 @@ class Learner(RoundModule):
         require(threads_work, f"num_threads={num_threads}", f"None, or 1 to {_MOST_THREADS},")
         self.optimizer_name, self.optimizer_kwargs = optimizer, dict(optimizer_kwargs or {})
         self.learning_rate, self.learning_rate_decay = learning_rate, learning_rate_decay
-        self.epsilon = epsilon
-        self.gamma = gamma
+        self.epsilon, self.gamma = epsilon, gamma
         self.value_coef, self.entropy_coef = value_coef, entropy_coef
         self.num_threads = num_threads
         self.gradient_chunks = gradient_chunks
         self.chunks = GradientChunks(gradient_chunks)
-        """Which chunks this rank has."""
-        self._chunk = 0
-        """Global index of the one that is being computed."""
+        self.copies_samples = gradient_chunks > 1  # bits may depend on where an input lies
         self._gradient = ComputedGradient(self)
         """Of a training step that computes it itself."""
         self.reward_scale: RunningStatistics | None = None
@@ -148,42 +138,7 @@ class Learner(RoundModule):
         self._returns: dict[tuple[int, int], Tensor] = {}
         """Of the round, by chunk and part."""
 
-    @classmethod
-    def load_from_checkpoint(  # type: ignore[override] # Lightning's is no plain class method
-        cls,
-        checkpoint_path: str | Path,
-        map_location: Any = "cpu",  # noqa: ANN401 - as in torch.load
-        hparams_file: None = None,
-        strict: bool | None = None,
-        weights_only: bool | None = None,
-        **settings: Any,  # noqa: ANN401
-    ) -> Self:
-        """Return a learner with the settings and weights of a checkpoint; nothing in it is run.
-
-        Args:
-            checkpoint_path: of the file.
-            map_location: where its tensors go.
-            hparams_file: Lightning's; the checkpoint has its settings itself.
-            strict: whether the weights must be those of the learner, all and no others; None for
-                what ``strict_loading`` says. If not, a warning names those that differ.
-            weights_only: Lightning's; only tensors and plain values are read.
-            settings: arguments of the class that count more than the checkpoint's; ``policy``, the
-                module to load into, is needed for one that is none of this package.
-
-        Raises:
-            ConfigurationError: if that is no checkpoint of such a learner, its policy is not given,
-                or one of Lightning's arguments asks for something else.
-
-        For example, to evaluate the best policy of a run again::
-
-            learner = PPO.load_from_checkpoint("best.ckpt")
-            trainer.validate(learner, datamodule)
-        """
-        call = f"{cls.__name__}.load_from_checkpoint"
-        require(hparams_file is None, f"{call}(hparams_file={hparams_file!r})", "None")
-        require(weights_only in (None, True), f"{call}(weights_only={weights_only!r})", "True")
-        learner: Self = restored(cls, Path(checkpoint_path), map_location, settings, strict=strict)
-        return learner
+    load_from_checkpoint: ClassVar[Callable[..., Self]] = classmethod(load_from_checkpoint)  # type: ignore[assignment]
 
     @property
     def computed_for(self) -> str | None:
@@ -241,8 +196,6 @@ class Learner(RoundModule):
         else:
             super().backward(loss, *args, **kwargs)
 
-    # What a training step is written with
-
     def samples_by_chunks(
         self, batch: TensorDictBase, samples_to_learn: Callable[[TensorDictBase], TensorDictBase]
     ) -> TensorDictBase:
@@ -256,7 +209,7 @@ class Learner(RoundModule):
             return samples_to_learn(batch)
         samples = []
         for chunk, rows in zip(self.chunks.own, self.chunks.of(batch), strict=True):
-            self.begin_chunk(chunk)
+            self._gradient.begin_chunk(chunk)
             samples.append(samples_to_learn(rows))
         return torch.cat(samples)
 
@@ -273,20 +226,6 @@ class Learner(RoundModule):
         if not self.computed_for:
             return loss_of(0)
         return self._gradient.mean(lambda index: self._gradient.of(partial(loss_of, index)))
-
-    def begin_chunk(self, chunk: int) -> None:
-        """Let a chunk's draws be its own, whichever rank computes it.
-
-        Args:
-            chunk: its global index.
-        """
-        self._chunk = chunk
-        if self.gradient_chunks > 1:
-            self._draws.reseed(update_seed(self.seed, self.updates, self.part.index, chunk))
-
-    def chunks_of_round(self) -> list[TensorDictBase]:
-        """Return this rank's chunks of the round, ``[N, T]`` each."""
-        return self.chunks.of(self.part.round)
 
     def log_losses(self, losses: dict[str, Tensor], group: str = "loss") -> None:
         """Log losses, or another group of figures, when the Trainer's loggers will take them.
@@ -339,7 +278,7 @@ class Learner(RoundModule):
             gae_lambda=gae_lambda,
             unroll=unroll,
         )
-        returns = self._returns[self._chunk, self.part.index] = targets.returns.squeeze(-1)
+        returns = self._returns[self._gradient.chunk, self.part.index] = targets.returns.squeeze(-1)
         if self.value_scale is not None:
             returns = self.value_scale.normalized(returns)
         return Targets(targets.advantage.squeeze(-1), returns)
@@ -349,12 +288,6 @@ class Learner(RoundModule):
         reward: Tensor = batch["next", "reward"]
         return reward if self.reward_scale is None else self.reward_scale.scaled(reward)
 
-    def _lacks_statistics(self, version: int) -> bool:
-        """Return whether nothing is known to normalise observations, rewards or values by."""
-        scales = (self.reward_scale, self.value_scale)
-        unknown = any(each is not None and not each.count for each in scales)
-        return super()._lacks_statistics(version) or unknown
-
     def _unscaled(self, value: Tensor) -> Tensor:
         return value if self.value_scale is None else self.value_scale.restored(value)
 
@@ -362,7 +295,7 @@ class Learner(RoundModule):
         """Take note of all that the round holds, after its last step of the optimiser."""
         super().update_statistics()
         if self.reward_scale is not None:
-            sums = (chunk["next", "discounted_return"] for chunk in self.chunks_of_round())
+            sums = (chunk["next", "discounted_return"] for chunk in self.chunks.of(self.part.round))
             self.reward_scale.update(*(each.flatten() for each in sums))
         if self.value_scale is not None:
             if not self._returns:
@@ -371,25 +304,6 @@ class Learner(RoundModule):
                     "statistics are needed; leave it out"
                 )
             self.value_scale.update(*(returns.flatten() for returns in self._returns.values()))
-
-    def samples_of(self, batch: TensorDictBase, **more: Tensor) -> TensorDictBase:
-        """Return the steps of a round side by side, environment after environment.
-
-        Those of a policy with a memory stay sequences, with ``is_init`` beside them: the memory is
-        computed again from that of each environment's first step.
-
-        Args:
-            batch: the round ``[N, T]``.
-            more: entries of your own, ``[N, T, ...]`` each.
-
-        Returns:
-            TensorDict ``[N * T]``, or ``[N, T]`` of sequences: the observations by their keys,
-            ``action`` (of a policy that writes its parts, a TensorDict of these),
-            ``behaviour_log_prob`` and your entries.
-        """
-        samples = samples_of_round(self.actor_critic, batch, more)
-        # Of a chunk in memory of its own: bits of a pass may depend on where its input lies.
-        return samples if self.gradient_chunks == 1 else samples.clone()
 
     def weighted_sum(self, losses: dict[str, Tensor]) -> Tensor:
         """Log the parts of an actor-critic's loss, and return their sum by the coefficients.
@@ -403,33 +317,6 @@ class Learner(RoundModule):
             + self.value_coef * losses["value"]
             - self.entropy_coef * losses["entropy"]
         )
-
-    def values_where(self, after: TensorDictBase, chosen: Tensor | Steps) -> Tensor:
-        """Return values of observations that no actor saw, as an actor would have found them.
-
-        Args:
-            after: the round's ``next``, ``[N, T]``.
-            chosen: which of its observations, bool ``[N, T]``, or an index.
-
-        Returns:
-            Values of the B chosen ones, float32 ``[B, 1]``, without gradient.
-        """
-        final = after.select(*inputs_of(self.actor_critic))[chosen]
-        with torch.no_grad(), evaluating(*self._draws.layers_of_two_modes):
-            return self.evaluate(final)[1].unsqueeze(-1)
-
-    def values_of(self, batch: TensorDictBase) -> Tensor:
-        """Return values of the observations acted on, by the weights in place.
-
-        Args:
-            batch: the round ``[N, T]``.
-
-        Returns:
-            Values, float32 ``[N, T, 1]``, without gradient.
-        """
-        parts = self.samples_of(batch).chunk(self.parts_per_pass)
-        with torch.no_grad(), evaluating(*self._draws.layers_of_two_modes):
-            return torch.cat([self.evaluate(part)[1] for part in parts]).reshape(*batch.shape, 1)
 
     def _next_value(self, after: TensorDictBase, value: Tensor, *, of_behaviour: bool) -> Tensor:
         """Shift the values by a step; evaluate what no actor saw: the true final ones."""

@@ -15,6 +15,7 @@ from hts_torchrl.compat.lightning import leave_gradients, log_figures
 from hts_torchrl.compat.torch import of_all_ranks, runs_after_accumulation
 from hts_torchrl.errors import ConfigurationError, require
 from hts_torchrl.learner.delayed_gradient import DelayedWeights
+from hts_torchrl.rng import update_seed
 
 if TYPE_CHECKING:
     from hts_torchrl.learner.base import Learner
@@ -147,6 +148,8 @@ class ComputedGradient:
         """Of what a chunk's loss logs."""
         self._mean: Tensor | None = None
         """Of all trained parameters, one after another, until ``backward``."""
+        self.chunk = 0
+        """Global index of the chunk that is being computed."""
         self._is_first = True
 
     def trained(self) -> list[Parameter]:
@@ -195,6 +198,17 @@ class ComputedGradient:
             self.figures = None
         return torch.cat([*(each.flatten() for each in gradients), torch.stack(figures)])
 
+    def begin_chunk(self, chunk: int) -> None:
+        """Let a chunk's draws be its own, whichever rank computes it.
+
+        Args:
+            chunk: its global index.
+        """
+        self.chunk, learner = chunk, self._learner
+        if learner.gradient_chunks > 1:
+            seed = update_seed(learner.seed, learner.updates, learner.part.index, chunk)
+            learner.draws.reseed(seed)
+
     def mean(self, vector_of: Callable[[int], Tensor]) -> Tensor:
         """Keep the mean gradient over all chunks, log their mean figures, return the mean loss.
 
@@ -205,7 +219,7 @@ class ComputedGradient:
 
         def vectors() -> Iterator[Tensor]:
             for index, chunk in enumerate(learner.chunks.own):
-                learner.begin_chunk(chunk)
+                self.begin_chunk(chunk)
                 yield vector_of(index)
 
         total = learner.chunks.mean(vectors())

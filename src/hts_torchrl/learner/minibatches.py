@@ -1,112 +1,67 @@
-"""Several passes over a round, in minibatches of its samples.
+"""The minibatches of a round: which of its samples each part has.
 
 Shapes: N environments, T steps of a round; B samples of it.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from tensordict import TensorDictBase
-from torch import Tensor, nn
+from torch import Tensor
 
 from hts_torchrl.errors import ConfigurationError, require
-from hts_torchrl.learner.base import Learner
 from hts_torchrl.training.round_slice import RoundSlice
 
+if TYPE_CHECKING:
+    from hts_torchrl.learner.ppo import PPO
+    from hts_torchrl.learner.pqn import PQN
 
-class MinibatchLearner(Learner):
-    """Learns from each round in ``epochs`` passes, and from each pass in ``minibatches`` parts.
 
-    A round is ``epochs * minibatches`` steps of the Trainer. A subclass says what is learned from,
-    once a round, and the loss of a minibatch::
+class Minibatches:
+    """Cuts the samples of each round into minibatches, in a new order each epoch.
 
-        samples = self.samples_to_learn(round)   # with the first part
-        loss = self.loss(minibatch)              # with each
+    A part of a round has one minibatch of each of this rank's chunks, which are one without
+    ``gradient_chunks``::
+
+        minibatch = minibatches.of(samples, part, index)    # all samples of this rank are given
+        minibatches.rows                                    # which of them it has
 
     Args:
-        epochs: passes over a round.
-        minibatches: parts of each pass.
+        learner: with ``epochs``, the passes over a round, and ``minibatches``, the parts of each.
+
+    Raises:
+        ConfigurationError: if there are none.
     """
 
-    def __init__(
-        self,
-        policy: nn.Module | None = None,
-        *,
-        epochs: int = 4,
-        minibatches: int = 4,
-        **settings: Any,  # noqa: ANN401 - those of Learner
-    ) -> None:
-        super().__init__(policy, **settings)
-        require(epochs > 0, f"epochs={epochs}", "1 or more")
-        require(minibatches > 0, f"minibatches={minibatches}", "1 or more")
-        self.epochs, self.minibatches = epochs, minibatches
-        self.parts_per_pass = minibatches
-        self._minibatches: dict[int, tuple[Tensor, ...]] = {}
+    def __init__(self, learner: PPO | PQN) -> None:
+        for name in ("epochs", "minibatches"):
+            count = getattr(learner, name)
+            require(count > 0, f"{name}={count}", "1 or more")
+        self._learner = learner
+        self._orders: dict[int, tuple[Tensor, ...]] = {}
         """Of the running epoch, by this rank's chunk."""
-        self._rows = torch.empty(0, dtype=torch.int64)
+        self.rows = torch.empty(0, dtype=torch.int64)
         """Which of the round's samples the running minibatch has."""
 
-    @property
-    def parts_per_round(self) -> int:
-        """Minibatches of all epochs: gradient computations on each round."""
-        return self.epochs * self.minibatches
+    def of(self, samples: TensorDictBase, part: RoundSlice, index: int) -> TensorDictBase:
+        """Return the samples of a minibatch, ``[B]``, or the sequences ``[N, T]``.
 
-    def training_step(self, part: RoundSlice, _: int) -> Tensor:
-        """Return the loss of one minibatch."""
-        with self.learning_from(part):
-            if part.is_first:
-                self.samples = self.samples_by_chunks(part.round, self.samples_to_learn)
-                self.on_samples_ready(self.samples)
-            return self.loss_by_chunks(lambda index: self.loss(self._minibatch(part, index)))
-
-    def _minibatch(self, part: RoundSlice, index: int) -> TensorDictBase:
-        rows = self._rows = self.minibatch_of(part, index)
+        Args:
+            samples: of all of this rank's chunks, one after another.
+            part: of the round.
+            index: of this rank's chunk.
+        """
+        rows = self.rows = self.rows_of(part, index)
         # index_select copies whole rows; indexing copies pixel by pixel, 8 times slower.
-        return self.samples.apply(
-            lambda entry: entry.index_select(0, rows),
-            batch_size=[len(rows), *self.samples.shape[1:]],
+        return samples.apply(
+            lambda entry: entry.index_select(0, rows), batch_size=[len(rows), *samples.shape[1:]]
         )
 
-    @property
-    def in_first_epoch(self) -> bool:
-        """Whether the round's samples are learned from for the first time."""
-        return self.part.index < self.minibatches
-
-    def keep_in_round(self, samples: TensorDictBase, **entries: Tensor) -> None:
-        """Put entries into a minibatch, and into the round's samples for the epochs to come.
-
-        Args:
-            samples: what :meth:`loss` was given; they have these entries already.
-            entries: of its B samples.
-        """
-        for key, entry in entries.items():
-            samples[key] = entry
-            self.samples[key].index_copy_(0, self._rows, samples[key])
-
-    def samples_to_learn(self, batch: TensorDictBase) -> TensorDictBase:
-        """Return what is learned from a round: :meth:`samples_of` it, with targets.
-
-        Args:
-            batch: the round ``[N, T]``; with ``gradient_chunks``, each chunk of it.
-        """
-        raise NotImplementedError
-
-    def on_samples_ready(self, samples: TensorDictBase) -> None:
-        """Called once a round, with all samples of this rank; does nothing by itself.
-
-        Args:
-            samples: of all chunks, one after another; may be changed in place.
-        """
-
-    def loss(self, samples: TensorDictBase) -> Tensor:
-        """Return the loss of B samples, which have what :meth:`samples_to_learn` adds."""
-        raise NotImplementedError
-
-    def minibatch_of(self, part: RoundSlice, index: int = 0) -> Tensor:
-        """Return which of the round's samples a part has, int64 ``[B]``: a new order each epoch.
+    def rows_of(self, part: RoundSlice, index: int = 0) -> Tensor:
+        """Return which of the round's samples a part has, int64 ``[B]``.
 
         Of a policy with a memory these are environments, each with its whole sequence.
 
@@ -117,23 +72,24 @@ class MinibatchLearner(Learner):
         Raises:
             ConfigurationError: if the samples cannot be divided so.
         """
-        samples = len(part.round) if self.remembers else part.round.numel()
-        count = samples // len(self.chunks.own)
-        if count % self.minibatches:
-            several = self.gradient_chunks > 1
-            of = f"a chunk (gradient_chunks={self.gradient_chunks})" if several else "a round"
+        learner = self._learner
+        samples = len(part.round) if learner.remembers else part.round.numel()
+        count = samples // len(learner.chunks.own)
+        if count % learner.minibatches:
+            several = learner.gradient_chunks > 1
+            of = f"a chunk (gradient_chunks={learner.gradient_chunks})" if several else "a round"
             whole = f"environments of {of}, whose sequences stay whole"
-            what = whole if self.remembers else f"frames of {of}"
+            what = whole if learner.remembers else f"frames of {of}"
             raise ConfigurationError(
-                f"minibatches={self.minibatches} does not divide the {count} {what}"
+                f"minibatches={learner.minibatches} does not divide the {count} {what}"
             )
-        epoch, minibatch = divmod(part.index, self.minibatches)
+        epoch, minibatch = divmod(part.index, learner.minibatches)
         if minibatch == 0:
-            chunk = self.chunks.own[index]
+            chunk = learner.chunks.own[index]
             # The same on all ranks, of the same chunk.
-            entropy = (self.seed % 2**64, self.updates, epoch, *([chunk] if chunk else []))
+            entropy = (learner.seed % 2**64, learner.updates, epoch, *([chunk] if chunk else []))
             seed = int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0]) >> 1
             generator = torch.Generator().manual_seed(seed)
-            order = torch.randperm(count, generator=generator).to(self.device) + index * count
-            self._minibatches[index] = order.chunk(self.minibatches)
-        return self._minibatches[index][minibatch]
+            order = torch.randperm(count, generator=generator).to(learner.device) + index * count
+            self._orders[index] = order.chunk(learner.minibatches)
+        return self._orders[index][minibatch]

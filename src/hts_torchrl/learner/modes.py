@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator
 
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
+from tensordict import TensorDictBase
 from torch import Tensor, nn
 
 from hts_torchrl.errors import ConfigurationError, ProtocolError
-from hts_torchrl.policy.forward import evaluate
+from hts_torchrl.policy.forward import evaluate, inputs_of
 from hts_torchrl.policy.limits import copied
 from hts_torchrl.policy.probe import (
     OTHERS,
@@ -21,6 +22,9 @@ from hts_torchrl.policy.probe import (
 )
 from hts_torchrl.policy.sampling import borrowed_generators
 from hts_torchrl.specs import Key
+
+_FEW = 64
+"""Rows on which a policy is examined."""
 
 
 def layers_of_two_modes(policy: nn.Module, observations: dict[Key, Tensor]) -> list[nn.Module]:
@@ -54,7 +58,7 @@ class SeededDraws:
         watches: look for draws in every part.
     """
 
-    def __init__(self, *, inspects: bool, watches: bool) -> None:
+    def __init__(self, *, inspects: bool = False, watches: bool = False) -> None:
         self.layers_of_two_modes: list[nn.Module] = []
         self._inspects, self._watches = inspects, watches
         self.reseed: Callable[[int], None] = _refuse_seed
@@ -62,18 +66,14 @@ class SeededDraws:
 
     @contextlib.contextmanager
     def seeded(
-        self,
-        seed: int,
-        policy: nn.Module,
-        observations: Callable[[], dict[Key, Tensor]],
-        device: torch.device,
+        self, seed: int, policy: nn.Module, batch: TensorDictBase, device: torch.device
     ) -> Iterator[None]:
         """Seed torch's global generators for a while; they are as before afterwards.
 
         Args:
             seed: for the generators.
             policy: in the mode in which it learns.
-            observations: gives a few to run the policy on, by key, ``[B, ...]``.
+            batch: the round ``[N, T]``; the policy is examined on a few of its observations.
             device: whose generator is seeded too, if it is a GPU.
 
         Raises:
@@ -82,7 +82,7 @@ class SeededDraws:
         watches = self._inspects or self._watches
         with borrowed_generators(device) as seed_generators:
             if self._inspects:
-                self.layers_of_two_modes = layers_of_two_modes(policy, observations())
+                self.layers_of_two_modes = layers_of_two_modes(policy, _few(policy, batch))
                 self._inspects = False
             self.reseed = seed_generators
             seed_generators(seed)
@@ -92,7 +92,12 @@ class SeededDraws:
             finally:
                 self.reseed = _refuse_seed
             for generator in drawn:
-                _refuse_draws(policy, observations(), generator)
+                _refuse_draws(policy, _few(policy, batch), generator)
+
+
+def _few(policy: nn.Module, batch: TensorDictBase) -> dict[Key, Tensor]:
+    """Return what a policy reads at the first steps of a round, by key, ``[B, ...]``."""
+    return {key: batch[key].flatten(0, 1)[:_FEW] for key in inputs_of(policy)}
 
 
 def _refuse_seed(_: int) -> None:

@@ -1,7 +1,7 @@
 """Proximal policy optimisation, one round late.
 
-A round is ``MinibatchLearner.training_step``, once a minibatch: ``samples_to_learn`` and
-``on_samples_ready`` with the first one, ``loss`` with each, ``on_round_end`` after the last step.
+A round is ``training_step``, once a minibatch: ``samples_to_learn`` and ``on_samples_ready`` with
+the first one, ``loss`` with each, ``on_round_end`` after the last step.
 
 Shapes: N environments, T steps of a round; B samples of it.
 """
@@ -16,7 +16,8 @@ from tensordict import TensorDictBase
 from torch import Tensor, nn
 
 from hts_torchrl.errors import require
-from hts_torchrl.learner.minibatches import MinibatchLearner
+from hts_torchrl.learner.base import Learner
+from hts_torchrl.learner.minibatches import Minibatches
 from hts_torchrl.objectives.losses import (
     clipped_ratio_loss,
     clipped_value_loss,
@@ -27,7 +28,7 @@ from hts_torchrl.policy.normalization import RunningStatistics
 from hts_torchrl.training.round_slice import RoundSlice
 
 
-class PPO(MinibatchLearner):
+class PPO(Learner):
     """Proximal policy optimisation, learning from the round before the running one.
 
     A round is ``epochs * minibatches`` steps of the Trainer. The delayed step has three forms:
@@ -45,6 +46,8 @@ class PPO(MinibatchLearner):
     Without a delay all three are PPO as it is.
 
     Args:
+        epochs: passes over a round.
+        minibatches: parts of each pass.
         gae_lambda: decay of the advantage.
         unroll: steps after which the advantage is bootstrapped; None is the whole round.
         clip: bound on the ratio's distance from 1.
@@ -58,14 +61,19 @@ class PPO(MinibatchLearner):
         *,
         optimizer: str = "adam",
         learning_rate: float = 2.5e-4,
+        epochs: int = 4,
+        minibatches: int = 4,
         gae_lambda: float = 0.95,
         unroll: int | None = None,
         clip: float = 0.1,
         clip_value: bool = True,
         delayed_step: Literal["decoupled", "displacement", "ratio"] = "decoupled",
-        **settings: Any,  # noqa: ANN401 - those of MinibatchLearner and Learner
+        **settings: Any,  # noqa: ANN401 - those of Learner
     ) -> None:
         super().__init__(policy, optimizer=optimizer, learning_rate=learning_rate, **settings)
+        self.epochs, self.minibatches = epochs, minibatches
+        self.parts_per_pass = minibatches
+        self._minibatches = Minibatches(self)
         require(0 <= gae_lambda <= 1, f"gae_lambda={gae_lambda}", "0 to 1")
         require(unroll is None or unroll > 0, f"unroll={unroll}", "None, or 1 or more,")
         require(0 < clip < math.inf, f"clip={clip}", "a finite number of more than 0")
@@ -75,6 +83,21 @@ class PPO(MinibatchLearner):
         self.gae_lambda, self.unroll = gae_lambda, unroll
         self.clip, self.clip_value = clip, clip_value
         self.delayed_step = delayed_step
+
+    @property
+    def parts_per_round(self) -> int:
+        """Minibatches of all epochs: gradient computations on each round."""
+        return self.epochs * self.minibatches
+
+    def training_step(self, part: RoundSlice, _: int) -> Tensor:
+        """Return the loss of one minibatch; the first one of a round makes the samples of all."""
+        with self.learning_from(part):
+            if part.is_first:
+                self.samples = self.samples_by_chunks(part.round, self.samples_to_learn)
+                self.on_samples_ready(self.samples)
+            return self.loss_by_chunks(
+                lambda index: self.loss(self._minibatches.of(self.samples, part, index))
+            )
 
     def samples_to_learn(self, batch: TensorDictBase) -> TensorDictBase:
         """Return the samples of a round, or of a chunk, with ``advantage`` and ``returns``.
@@ -120,7 +143,7 @@ class PPO(MinibatchLearner):
         old_log_prob, old_value = samples["behaviour_log_prob"], samples["behaviour_value"]
         advantage = samples["advantage"]
         if self.decouples:
-            if self.in_first_epoch:
+            if self.part.index < self.minibatches:  # of the first epoch
                 self.keep_in_round(
                     samples, proximal_log_prob=log_prob.detach(), proximal_value=value.detach()
                 )
@@ -139,6 +162,17 @@ class PPO(MinibatchLearner):
             "approx_kl": ratio.approx_kl,
         }
         return self.weighted_sum(losses)
+
+    def keep_in_round(self, samples: TensorDictBase, **entries: Tensor) -> None:
+        """Put entries into a minibatch, and into the round's samples for the epochs to come.
+
+        Args:
+            samples: what :meth:`loss` was given; they have these entries already.
+            entries: of its B samples.
+        """
+        for key, entry in entries.items():
+            samples[key] = entry
+            self.samples[key].index_copy_(0, self._minibatches.rows, samples[key])
 
     @property
     def displaces(self) -> bool:

@@ -12,14 +12,16 @@ from tensordict import TensorDictBase
 from torch import Tensor, nn
 
 from hts_torchrl.errors import ConfigurationError, require
-from hts_torchrl.learner.minibatches import MinibatchLearner
+from hts_torchrl.learner.base import Learner
+from hts_torchrl.learner.minibatches import Minibatches
 from hts_torchrl.models.q_policy import QHead, make_q_policy, q_head_of
 from hts_torchrl.objectives.losses import value_loss
 from hts_torchrl.specs import EnvSpec
+from hts_torchrl.training.round_slice import RoundSlice
 from hts_torchrl.training.trainer_limits import steps_of_run
 
 
-class PQN(MinibatchLearner):
+class PQN(Learner):
     """Parallelised Q-network, learning from the round before the running one.
 
     Gallici et al., 2024, "Simplifying Deep Temporal Difference Learning" (arXiv 2407.04811); the
@@ -46,6 +48,8 @@ class PQN(MinibatchLearner):
         exploration_initial_eps: probability of a random action, at the start.
         exploration_final_eps: the same, at the end of its fall.
         exploration_fraction: share of the run in which it falls, linearly by update.
+        epochs: passes over a round.
+        minibatches: parts of each pass.
     """
 
     lacks: ClassVar[tuple[str, ...]] = ("squash", "value_coef", "entropy_coef")
@@ -78,8 +82,6 @@ class PQN(MinibatchLearner):
             policy,
             optimizer=optimizer,
             learning_rate=learning_rate,
-            epochs=epochs,
-            minibatches=minibatches,
             squash=False,
             value_coef=0.0,
             entropy_coef=0.0,
@@ -92,6 +94,9 @@ class PQN(MinibatchLearner):
             ("exploration_fraction", exploration_fraction),
         ):
             require(0 <= number <= 1, f"{name}={number}", "0 to 1")
+        self.epochs, self.minibatches = epochs, minibatches
+        self.parts_per_pass = minibatches
+        self._minibatches = Minibatches(self)
         self.q_lambda = q_lambda
         self.exploration_initial_eps = exploration_initial_eps
         self.exploration_final_eps = exploration_final_eps
@@ -118,6 +123,20 @@ class PQN(MinibatchLearner):
             self._falling_updates = self.exploration_fraction * updates
             data = getattr(self.trainer, "datamodule", None)
             self._updates_before = self.updates - getattr(data, "first_round", 0)
+
+    @property
+    def parts_per_round(self) -> int:
+        """Minibatches of all epochs: gradient computations on each round."""
+        return self.epochs * self.minibatches
+
+    def training_step(self, part: RoundSlice, _: int) -> Tensor:
+        """Return the loss of one minibatch; the first one of a round makes the samples of all."""
+        with self.learning_from(part):
+            if part.is_first:
+                self.samples = self.samples_by_chunks(part.round, self.samples_to_learn)
+            return self.loss_by_chunks(
+                lambda index: self.loss(self._minibatches.of(self.samples, part, index))
+            )
 
     def samples_to_learn(self, batch: TensorDictBase) -> TensorDictBase:
         """Return the round's samples with the ``returns`` that are their targets.

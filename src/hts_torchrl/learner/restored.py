@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from hts_torchrl.errors import ConfigurationError
+from hts_torchrl.errors import ConfigurationError, require
 from hts_torchrl.models.trunks import is_built_in
 from hts_torchrl.policy.normalization import RunningStatistics
 from hts_torchrl.policy.spec_json import spec_from_json
@@ -22,42 +22,47 @@ _HAS_OBJECTS = (
 )
 
 
-def restored(
-    make: type[Any],
-    path: Path,
-    map_location: Any,  # noqa: ANN401
-    given: dict[str, Any],
-    *,
+def load_from_checkpoint(
+    cls: type[Any],
+    /,
+    checkpoint_path: str | Path,
+    map_location: Any = "cpu",  # noqa: ANN401 - as in torch.load
+    hparams_file: None = None,
     strict: bool | None = None,
+    weights_only: bool | None = None,
+    **settings: Any,  # noqa: ANN401
 ) -> Any:  # noqa: ANN401 - one of the class
-    """Return a learner with the settings and weights of a checkpoint.
+    """Return a learner with the settings and weights of a checkpoint; nothing in it is run.
 
     Args:
-        make: its class; all else is as in :meth:`Learner.load_from_checkpoint`.
-        path: of the checkpoint.
-        map_location: of ``torch.load``.
-        given: arguments of the class that count more than the checkpoint's.
-        strict: None for what the learner's ``strict_loading`` says.
+        cls: of the learner.
+        checkpoint_path: of the file.
+        map_location: where its tensors go.
+        hparams_file: Lightning's; the checkpoint has its settings itself.
+        strict: whether the weights must be those of the learner, all and no others; None for
+            what ``strict_loading`` says. If not, a warning names those that differ.
+        weights_only: Lightning's; only tensors and plain values are read.
+        settings: arguments of the class that count more than the checkpoint's; ``policy``, the
+            module to load into, is needed for one that is none of this package.
 
     Raises:
-        ConfigurationError: if the file is no checkpoint of such a learner, or what no file may name
-            is not given.
+        ConfigurationError: if that is no checkpoint of such a learner, its policy is not given,
+            or one of Lightning's arguments asks for something else.
+
+    For example, to evaluate the best policy of a run again::
+
+        learner = PPO.load_from_checkpoint("best.ckpt")
+        trainer.validate(learner, datamodule)
     """
+    call, path = f"{cls.__name__}.load_from_checkpoint", Path(checkpoint_path)
+    require(hparams_file is None, f"{call}(hparams_file={hparams_file!r})", "None")
+    require(weights_only in (None, True), f"{call}(weights_only={weights_only!r})", "True")
     content, saved = _content(path, map_location)
-    if saved and saved.get("class_path") not in [class_name(each) for each in make.__mro__]:
+    if saved and saved.get("class_path") not in [class_name(each) for each in cls.__mro__]:
         raise ConfigurationError(
-            f"{path} is of the learner {saved.get('class_path')!r}, not {make.__name__}"
+            f"{path} is of the learner {saved.get('class_path')!r}, not {cls.__name__}"
         )
-    settings = _settings(make, saved, given, path)
-    try:
-        learner = make(**settings)
-    except TypeError as error:
-        if "multiple values" not in str(error):
-            raise
-        raise ConfigurationError(
-            f"{path}: {error}: a setting of its base class that {make.__name__} fixes is none of "
-            "its own; name it in the class's lacks, and leave it out of what it saves"
-        ) from error
+    learner = _made(cls, path, _settings(cls, saved, settings, path))
     with torch.random.fork_rng(devices=[]):  # the caller's random numbers stay as they are
         if learner.policy is None:
             learner.build_policy(_spec(path, saved))
@@ -74,10 +79,22 @@ def restored(
     if strict is False and any(found):
         warnings.warn(
             f"{path} lacks {found.missing_keys}, and has {found.unexpected_keys} that "
-            f"{make.__name__} has not",
-            stacklevel=3,
+            f"{cls.__name__} has not",
+            stacklevel=2,
         )
     return learner
+
+
+def _made(cls: type[Any], path: Path, arguments: dict[str, Any]) -> Any:  # noqa: ANN401
+    try:
+        return cls(**arguments)
+    except TypeError as error:
+        if "multiple values" not in str(error):
+            raise
+        raise ConfigurationError(
+            f"{path}: {error}: a setting of its base class that {cls.__name__} fixes is none of "
+            "its own; name it in the class's lacks, and leave it out of what it saves"
+        ) from error
 
 
 def _content(path: Path, map_location: Any) -> tuple[dict[str, Any], dict[str, Any]]:  # noqa: ANN401

@@ -1,11 +1,7 @@
-"""What a checkpoint holds of a learner, and how a run goes on from it.
-
-It may be of a round that was cut off: then it holds all as it was before that round.
-"""
+"""What a checkpoint holds of a learner, and how a run goes on from it."""
 
 from __future__ import annotations
 
-import copy
 import inspect
 import logging
 from collections.abc import Mapping
@@ -13,13 +9,12 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Trainer
-from torch import Tensor, nn
+from torch import Tensor
 
-from hts_torchrl.compat.lightning import FitLoop
 from hts_torchrl.compat.torch import set_last_rates
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.training import run_settings
-from hts_torchrl.training.data_state import place_loops
+from hts_torchrl.training.data_state import place_loops, state_in
 from hts_torchrl.training.extended_hooks import is_of_the_user
 
 _log = logging.getLogger(__name__)
@@ -54,64 +49,6 @@ def require_same_network(module: Any, weights: Mapping[str, Tensor]) -> None:  #
             f"the checkpoint is of another network: its {name} has shape {saved.get(name)}, "
             f"but {own.get(name)} is needed"
         )
-
-
-class RoundStart:
-    """All as it was before a round: what a checkpoint of a round that is cut off holds.
-
-    Such a round is learned again from its start, and the Trainer must not have counted any of its
-    parts by then::
-
-        note_trainer(trainer, ...)      between two of its batches
-        note_module(module)             when the round begins
-        put_into(checkpoint, ...)       of a checkpoint that is saved before the round ends
-    """
-
-    def __init__(self) -> None:
-        self._loop: dict[str, Any] | None = None
-        self._entries: dict[str, Any] = {}
-        """Of a checkpoint."""
-        self._beside_policy: dict[str, Any] = {}
-        """What its weights have of the module, without those of the policy."""
-
-    def note_trainer(self, trainer: Trainer, *, copy_optimizers: bool) -> None:
-        """Keep the counts, and what else moves within a round.
-
-        Args:
-            trainer: between two rounds.
-            copy_optimizers: whether optimisers step before the last part of a round; else they have
-                not moved.
-        """
-        self._loop = trainer.fit_loop.state_dict()
-        self._entries = {"global_step": trainer.global_step}
-        if copy_optimizers:
-            states = [trainer.strategy.optimizer_state(each) for each in trainer.optimizers]
-            schedules = [each.scheduler.state_dict() for each in trainer.lr_scheduler_configs]
-            moving = {"optimizer_states": states, "lr_schedulers": schedules}
-            self._entries |= copy.deepcopy(moving)
-
-    def note_module(self, module: nn.Module) -> None:
-        """Keep what is saved of a module with a ``policy``, but for the policy."""
-        self._beside_policy = {
-            name: value.clone() if isinstance(value, Tensor) else copy.deepcopy(value)
-            for name, value in module.state_dict().items()
-            if not name.startswith("policy.")
-        }
-
-    def put_into(self, checkpoint: dict[str, Any], policy: Mapping[str, Tensor]) -> None:
-        """Replace what has moved since; a checkpoint of weights alone has no more than counts.
-
-        Args:
-            checkpoint: is changed in place.
-            policy: its weights at the start of the round, by name.
-        """
-        # WeightAveraging keeps its averages under state_dict.
-        current = checkpoint.get("current_model_state", checkpoint["state_dict"])
-        current.update({f"policy.{name}": weights for name, weights in policy.items()})
-        current.update({k: v for k, v in self._beside_policy.items() if k in current})
-        checkpoint.update({k: v for k, v in self._entries.items() if k in checkpoint})
-        if self._loop is not None:
-            FitLoop.replace(checkpoint, self._loop)
 
 
 class Resumption:
@@ -159,7 +96,7 @@ class Resumption:
                 changes["model.policy"] = (self._saved.get("policy"), learner["policy"])
         data: run_settings.Changes = {}
         if self._has_rounds:
-            data = datamodule.changes_from(datamodule.state_in(checkpoint))
+            data = datamodule.changes_from(state_in(checkpoint, datamodule))
         if not getattr(datamodule, "accept_changes", False):
             run_settings.refuse(changes | data)
         if "model.optimizer" in changes:

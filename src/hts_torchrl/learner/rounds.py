@@ -1,61 +1,49 @@
-"""A policy under Lightning, trained by rounds: begun, ended, published, saved and taken up again.
+"""Rounds under Lightning: begun, ended, published, saved and taken up again.
 
-Shapes: N environments, T steps of a round; B observations, which have a shape of their own.
+Shapes: N environments, T steps of a round; B samples of it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
+import copy
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from enum import Enum
 from typing import Any
 
-import torch
-from lightning.pytorch import LightningModule
+from lightning.pytorch import Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 from tensordict import TensorDictBase
-from tensordict.nn import TensorDictModuleBase
 from torch import Tensor, nn
-from torch import distributions as d
 from torch.optim import Optimizer
 
 from hts_torchrl.allocator import keep_freed_memory
 from hts_torchrl.collectors.round_source import RoundSource
-from hts_torchrl.compat.lightning import requeue_signals, set_logged_steps
+from hts_torchrl.compat.lightning import FitLoop, requeue_signals, set_logged_steps
 from hts_torchrl.errors import ConfigurationError, ProtocolError
 from hts_torchrl.learner.deferred_interrupt import DeferredInterrupt
 from hts_torchrl.learner.delayed_gradient import DelayedGradient, DelayedWeights
 from hts_torchrl.learner.finite import likely_causes, require_finite_gradients
+from hts_torchrl.learner.gradient_chunks import GradientChunks
 from hts_torchrl.learner.modes import SeededDraws
 from hts_torchrl.learner.optimizers import COMPUTES_AGAIN
-from hts_torchrl.learner.resumption import Resumption, RoundStart, describe, require_same_network
-from hts_torchrl.models import make_actor_critic
-from hts_torchrl.policy.as_policy import initialise
-from hts_torchrl.policy.forward import inputs_of, probabilistic_module
-from hts_torchrl.policy.inference import one_thread
-from hts_torchrl.policy.learning import distribution_and_value, greedy_actions
+from hts_torchrl.learner.policy_module import PolicyModule
+from hts_torchrl.learner.resumption import Resumption, describe, require_same_network
+from hts_torchrl.policy.forward import probabilistic_module
 from hts_torchrl.policy.limits import require_called
-from hts_torchrl.policy.memory import memory_keys
-from hts_torchrl.policy.normalization import NormalizedPolicy
-from hts_torchrl.policy.spec_json import spec_as_json
+from hts_torchrl.policy.normalization import NormalizedPolicy, RunningStatistics
 from hts_torchrl.rng import update_seed
 from hts_torchrl.schedule import DELAYS
 from hts_torchrl.settings import loadable
-from hts_torchrl.specs import EnvSpec, Key
-from hts_torchrl.training.evaluation import Evaluation, log_scores, play
+from hts_torchrl.training.evaluation import Evaluation
 from hts_torchrl.training.extended_hooks import (
     is_of_the_user,
     of_one_optimizer,
     refuse_replaced_hooks,
 )
 from hts_torchrl.training.round_slice import RoundSlice
-from hts_torchrl.training.run_settings import class_name
 from hts_torchrl.training.trainer_limits import warn_of_schedules
-
-_FEW = 64
-"""Rows on which a policy is examined."""
 
 
 class RoundState(Enum):
@@ -71,7 +59,65 @@ class RoundState(Enum):
     STEPPED = "further parts follow"
 
 
-class RoundModule(LightningModule):
+class RoundStart:
+    """All as it was before a round: what a checkpoint of a round that is cut off holds.
+
+    Such a round is learned again from its start, and the Trainer must not have counted any of its
+    parts by then::
+
+        note_trainer(trainer, ...)      between two of its batches
+        note_module(module)             when the round begins
+        put_into(checkpoint, ...)       of a checkpoint that is saved before the round ends
+    """
+
+    def __init__(self) -> None:
+        self._loop: dict[str, Any] | None = None
+        self._entries: dict[str, Any] = {}
+        """Of a checkpoint."""
+        self._beside_policy: dict[str, Any] = {}
+        """What its weights have of the module, without those of the policy."""
+
+    def note_trainer(self, trainer: Trainer, *, copy_optimizers: bool) -> None:
+        """Keep the counts, and what else moves within a round.
+
+        Args:
+            trainer: between two rounds.
+            copy_optimizers: whether optimisers step before the last part of a round; else they have
+                not moved.
+        """
+        self._loop = trainer.fit_loop.state_dict()
+        self._entries = {"global_step": trainer.global_step}
+        if copy_optimizers:
+            states = [trainer.strategy.optimizer_state(each) for each in trainer.optimizers]
+            schedules = [each.scheduler.state_dict() for each in trainer.lr_scheduler_configs]
+            moving = {"optimizer_states": states, "lr_schedulers": schedules}
+            self._entries |= copy.deepcopy(moving)
+
+    def note_module(self, module: nn.Module) -> None:
+        """Keep what is saved of a module with a ``policy``, but for the policy."""
+        self._beside_policy = {
+            name: value.clone() if isinstance(value, Tensor) else copy.deepcopy(value)
+            for name, value in module.state_dict().items()
+            if not name.startswith("policy.")
+        }
+
+    def put_into(self, checkpoint: dict[str, Any], policy: Mapping[str, Tensor]) -> None:
+        """Replace what has moved since; a checkpoint of weights alone has no more than counts.
+
+        Args:
+            checkpoint: is changed in place.
+            policy: its weights at the start of the round, by name.
+        """
+        # WeightAveraging keeps its averages under state_dict.
+        current = checkpoint.get("current_model_state", checkpoint["state_dict"])
+        current.update({f"policy.{name}": weights for name, weights in policy.items()})
+        current.update({k: v for k, v in self._beside_policy.items() if k in current})
+        checkpoint.update({k: v for k, v in self._entries.items() if k in checkpoint})
+        if self._loop is not None:
+            FitLoop.replace(checkpoint, self._loop)
+
+
+class RoundModule(PolicyModule):
     """A policy that is trained by rounds: what happens between two of them.
 
     A subclass writes ``training_step`` and ``configure_optimizers``, and has settings of its own
@@ -120,20 +166,11 @@ class RoundModule(LightningModule):
     def __init__(
         self, policy: nn.Module | None = None, *, network: str = "mlp", squash: bool = False
     ) -> None:
-        super().__init__()
-        if policy is not None:
-            require_called(policy, learns=True)
-        self.policy = policy
-        self.policy_name = None if policy is None else class_name(policy)
-        """Class of a policy of the user's own."""
-        self.network, self.squash = network, squash
-        self.updates = 0
-        """Updates that the policy has had."""
-        self.spec_json: dict[str, Any] | None = None
-        """The spec that the policy was built for, as a checkpoint holds it."""
+        super().__init__(policy, network=network, squash=squash)
         self.seed = 0
         """The data module's, which decides what is sampled for an update."""
-        self._draws = SeededDraws(inspects=False, watches=False)
+        self.chunks = GradientChunks(1)
+        """The parts of a round whose statistics are merged, and those that this rank has."""
         self._interrupt = DeferredInterrupt()
         self._round_state = RoundState.ENDED
         self._round_start = RoundStart()
@@ -141,105 +178,6 @@ class RoundModule(LightningModule):
         """What is to be undone when ``fit`` ends, also by an exception."""
         self.resumption: Resumption | None = None
         """What the Trainer has yet to take up of the run that this one goes on with."""
-
-    # The policy
-
-    def configure_model(self) -> None:
-        """Build the policy for the data module's environment, unless it was given.
-
-        What a subclass builds behind ``super()`` is there too where a checkpoint is loaded without
-        a Trainer.
-
-        Raises:
-            ConfigurationError: if there is neither a policy nor a data module, or a subclass has
-                replaced a hook that is needed.
-        """
-        refuse_replaced_hooks(self)
-        datamodule = getattr(self._trainer, "datamodule", None)
-        if self.policy is None and datamodule is None:
-            raise ConfigurationError("give fit a datamodule=HTSDataModule(...), or a policy")
-        if datamodule is not None:
-            self.prepare_policy(datamodule)
-
-    def prepare_policy(self, datamodule: Any) -> None:  # noqa: ANN401 - may be of another class
-        """Build the policy for a data module, unless it was given, and normalise if that asks to.
-
-        Raises:
-            ConfigurationError: if there is nothing to normalise, or no network for the environment.
-        """
-        if self.policy is None:
-            self.build_policy(datamodule.env_spec)
-        elif isinstance(self.policy, TensorDictModuleBase):
-            initialise(self.policy, datamodule.env_spec)  # its weights are copied early
-        if getattr(datamodule, "normalize_observation", False):
-            self.normalize_observations(datamodule.env_spec)
-
-    def build_policy(self, spec: EnvSpec) -> None:
-        """Build ``network`` for an environment."""
-        self.spec_json = spec_as_json(spec)
-        with one_thread():  # the bits of an orthogonal initialisation depend on their number
-            self.policy = self.make_policy(spec)
-
-    def make_policy(self, spec: EnvSpec) -> nn.Module:
-        """Return a new policy of ``network``, with weights by torch's generator."""
-        return make_actor_critic(self.network, spec, squash=self.squash)
-
-    def normalize_observations(self, spec: EnvSpec) -> None:
-        """Put normalised observations before the policy, if they are not yet there."""
-        if not self.normalizes:
-            self.policy = NormalizedPolicy(self.actor_critic, spec)
-
-    @property
-    def normalizes(self) -> bool:
-        """Whether observations are normalised before the policy reads them."""
-        return isinstance(self.policy, NormalizedPolicy)
-
-    @property
-    def actor_critic(self) -> nn.Module:
-        """The policy, which exists from ``configure_model`` on."""
-        if self.policy is None:
-            raise ProtocolError("the policy is built when training or evaluation begins")
-        return self.policy
-
-    @functools.cached_property
-    def remembers(self) -> bool:
-        """Whether the policy has a memory, and so learns from sequences."""
-        return bool(memory_keys(self.actor_critic))
-
-    def evaluate(self, samples: TensorDictBase) -> tuple[d.Distribution, Tensor]:
-        """Run actor and critic once, with gradient; nothing is sampled.
-
-        Args:
-            samples: TensorDict ``[B]`` with all keys that the policy reads; sequences ``[N, T]`` of
-                a policy with a memory, with ``is_init`` ``[N, T, 1]``.
-
-        Returns:
-            Distributions of actions, and the values of the observations, float32: ``[B]``, or
-            ``[N, T]``. An action has one log-probability, also where its numbers have one each.
-
-        Raises:
-            ConfigurationError: if the policy has no critic, or values of another shape; or if its
-                distributions leave nothing to chance.
-        """
-        return distribution_and_value(self.actor_critic, samples)
-
-    def forward(self, observation: Tensor | TensorDictBase) -> Tensor | TensorDictBase:
-        """Return the greedy actions for B observations: the most probable category, or the mean.
-
-        Args:
-            observation: ``[B, *shape]`` of the policy's one observation, or a TensorDict ``[B]``
-                with all keys that the policy reads.
-
-        Returns:
-            Actions ``[B, *shape]`` in the form that the environment takes; of a policy that writes
-            their parts a TensorDict ``[B]`` of these.
-
-        Raises:
-            ConfigurationError: for a tensor, if the policy reads several observations.
-        """
-        return greedy_actions(self.actor_critic, observation)
-
-    # A run, and its rounds
 
     @property
     def parts_per_round(self) -> int:
@@ -255,50 +193,7 @@ class RoundModule(LightningModule):
     def _collector(self) -> RoundSource | None:
         return getattr(getattr(self.trainer, "datamodule", None), "collector", None)
 
-    def on_fit_start(self) -> None:
-        """Take the behaviour weights of the first round.
-
-        Raises:
-            ConfigurationError: if a subclass has replaced ``configure_model``, or the policy has
-                code that only a call of it would run.
-        """
-        refuse_replaced_hooks(self)
-        require_called(self.actor_critic, learns=True)  # hooks may have come since it was given
-        keep_freed_memory()
-        if self.resumption is not None:
-            self.resumption.place_loops()
-        self._weights = DelayedWeights(self.actor_critic)
-        probabilistic_module(self.actor_critic)  # which refuses a policy that has none
-        self._round_state = RoundState.ENDED
-
-    def on_train_start(self) -> None:
-        """Take up a run that goes on: its acting weights, and rates that are others now."""
-        warn_of_schedules(self.trainer)
-        if self._collector is not None and self._collector.acting_weights is not None:
-            self._weights.set_behaviour(self._collector.acting_weights)
-        data = getattr(self.trainer, "datamodule", None)
-        self.seed = int(getattr(data, "seed", 0))
-        debug = bool(getattr(getattr(data, "pool", None), "debug", False))
-        self._draws = SeededDraws(inspects=True, watches=debug)
-        self._interrupt = DeferredInterrupt([signal.SIGINT, *requeue_signals(self.trainer)])
-        if self.resumption is not None:
-            self.resumption.set_rates(decay_steps=self.decay_steps)
-            self.resumption = None
-
-    def on_fit_end(self) -> None:
-        """Let an interrupt through that was put off, and undo what ``fit`` has set."""
-        self._interrupt.release()
-        self._at_end.close()
-
-    def leave_round(self) -> None:
-        """Put the newest weights back; the data module calls it after an exception."""
-        if hasattr(self, "_weights") and self.delayed.holds_behaviour:
-            self.put_newest_back()
-        self._at_end.close()
-
-    def put_newest_back(self) -> None:
-        """Put the newest weights in the place of those that collected the round."""
-        self.delayed.restore_newest()
+    # A round, in the order of its calls
 
     def before_round(self) -> None:
         """Take note of where the run is: all of the last round is done, nothing of the next."""
@@ -327,13 +222,8 @@ class RoundModule(LightningModule):
             name = type(self.trainer.optimizers[0]).__name__
             raise ConfigurationError(f"optimizer {name}: {COMPUTES_AGAIN}")
         self.part = part
-
-        def few() -> dict[Key, Tensor]:
-            keys = inputs_of(self.actor_critic)
-            return {key: part.round[key].flatten(0, 1)[:_FEW] for key in keys}
-
         seed = update_seed(self.seed, self.updates, part.index, self.global_rank)
-        with self._draws.seeded(seed, self.actor_critic, few, self.device):
+        with self.draws.seeded(seed, self.actor_critic, part.round, self.device):
             if part.is_first:
                 self._begin_round(part.round)
             self._round_state = RoundState.LEARNED
@@ -348,13 +238,11 @@ class RoundModule(LightningModule):
                 f"the round was collected {self.lag} updates ago (policy_version {version}, "
                 f"updates {self.updates}); {DELAYS[0]} or {DELAYS[1]} is possible"
             )
-        self._gives_statistics_only = self._lacks_statistics(version)
+        lacks = self.normalizes and self._weights.lack_statistics(version)
+        own = (each for each in self.children() if isinstance(each, RunningStatistics))
+        self._gives_statistics_only = lacks or any(not each.count for each in own)
         self._weights.begin_round()
         self._round_start.note_module(self)
-
-    def _lacks_statistics(self, version: int) -> bool:
-        """Return whether weights of a version collected by nothing that could normalise."""
-        return self.normalizes and self._weights.lack_statistics(version)
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
         """Stop a run whose gradients are not finite; learn nothing from a round without statistics.
@@ -393,11 +281,7 @@ class RoundModule(LightningModule):
     def update_statistics(self) -> None:
         """Take note of all that the round holds, after its last step of the optimiser."""
         if isinstance(self.policy, NormalizedPolicy):
-            self.policy.normalizer.update(*self.chunks_of_round())
-
-    def chunks_of_round(self) -> list[TensorDictBase]:
-        """Return the round in the parts whose statistics are merged: here in one, ``[N, T]``."""
-        return [self.part.round]
+            self.policy.normalizer.update(*self.chunks.of(self.part.round))
 
     def on_round_end(self) -> None:
         """Called after the last step of the optimiser on a round; does nothing by itself."""
@@ -416,28 +300,57 @@ class RoundModule(LightningModule):
         if batch.is_last and self._collector is not None:
             self._collector.update_policy_weights_(self.actor_critic)
 
-    # Evaluation
-
-    def validation_step(self, evaluation: Evaluation, _: int) -> None:
-        """Play the evaluation's episodes and log the raw scores, ``eval/score`` and more."""
+    def validation_step(self, evaluation: Evaluation, index: int) -> None:
+        """Play an evaluation, as Ctrl-C may end it."""
         self._interrupt.release()
-        log_scores(self, play(self, evaluation), "eval")
+        super().validation_step(evaluation, index)
 
-    def test_step(self, evaluation: Evaluation, _: int) -> None:  # noqa: PT019 - no test of ours
-        """Play the evaluation's episodes and log the raw scores, ``test/score`` and more."""
-        log_scores(self, play(self, evaluation), "test")
+    # A run: what happens at its start, and at its end
 
-    def predict_step(self, evaluation: Evaluation, _: int) -> dict[str, Tensor]:
-        """Play the evaluation's episodes; return each one's raw score and its length in steps.
+    def on_fit_start(self) -> None:
+        """Take the behaviour weights of the first round.
 
-        Returns:
-            ``score``, float64 ``[episodes]``, and ``length``, int64 ``[episodes]``.
+        Raises:
+            ConfigurationError: if a subclass has replaced ``configure_model``, or the policy has
+                code that only a call of it would run.
         """
-        result = play(self, evaluation)
-        return {
-            "score": torch.from_numpy(result.scores),
-            "length": torch.from_numpy(result.lengths),
-        }
+        refuse_replaced_hooks(self)
+        require_called(self.actor_critic, learns=True)  # hooks may have come since it was given
+        keep_freed_memory()
+        if self.resumption is not None:
+            self.resumption.place_loops()
+        self._weights = DelayedWeights(self.actor_critic)
+        probabilistic_module(self.actor_critic)  # which refuses a policy that has none
+        self._round_state = RoundState.ENDED
+
+    def on_train_start(self) -> None:
+        """Take up a run that goes on: its acting weights, and rates that are others now."""
+        warn_of_schedules(self.trainer)
+        if self._collector is not None and self._collector.acting_weights is not None:
+            self._weights.set_behaviour(self._collector.acting_weights)
+        data = getattr(self.trainer, "datamodule", None)
+        self.seed = int(getattr(data, "seed", 0))
+        debug = bool(getattr(getattr(data, "pool", None), "debug", False))
+        self.draws = SeededDraws(inspects=True, watches=debug)
+        self._interrupt = DeferredInterrupt([signal.SIGINT, *requeue_signals(self.trainer)])
+        if self.resumption is not None:
+            self.resumption.set_rates(decay_steps=self.decay_steps)
+            self.resumption = None
+
+    def on_fit_end(self) -> None:
+        """Let an interrupt through that was put off, and undo what ``fit`` has set."""
+        self._interrupt.release()
+        self._at_end.close()
+
+    def leave_round(self) -> None:
+        """Put the newest weights back; the data module calls it after an exception."""
+        if hasattr(self, "_weights") and self.delayed.holds_behaviour:
+            self.put_newest_back()
+        self._at_end.close()
+
+    def put_newest_back(self) -> None:
+        """Put the newest weights in the place of those that collected the round."""
+        self.delayed.restore_newest()
 
     # Checkpoints
 

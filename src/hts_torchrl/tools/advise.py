@@ -19,7 +19,7 @@ from hts_torchrl.machine import allowed_cores
 from hts_torchrl.specs import Array
 from hts_torchrl.tools.idle import IdleEnvs
 from hts_torchrl.tools.runtime_model import expected_lag, gamma_fit, kolmogorov_smirnov
-from hts_torchrl.tools.short_fit import short_fit
+from hts_torchrl.tools.short_fit import data_of_short_fit, short_fit
 from hts_torchrl.tools.speed import Costs, Settings, best_settings, collect_s, limits, speed
 from hts_torchrl.tools.step_times import busy_cores, measured_step_times
 from hts_torchrl.training.datamodule import HTSDataModule
@@ -200,7 +200,7 @@ class Advisor:
         learner: Learner | None = None,
     ) -> _Watch:
         watch = _Watch(seconds)
-        data = self._data.for_short_fit(_ENDLESS, **settings)
+        data = data_of_short_fit(self._data, _ENDLESS, **settings)
         short_fit(learner or self._learner, data, self._trainer, watch, precision=precision)
         return watch
 

@@ -19,6 +19,22 @@ IN_THIS_PROCESS: dict[str, Any] = {
 """Settings of a data module that starts no process, on a Ray cluster neither."""
 
 
+def data_of_short_fit(data: HTSDataModule, rounds: int, **changes: Any) -> HTSDataModule:  # noqa: ANN401
+    """Return a data module of the same rounds, so many of them, that never evaluates.
+
+    Args:
+        data: which stays as it is.
+        rounds: of the whole run.
+        changes: settings of the constructor that are to differ.
+    """
+    devices = ("policy_device", "cudagraph_policy")
+    own = ("collection", *devices, "normalize_observation", "normalize_reward")
+    settings = vars(data.pool) | {name: getattr(data, name) for name in own}
+    settings["total_frames"] = data.schedule.frames_per_round * rounds
+    del settings["first_env"], settings["reward_discount"]  # no arguments of the constructor
+    return HTSDataModule(data.env, **settings | changes)
+
+
 def short_fit(
     learner: Learner,
     data: HTSDataModule,

@@ -236,6 +236,22 @@ class DataState:
             )
 
 
+def state_in(checkpoint: dict[str, Any], data: HTSDataModule) -> dict[str, Any]:
+    """Return what a checkpoint has of a data module of the same class.
+
+    Raises:
+        ConfigurationError: if it has nothing of one.
+    """
+    name = type(data).__qualname__
+    if name not in checkpoint:
+        raise ConfigurationError(
+            f"the checkpoint has no state of the data module {name}; Lightning keeps it by the "
+            "name of its class: give one of the class that the run had"
+        )
+    state: dict[str, Any] = checkpoint[name]
+    return state
+
+
 def place_loops(trainer: Trainer, checkpoint: dict[str, Any], parts_before: int) -> None:
     """Let the Trainer's counts say where the run is now: in the middle of an epoch.
 
@@ -251,7 +267,7 @@ def place_loops(trainer: Trainer, checkpoint: dict[str, Any], parts_before: int)
     loop = FitLoop.of(checkpoint)
     if loop is None:
         return
-    before = data.state_in(checkpoint)["round"] * parts_before
+    before = state_in(checkpoint, data)["round"] * parts_before
     done = data.first_round * parts_of_round(trainer)
     if data.schedule.exists(data.first_round) and (done != before or loop.is_finished):
         loop.move(done - before, done=done, epoch_length=data.parts_per_epoch)

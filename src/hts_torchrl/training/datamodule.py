@@ -8,7 +8,6 @@ from typing import Any, Self, get_args
 
 import torch
 from lightning.pytorch import Callback, LightningDataModule, Trainer
-from lightning.pytorch.callbacks import Checkpoint
 from tensordict import TensorDictBase
 
 from hts_torchrl.collectors.asynchronous import AsynchronousCollector
@@ -22,7 +21,11 @@ from hts_torchrl.errors import ConfigurationError, require
 from hts_torchrl.policy.as_policy import as_policy
 from hts_torchrl.settings import takes_settings
 from hts_torchrl.specs import EnvSpec
-from hts_torchrl.training.callbacks.round_end import StopAfterRound, WeightPublisher
+from hts_torchrl.training.callbacks.round_end import (
+    StopAfterRound,
+    WeightPublisher,
+    place_callbacks,
+)
 from hts_torchrl.training.callbacks.stop_together import StopTogether
 from hts_torchrl.training.data_state import DataState, deciding_bits
 from hts_torchrl.training.evaluation import Evaluation, EvaluationLoader
@@ -107,8 +110,7 @@ class HTSDataModule(LightningDataModule):
             )
         # Refused here rather than when training begins.
         self.pool = CollectorSettings(total_frames=total_frames, **settings)
-        self.schedule = self.pool.schedule
-        self.seed = self.pool.seed
+        self.schedule, self.seed = self.pool.schedule, self.pool.seed
         self.env = env
         self.collection = collection
         self.policy_device, self.cudagraph_policy = policy_device, cudagraph_policy
@@ -173,23 +175,8 @@ class HTSDataModule(LightningDataModule):
             raise ConfigurationError(
                 f"evaluation_episodes={self.evaluation_episodes}; at most {MOST_ENVS} is possible"
             )
-        known = get_args(Collection)
-        one_of = f"one of {', '.join(known)}"
-        require(self.collection in known, f"collection={self.collection!r}", one_of)
-
-    def for_short_fit(self, rounds: int, **changes: Any) -> HTSDataModule:  # noqa: ANN401
-        """Return a module of the same rounds, so many of them, that never evaluates.
-
-        Args:
-            rounds: of the whole run.
-            changes: settings of the constructor that are to differ.
-        """
-        devices = ("policy_device", "cudagraph_policy")
-        own = ("collection", *devices, "normalize_observation", "normalize_reward")
-        settings = vars(self.pool) | {name: getattr(self, name) for name in own}
-        settings["total_frames"] = self.schedule.frames_per_round * rounds
-        del settings["first_env"], settings["reward_discount"]  # no arguments of the constructor
-        return HTSDataModule(self.env, **settings | changes)
+        form, known = self.collection, get_args(Collection)
+        require(form in known, f"collection={form!r}", f"one of {', '.join(known)}")
 
     def __str__(self) -> str:
         """Return what ``repr`` does: Lightning would start a collector to ask how long it is."""
@@ -237,30 +224,23 @@ class HTSDataModule(LightningDataModule):
                 are more than the frames will do for; or a subclass has replaced a hook.
         """
         require_extended(type(self), _HOOKS, "the data module")
-        precision = self._precision
+        trainer, precision = self._trainer, self._precision
         require(precision in PRECISIONS, f"precision={precision}", " or ".join(PRECISIONS))
         if stage != "fit":
             return
-        require_fitting(self, self._trainer)
-        self._share = self.pool.of_rank(self._trainer.global_rank, self._trainer.world_size)
-        callbacks: list[Callback] = self._trainer.callbacks  # type: ignore[attr-defined]
-        if self._trainer.world_size > 1 and not any(isinstance(e, StopTogether) for e in callbacks):
+        require_fitting(self, trainer)
+        self._share = self.pool.of_rank(trainer.global_rank, trainer.world_size)
+        callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+        if trainer.world_size > 1 and not any(isinstance(e, StopTogether) for e in callbacks):
             callbacks.append(StopTogether())
-        own = getattr(self._trainer.lightning_module, "publishes_weights", False)
+        own = getattr(trainer.lightning_module, "publishes_weights", False)
         self._publisher = None if own else WeightPublisher()
-        self._add_callbacks(StopAfterRound(), *filter(None, [self._publisher]))
+        place_callbacks(trainer, StopAfterRound(), *filter(None, [self._publisher]))
         assert self.schedule.num_rounds is not None
-        self.parts_per_epoch = parts_of_epoch(self._trainer, self.schedule.num_rounds)
-        if (interval := evaluation_interval(self, self._trainer)) is not None:
-            self._replaced_interval = self._trainer.val_check_interval
-            self._trainer.val_check_interval = interval
-
-    def _add_callbacks(self, *added: Callback) -> None:
-        """Give the Trainer these, before those that save, instead of those of an earlier run."""
-        callbacks: list[Callback] = self._trainer.callbacks  # type: ignore[attr-defined]
-        others = [e for e in callbacks if not isinstance(e, StopAfterRound | WeightPublisher)]
-        saving = [each for each in others if isinstance(each, Checkpoint)]
-        callbacks[:] = [*(each for each in others if each not in saving), *added, *saving]
+        self.parts_per_epoch = parts_of_epoch(trainer, self.schedule.num_rounds)
+        if (interval := evaluation_interval(self, trainer)) is not None:
+            self._replaced_interval = trainer.val_check_interval
+            trainer.val_check_interval = interval
 
     @property
     def _updates(self) -> int:
@@ -276,7 +256,7 @@ class HTSDataModule(LightningDataModule):
         """
         require_extended(type(self), _HOOKS, "the data module")
         self._close()
-        collector = self._make_collector()
+        collector = _collector_of(self, self._share, self._trainer, self._precision)
         if self._publisher is not None:
             self._publisher.updates = int(self._state.loaded.get("policy_version", 0))
         self._state.begin(collector, self._updates, self._trainer.world_size)
@@ -285,35 +265,6 @@ class HTSDataModule(LightningDataModule):
         learner: Any = self._trainer.lightning_module
         before_round = [] if self._publisher else [learner.before_round]
         return RoundLoader(collector, parts_of_round(self._trainer), *before_round)
-
-    def _make_collector(self) -> RoundSource:
-        policy: Any = getattr(self._trainer.lightning_module, "policy", None)
-        if not isinstance(policy, torch.nn.Module):
-            name = type(self._trainer.lightning_module).__name__
-            raise ConfigurationError(
-                f"{name} has no policy: make one, an nn.Module such as make_actor_critic('mlp', "
-                "data.env_spec), and keep it as self.policy"
-            )
-        gamma = getattr(self._trainer.lightning_module, "gamma", 0.99)
-        discount = float(gamma) if self.normalize_reward else None  # where returns are summed up
-        if self.collection == "rounds":
-            return HTSCollector(
-                self.env,
-                policy,
-                precision=self._precision,
-                policy_device=self.policy_device or str(self._trainer.strategy.root_device),
-                cudagraph_policy=self.cudagraph_policy,
-                clone=False,  # no learner keeps a round
-                all_outputs=getattr(self._trainer.lightning_module, "reads_all_outputs", True),
-                **{**vars(self._share), "reward_discount": discount},
-            )
-        return AsynchronousCollector(
-            self.env,
-            as_policy(policy, self.env_spec),
-            form=self.collection,
-            settings=self.pool,
-            precision=self._precision,
-        )
 
     def val_dataloader(self) -> EvaluationLoader:
         """Return a loader of one evaluation; :meth:`Learner.validation_step` plays it."""
@@ -355,21 +306,6 @@ class HTSDataModule(LightningDataModule):
         cut_off = self._publisher is not None and self._publisher.in_round
         return self._state.of(self._collector, self._trainer, self._updates, cut_off=cut_off)
 
-    def state_in(self, checkpoint: dict[str, Any]) -> dict[str, Any]:
-        """Return what a checkpoint has of a data module of this class.
-
-        Raises:
-            ConfigurationError: if it has nothing of one.
-        """
-        name = type(self).__qualname__
-        if name not in checkpoint:
-            raise ConfigurationError(
-                f"the checkpoint has no state of the data module {name}; Lightning keeps it by the "
-                "name of its class: give one of the class that the run had"
-            )
-        state: dict[str, Any] = checkpoint[name]
-        return state
-
     def changes_from(self, state_dict: dict[str, Any]) -> Changes:
         """Return what decides bits and is not as in a checkpoint, whose state of this module it is.
 
@@ -390,7 +326,7 @@ class HTSDataModule(LightningDataModule):
         """Stop all workers; what they had come to can still be saved."""
         self._restore_interval()
         self._state.final = self.state_dict()
-        self._add_callbacks()
+        place_callbacks(self._trainer)
         self._close()
 
     def on_exception(self, exception: BaseException) -> None:  # noqa: ARG002
@@ -412,3 +348,33 @@ class HTSDataModule(LightningDataModule):
         if self._collector is not None:
             self._collector.shutdown()
             self._collector = None
+
+
+def _collector_of(
+    data: HTSDataModule, share: CollectorSettings, trainer: Trainer, precision: Precision
+) -> RoundSource:
+    """Return a collector of a rank's share of a run, around the policy that learns."""
+    learner = trainer.lightning_module
+    policy: Any = getattr(learner, "policy", None)
+    if not isinstance(policy, torch.nn.Module):
+        raise ConfigurationError(
+            f"{type(learner).__name__} has no policy: make one, an nn.Module such as "
+            "make_actor_critic('mlp', data.env_spec), and keep it as self.policy"
+        )
+    if data.collection != "rounds":
+        policy, form = as_policy(policy, data.env_spec), data.collection
+        return AsynchronousCollector(
+            data.env, policy, form=form, settings=data.pool, precision=precision
+        )
+    gamma = getattr(learner, "gamma", 0.99)
+    return HTSCollector(
+        data.env,
+        policy,
+        precision=precision,
+        policy_device=data.policy_device or str(trainer.strategy.root_device),
+        cudagraph_policy=data.cudagraph_policy,
+        clone=False,  # no learner keeps a round
+        all_outputs=getattr(learner, "reads_all_outputs", True),
+        # Returns are discounted, and summed up, for the statistics of rewards alone.
+        **vars(share) | {"reward_discount": float(gamma) if data.normalize_reward else None},
+    )

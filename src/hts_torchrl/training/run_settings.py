@@ -143,7 +143,7 @@ def known_arguments(
         warnings.warn(
             f"{where} has a setting {unknown[0]} (and {len(unknown) - 1} more) that "
             f"{make.__name__.strip('_')} does not show: it is left out, unless you give it",
-            stacklevel=5,
+            stacklevel=4,
         )
     return {name: value for name, value in given.items() if name in known}
 

@@ -200,7 +200,8 @@ class TestPPO:
         indices = []
         for learner.updates in range(rounds):
             indices += [
-                learner.minibatch_of(RoundSlice(batch, part, count)) for part in range(count)
+                learner._minibatches.rows_of(RoundSlice(batch, part, count))
+                for part in range(count)
             ]
         return torch.stack(indices).view(rounds, learner.epochs, learner.minibatches, -1)
 
@@ -220,7 +221,7 @@ class TestPPO:
 
             class Orders(Callback):
                 def on_after_backward(self, _, pl_module):
-                    orders.append(pl_module._minibatches[0][0])
+                    orders.append(pl_module._minibatches.rows)
 
             watched_fit(PPO(epochs=2, minibatches=2), cartpole(1, seed=seed), callbacks=[Orders()])
             return torch.stack(orders)

@@ -44,7 +44,7 @@ def minibatches(chunks, minibatches=4, **settings):
     class Rows(PPO):
         def training_step(self, part, index):
             loss = super().training_step(part, index)
-            rows.append([self.minibatch_of(part, chunk) for chunk in range(chunks)])
+            rows.append([self._minibatches.rows_of(part, chunk) for chunk in range(chunks)])
             return loss
 
     learner = Rows(policy(), epochs=2, minibatches=minibatches, gradient_chunks=chunks)

@@ -13,6 +13,7 @@ from tensordict import TensorDict
 
 from hts_torchrl import A2C, PPO, GymEnvs, HTSDataModule, Impala, make_actor_critic
 from hts_torchrl.errors import ConfigurationError, WorkerError
+from hts_torchrl.tools.short_fit import data_of_short_fit
 from hts_torchrl.training.round_slice import RoundSlice
 from tests.fakes import FailingEnv
 from tests.fits import cartpole, quiet_trainer, watched_fit
@@ -539,7 +540,8 @@ class TestActorsOfAnotherDevice:
             watched_fit(Impala(), data)
 
     def test_a_short_fit_has_them_too(self):
-        data = cartpole(policy_device="cuda:1", cudagraph_policy=True).for_short_fit(1)
+        data = cartpole(policy_device="cuda:1", cudagraph_policy=True)
+        data = data_of_short_fit(data, 1)
         assert (data.policy_device, data.cudagraph_policy) == ("cuda:1", True)
 
     def test_a_round_is_moved_once_for_all_of_its_parts(self):

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import Checkpoint
 
 from hts_torchrl.rng import update_seed
 from hts_torchrl.training.data_state import place_loops
@@ -76,3 +77,11 @@ class WeightPublisher(Callback):
             data.collector.update_policy_weights_(pl_module.policy)
             self.updates += 1
             self.in_round = False
+
+
+def place_callbacks(trainer: Trainer, *added: Callback) -> None:
+    """Give a Trainer these, before those that save, instead of those of an earlier run."""
+    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    others = [e for e in callbacks if not isinstance(e, StopAfterRound | WeightPublisher)]
+    saving = [each for each in others if isinstance(each, Checkpoint)]
+    callbacks[:] = [*(each for each in others if each not in saving), *added, *saving]
