@@ -33,11 +33,10 @@ from hts_torchrl.learner.optimizers import COMPUTES_AGAIN
 from hts_torchrl.learner.resumption import Resumption, RoundStart, describe, require_same_network
 from hts_torchrl.models import make_actor_critic
 from hts_torchrl.policy.as_policy import initialise
-from hts_torchrl.policy.forward import inputs_of, probabilistic_module
+from hts_torchrl.policy.forward import inputs_of, memory_keys, probabilistic_module
 from hts_torchrl.policy.inference import one_thread
 from hts_torchrl.policy.learning import distribution_and_value, greedy_actions
 from hts_torchrl.policy.limits import require_called
-from hts_torchrl.policy.memory import memory_keys
 from hts_torchrl.policy.normalization import NormalizedPolicy
 from hts_torchrl.policy.spec_json import spec_as_json
 from hts_torchrl.rng import update_seed

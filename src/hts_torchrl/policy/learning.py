@@ -15,9 +15,15 @@ from torch import distributions as d
 from torchrl.modules import Delta, TanhDelta
 
 from hts_torchrl.errors import ConfigurationError
-from hts_torchrl.policy.composite import is_composite
-from hts_torchrl.policy.forward import evaluate, evaluating, inputs_of, probabilistic_module
-from hts_torchrl.policy.memory import evaluate_sequences, memory_keys
+from hts_torchrl.policy.forward import (
+    evaluate,
+    evaluating,
+    inputs_of,
+    is_composite,
+    memory_keys,
+    probabilistic_module,
+)
+from hts_torchrl.policy.memory import evaluate_sequences
 from hts_torchrl.policy.sampling import Projection, mode
 from hts_torchrl.specs import IS_INIT
 
