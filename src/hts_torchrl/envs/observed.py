@@ -194,7 +194,7 @@ class DeclaredGroup:
             key: ArraySpec((len(envs), *array.shape), array.dtype)
             for key, array in spec.observations.items()
         }
-        self._observing = {call: observing(call, self._envs) for call in ("reset", "step")}
+        self._calls = {n: called(n, self._envs, observes=True) for n in ("reset", "step")}
         key, sizes = spec.action_mask, spec.action.sizes
         fits = key is not None and spec.observations[key].shape == (sum(sizes),)
         self._mask = key if fits else None
@@ -202,12 +202,10 @@ class DeclaredGroup:
     def require_transition(self, transition: Transition, *, is_first: bool) -> None:
         """Refuse a step that cells would broadcast or convert, or after which nothing can be done.
 
-        Args:
-            transition: what the step returned.
-            is_first: of a round; the form of its numbers stays as it is.
+        The form of its numbers is looked at in the first step of a round: it stays as it is.
 
         Raises:
-            ConfigurationError: naming the environments.
+            ConfigurationError: naming the environments; so does the other one.
         """
         if is_first:
             self._require_one_each(transition)
@@ -216,21 +214,13 @@ class DeclaredGroup:
             self._require_arrays(transition.observation, "step")
 
     def require_observation(self, observation: Observation, call: str) -> None:
-        """Refuse what cannot be acted on, or is not as declared.
-
-        Args:
-            observation: arrays ``[E, ...]``, which are acted on next.
-            call: ``reset`` or ``step``, which returned it.
-
-        Raises:
-            ConfigurationError: naming the environments.
-        """
+        """Refuse arrays ``[E, ...]`` that ``call`` returned, if they cannot be acted on."""
         self._require_arrays(observation, call)
         if self._mask is not None:
             self._require_choice(observation[self._mask])
 
     def _require_arrays(self, observation: Observation, call: str) -> None:
-        with self._observing[call]:
+        with self._calls[call]:
             if not isinstance(observation, Mapping):
                 kind = type(observation).__name__
                 raise ConfigurationError(f"a {kind} came, but a dict of arrays by key is declared")
@@ -251,7 +241,7 @@ class DeclaredGroup:
     def _require_one_each(self, transition: Transition) -> None:
         """Refuse numbers that would be broadcast, or flags that would be taken for places."""
         count = len(self._envs)
-        with self._observing["step"]:
+        with self._calls["step"]:
             for name, kinds in _KINDS.items():
                 array = getattr(transition, name)
                 fits = isinstance(array, np.ndarray) and array.shape == (count,)
@@ -261,11 +251,17 @@ class DeclaredGroup:
 
 
 class called:
-    """Name the call and the environments in whatever is raised inside, as a note."""
+    """Name the call and the environments in whatever is raised inside, as a note.
 
-    def __init__(self, call: str, envs: int | Sequence[int]) -> None:
+    Args:
+        call: of the environments.
+        envs: the index of one, or those of several.
+        observes: refuse an observation that is not as declared in words of its own.
+    """
+
+    def __init__(self, call: str, envs: int | Sequence[int], *, observes: bool = False) -> None:
         some = f"environment{'s' * (not isinstance(envs, int))} {envs}"
-        self.place = f"{call}() of {some}"
+        self._place, self._observes = f"{call}() of {some}", observes
 
     def __enter__(self) -> None:
         """Begin."""
@@ -274,27 +270,20 @@ class called:
         """Name the environments in what was raised.
 
         Raises:
-            ConfigurationError: if the call would end the process as if all had gone well, or
-                ``reset`` takes no seed or options.
+            ConfigurationError: if the call would end the process as if all had gone well, returned
+                what is not declared, or is ``reset`` and takes no seed or options.
         """
+        if error is None:
+            return
+        place = self._place
+        if self._observes and isinstance(error, ConfigurationError):
+            message = f"{place} returned what is not declared: {error}"
+            raise ConfigurationError(message) from None
         if isinstance(error, SystemExit) and not error.code:
-            raise ConfigurationError(f"{self.place} calls sys.exit(); raise an error there instead")
+            raise ConfigurationError(f"{place} calls sys.exit(); raise an error there instead")
         if isinstance(error, TypeError) and _OTHER_RESET.search(str(error)):
             raise ConfigurationError(
-                f"{self.place}: {error}; Gymnasium's reset(self, *, seed=None, options=None) is "
-                "needed"
+                f"{place}: {error}; Gymnasium's reset(self, *, seed=None, options=None) is needed"
             ) from None
-        if error is not None:
-            with contextlib.suppress(Exception):  # of a class that takes no notes
-                error.add_note(f"raised by {self.place}")
-
-
-class observing(called):
-    """The same, but an observation that is not as declared is refused in words of its own."""
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        """Name the environments in what was raised."""
-        if isinstance(error, ConfigurationError):
-            message = f"{self.place} returned what is not declared: {error}"
-            raise ConfigurationError(message) from None
-        super().__exit__(kind, error, trace)
+        with contextlib.suppress(Exception):  # of a class that takes no notes
+            error.add_note(f"raised by {place}")
