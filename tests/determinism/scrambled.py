@@ -71,11 +71,11 @@ class ScrambledCrew:
 def make_scrambled_pool(shared, action_log, *, order, create_env_fn, make_policy, settings, seed):
     """Make a worker pool of two actors, in the order that ``order`` decides."""
     pickled = pickle_envs(create_env_fn)
-    executors = [
-        Executor(shared, index, pickled, seed) for index in range(shared.config.num_executors)
-    ]
-    for executor in executors:
-        executor.restore([action_log.segment(env) for env in executor.envs])
+    executors = []
+    for index in range(shared.config.num_executors):
+        segments = [action_log.segment(env) for env in shared.config.envs_of(index)]
+        executors.append(Executor(shared, index, pickled, seed, segments))
+        executors[-1].restore()
     actors = [Actor(shared, copy.deepcopy(make_policy()), settings) for _ in range(2)]
     return ScrambledCrew(shared, executors, actors, order)
 

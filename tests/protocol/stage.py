@@ -2,7 +2,7 @@
 
 Each process of the model is a thread that stops before every step until it is told to take it, so
 only one of them ever moves. What they run is the code of the package: ``HTSCollector``,
-``ProcessPool``, ``ExecutorTask``, ``ActorTask`` and all buffers and pipes; only processes
+``ProcessPool``, ``Executor``, ``Actor`` and all buffers and pipes; only processes
 themselves, and how the kernel tells of their end, are played by :class:`StagedProcess` and
 :class:`StagedPoll`. A crash is an exception that no code of the package catches.
 """
@@ -23,10 +23,9 @@ from hts_torchrl.collectors import round_runner
 from hts_torchrl.config import Recover
 from hts_torchrl.policy.shared_weights import PolicyWeights
 from hts_torchrl.shared import pipes
-from hts_torchrl.shared.buffers import SharedBuffers
+from hts_torchrl.shared.buffers import ActionBuffer, SharedBuffers
 from hts_torchrl.shared.pipes import Doorbell, ReadyQueue
-from hts_torchrl.shared.slots import ActionBuffer
-from hts_torchrl.workers import actor, make_pool
+from hts_torchrl.workers import actor_settings, make_pool
 from hts_torchrl.workers.executor import Executor
 from hts_torchrl.workers.pool import ProcessPool
 from tests.fakes import CoordinateEnvs
@@ -113,7 +112,9 @@ class Stage:
         patch.setattr(ReadyQueue, "take_waiting", staged_take)
         patch.setattr(pipes, "sleep_until_readable", sleep_until_readable)
         patch.setattr(make_pool, "ProcessPool", self._crew_class())
-        patch.setattr(actor, "keep_freed_memory", lambda: True)  # it is for a whole process
+        patch.setattr(
+            actor_settings, "keep_freed_memory", lambda: True
+        )  # it is for a whole process
         patch.setattr(round_runner, "_MOST_RECOVERIES", most_recoveries)
 
     def _ring(self, bell: Doorbell) -> str:
@@ -133,10 +134,9 @@ class Stage:
             def _start(self, preload) -> None:  # noqa: ARG002
                 first = stage._pool is None
                 stage._pool = self
-                stage._blank(STORAGES if first else [self._tasks[0].first_round % 2])
+                stage._blank(STORAGES if first else [stage.collector.rounds % 2])
                 for task in self._tasks:
-                    role = "executor" if task.worker == task.index else "actor"
-                    process = StagedProcess(f"{role} {task.index}", task, self._lifeline)
+                    process = StagedProcess(f"{task.role} {task.index}", task, self._lifeline)
                     self._processes.append(process)
                     stage.players[process.player.name] = process.player
                 self._poll = StagedPoll(self._shared.finished)

@@ -8,7 +8,7 @@ EXECUTORS = ACTORS = STORAGES = range(2)
 
 
 class Executor(NamedTuple):
-    """Where ``ExecutorTask.run`` is."""
+    """Where ``Executor.run`` is."""
 
     at: str = "start"
     round: int = 0
@@ -25,7 +25,7 @@ class Answer(NamedTuple):
 
 
 class Actor(NamedTuple):
-    """Where ``ActorTask.run`` is, and with what in hand."""
+    """Where ``Actor.run`` is, and with what in hand."""
 
     at: str = "start"
     batch: tuple[int, ...] = ()

@@ -26,10 +26,8 @@ from hts_torchrl.config import CollectorSettings, Precision
 from hts_torchrl.envs.group import EnvFactory
 from hts_torchrl.envs.group_env import GroupEnv
 from hts_torchrl.errors import ConfigurationError
-from hts_torchrl.policy.composite import is_composite
-from hts_torchrl.policy.forward import evaluate, probabilistic_module
+from hts_torchrl.policy.forward import evaluate, is_composite, memory_keys, probabilistic_module
 from hts_torchrl.policy.limits import copied
-from hts_torchrl.policy.memory import memory_keys
 from hts_torchrl.rng import env_seed
 from hts_torchrl.specs import Key
 from hts_torchrl.workers.starting import children_environment

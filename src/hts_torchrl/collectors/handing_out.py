@@ -32,9 +32,17 @@ class HandingOut:
             self._left_out.append(("collector", "traj_ids"))
         self._device = settings.batch_device
         self.postproc = _placed(settings.postproc, self._device)
+        self._same: TensorDictBase | None = None
+
+    def hand_out(self, batch: TensorDictBase) -> TensorDictBase:
+        """Return what the caller gets of a round; one TensorDict each time if it asks for that."""
+        batch = self.form(batch)
+        if self._settings.return_same_td:
+            batch = self._same = batch.clone() if self._same is None else self._same.update_(batch)
+        return batch
 
     def form(self, batch: TensorDictBase) -> TensorDictBase:
-        """Return what is handed out of a round ``[N, T]``, which is not changed itself.
+        """Return the form in which a round ``[N, T]`` is handed out; it is not changed itself.
 
         With ``split_trajs`` that is ``[trajectories, longest]``; ``postproc`` may return anything.
         """

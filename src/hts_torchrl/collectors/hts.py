@@ -21,14 +21,14 @@ from hts_torchrl.envs.group import CreateEnv, EnvFactory, SeededGroup
 from hts_torchrl.envs.layers import warn_of_statistics
 from hts_torchrl.envs.make_group import arranged, make_group, number_of_envs
 from hts_torchrl.errors import ConfigurationError, ProtocolError
-from hts_torchrl.policy.as_policy import Policy, as_policy
+from hts_torchrl.policy.as_policy import Policy, as_policy, made_by
 from hts_torchrl.policy.forward import with_parts
 from hts_torchrl.policy.limits import copied
 from hts_torchrl.policy.memory import with_memory
 from hts_torchrl.policy.shared_weights import weights_by_name
 from hts_torchrl.settings import takes_settings
 from hts_torchrl.specs import EnvSpec
-from hts_torchrl.workers.actor import ActorSettings, find_settings
+from hts_torchrl.workers.actor_settings import ActorSettings, find_settings
 from hts_torchrl.workers.make_pool import make_pool
 
 
@@ -135,9 +135,10 @@ class HTSCollector(ContractCollector):
         self._source = policy if policy is not None else policy_factory()  # type: ignore[misc]
         self.policy = as_policy(self._source, self.env_spec)
         self.env_spec = with_parts(self.policy, with_memory(self.policy, self.env_spec))
-        self.policy_device = self._torchrl.policy_device(policy_device)
+        self.policy_device = self._torchrl.policy_device(
+            policy_device, on_nodes=bool(self.config.num_nodes)
+        )
         self.compile_policy = self.config.compile_policy
-        self._require_nodes_can()
         asked = ActorSettings(
             batch_size=self.config.batch_size,
             device=self.policy_device,
@@ -153,20 +154,6 @@ class HTSCollector(ContractCollector):
         self._set_form(self.schedule, clone=clone)
         self._progress = Progress(self.config, self.env_spec, steps_per_seed)
         self._times = RunTimes(self.config)
-
-    def _require_nodes_can(self) -> None:
-        """Refuse what was tried on the workers of this machine only."""
-        if not self.config.num_nodes:
-            return
-        if torch.device(self.policy_device).type != "cpu":
-            raise ConfigurationError(
-                f"policy_device={self.policy_device!r} with backend='ray': actors compute on the "
-                "CPUs of rollout nodes; give policy_device='cpu'"
-            )
-        if self.config.compile_arguments is not None:
-            raise ConfigurationError(
-                "compile_policy with backend='ray': rollout nodes compile no policy; leave it out"
-            )
 
     def _try_environments(self) -> tuple[EnvSpec, int | None]:
         """Return the spec of the first executor's environments, and how long a seed lasts."""
@@ -219,15 +206,7 @@ class HTSCollector(ContractCollector):
 
     def _policy_maker(self) -> Callable[[], nn.Module]:
         if self._policy_factory is not None:
-            factory, spec, draws = self._policy_factory, self.env_spec, self._factory_draws
-
-            def make() -> nn.Module:
-                with torch.random.fork_rng(devices=[]):
-                    torch.set_rng_state(draws)
-                    policy: nn.Module = as_policy(factory(), spec)
-                    return policy
-
-            return make
+            return partial(made_by, self._policy_factory, self.env_spec, self._factory_draws)
         policy = copied(self.policy).cpu()
         return lambda: policy
 
@@ -249,9 +228,7 @@ class HTSCollector(ContractCollector):
 
     def _hand_out(self, batch: TensorDictBase) -> TensorDictBase | None:
         """Return a round in the form asked for; None if the replay buffer got it."""
-        batch = self._handing_out.form(batch)
-        if self._torchrl.return_same_td:
-            batch = self._same = batch.clone() if self._same is None else self._same.update_(batch)
+        batch = self._handing_out.hand_out(batch)
         if self.post_collect_hook is not None:
             self.post_collect_hook(batch)
         if self.replay_buffer is None or self._ignore_rb:

@@ -85,7 +85,6 @@ class ContractCollector(BaseCollector):
         require_rows_apart(self._torchrl, schedule.num_envs)
         clone = clone and not self._torchrl.return_same_td
         self._handing_out = HandingOut(self._torchrl, self.env_spec, clone=clone)
-        self._same: TensorDictBase | None = None
         self.postproc = self._handing_out.postproc
         self._shape = (schedule.num_envs, schedule.steps_per_round)
 

@@ -159,9 +159,19 @@ class TorchRLSettings:
                 stacklevel=7,  # of this record, of the collector, and of what checks names
             )
 
-    def policy_device(self, given: Device | None) -> str:
-        """Return where actors compute: as given, or else on ``device``, or else on the CPU."""
-        return str(_first_of(policy_device=given, device=self.device) or "cpu")
+    def policy_device(self, given: Device | None, *, on_nodes: bool) -> str:
+        """Return where actors compute: as given, or else on ``device``, or else on the CPU.
+
+        Raises:
+            ConfigurationError: for another than the CPU of rollout nodes.
+        """
+        device = str(_first_of(policy_device=given, device=self.device) or "cpu")
+        if on_nodes and torch.device(device).type != "cpu":
+            raise ConfigurationError(
+                f"policy_device={device!r} with backend='ray': actors compute on the CPUs of "
+                "rollout nodes; give policy_device='cpu'"
+            )
+        return device
 
     def cudagraph(self, policy_device: str) -> bool:
         """Return whether actors, which compute on ``policy_device``, replay CUDA graphs.

@@ -14,9 +14,9 @@ from typing import Any, TypeAlias
 import gymnasium
 import numpy as np
 
-from hts_torchrl.envs.group import Observation, Transition, called, require_alike
+from hts_torchrl.envs.group import Observation, Transition, require_alike
 from hts_torchrl.envs.layers import is_a
-from hts_torchrl.envs.observed import DeclaredSpace, as_flag, as_returned, as_reward, observing
+from hts_torchrl.envs.observed import DeclaredSpace, as_flag, as_returned, as_reward, called
 from hts_torchrl.envs.own_generators import GlobalGenerator, OwnGenerators
 from hts_torchrl.envs.spaces import action_maker, env_spec, in_one_line
 from hts_torchrl.errors import ConfigurationError
@@ -66,10 +66,8 @@ class EnvAdapter(ABC):
             for key, array in spec.observations.items()
         }
         """What its observations must be."""
-        self._resetting, self._stepping = (
-            observing("reset", self.index),
-            observing("step", self.index),
-        )
+        self._resetting = called("reset", self.index, observes=True)
+        self._stepping = called("step", self.index, observes=True)
 
     @abstractmethod
     def reset(self, seeds: Sequence[int]) -> Observation:

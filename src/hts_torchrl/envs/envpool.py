@@ -14,7 +14,8 @@ import numpy as np
 from gymnasium.envs.registration import EnvSpec
 
 from hts_torchrl.envs.adapter import GymAdapter, SerialGroup
-from hts_torchrl.envs.group import EnvFactory, EnvGroup, called
+from hts_torchrl.envs.group import EnvFactory, EnvGroup
+from hts_torchrl.envs.observed import called
 from hts_torchrl.errors import ConfigurationError, require
 from hts_torchrl.specs import Array
 

@@ -6,7 +6,6 @@ Shapes: G environments of the group; arrays lead with G.
 from __future__ import annotations
 
 import contextlib
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,6 @@ from hts_torchrl.specs import Array, EnvSpec, Key
 
 Observation: TypeAlias = dict[Key, Array]
 CreateEnv: TypeAlias = Callable[..., Any] | Sequence[Callable[..., Any]]
-_OTHER_RESET = re.compile(r"reset\(\) (got an unexpected|missing \d+ required) .*'(seed|options)'")
 
 
 @dataclass
@@ -147,35 +145,6 @@ def require_alike(specs: Mapping[int, EnvSpec]) -> EnvSpec:
                 "policy acts in all of them"
             )
     return expected
-
-
-class called:
-    """Name the call and the environments in whatever is raised inside, as a note."""
-
-    def __init__(self, call: str, envs: int | Sequence[int]) -> None:
-        some = f"environment{'s' * (not isinstance(envs, int))} {envs}"
-        self.place = f"{call}() of {some}"
-
-    def __enter__(self) -> None:
-        """Begin."""
-
-    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        """Name the environments in what was raised.
-
-        Raises:
-            ConfigurationError: if the call would end the process as if all had gone well, or
-                ``reset`` takes no seed or options.
-        """
-        if isinstance(error, SystemExit) and not error.code:
-            raise ConfigurationError(f"{self.place} calls sys.exit(); raise an error there instead")
-        if isinstance(error, TypeError) and _OTHER_RESET.search(str(error)):
-            raise ConfigurationError(
-                f"{self.place}: {error}; Gymnasium's reset(self, *, seed=None, options=None) is "
-                "needed"
-            ) from None
-        if error is not None:
-            with contextlib.suppress(Exception):  # of a class that takes no notes
-                error.add_note(f"raised by {self.place}")
 
 
 @contextlib.contextmanager

@@ -13,7 +13,8 @@ from typing import Any
 import gymnasium
 
 from hts_torchrl.envs.adapter import GymAdapter, SerialGroup
-from hts_torchrl.envs.group import EnvFactory, EnvGroup, called, closed_if_refused
+from hts_torchrl.envs.group import EnvFactory, EnvGroup, closed_if_refused
+from hts_torchrl.envs.observed import called
 from hts_torchrl.envs.own_generators import making
 from hts_torchrl.envs.registered import made
 from hts_torchrl.errors import ConfigurationError, require

@@ -16,8 +16,9 @@ from gymnasium.wrappers import TimeLimit
 
 from hts_torchrl.config import CollectorSettings
 from hts_torchrl.envs.adapter import AdapterGroup, GymAdapter, SerialGroup
-from hts_torchrl.envs.group import CreateEnv, EnvFactory, EnvGroup, called, closed_if_refused
+from hts_torchrl.envs.group import CreateEnv, EnvFactory, EnvGroup, closed_if_refused
 from hts_torchrl.envs.layers import is_a
+from hts_torchrl.envs.observed import called
 from hts_torchrl.envs.own_generators import making
 from hts_torchrl.envs.registered import made
 from hts_torchrl.envs.vector import VectorAdapter

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 
-from hts_torchrl.envs.group import Observation, called
+from hts_torchrl.envs.group import Observation, Transition
 from hts_torchrl.envs.spaces import Path, key_of, leaves_of
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.specs import Array, ArraySpec, EnvSpec, Key
+
+_OTHER_RESET = re.compile(r"reset\(\) (got an unexpected|missing \d+ required) .*'(seed|options)'")
 
 
 def as_declared(key: Key, value: Any, spec: ArraySpec) -> Array:  # noqa: ANN401
@@ -68,33 +72,15 @@ def _require_known(key: Key, array: Array, choices: Sequence[range]) -> None:
         )
 
 
-def require_choice(observation: Observation, spec: EnvSpec, envs: Sequence[int]) -> None:
-    """Refuse an ``action_mask`` after which nothing can be done.
-
-    Args:
-        observation: arrays ``[E, ...]``, which are acted on next.
-        spec: of one environment; without such a mask, or with one of another form, all is well.
-        envs: the E environments' global indices.
-
-    Raises:
-        ConfigurationError: naming the environment, if a choice has no allowed action.
-    """
-    key, sizes = spec.action_mask, spec.action.sizes
-    if key is None or spec.observations[key].shape != (sum(sizes),):
-        return
-    first = np.cumsum([0, *sizes[:-1]])
-    allowed = np.logical_or.reduceat(observation[key] != 0, first, axis=1).all(1)
-    if not allowed.all():
-        raise ConfigurationError(
-            f"environment {envs[int(allowed.argmin())]} allows no action by its {key!r}, but has "
-            "to be acted on: at least one element of each choice must be true"
-        )
-
-
 # A union would be built in every step.
 _NUMBERS = (float, int, np.floating, np.integer)
 _FLAGS = (bool, np.bool_)
 _SEVERAL = (tuple, list)
+_KINDS = {
+    **dict.fromkeys(("reward", "score"), "fiu"),
+    **dict.fromkeys(("terminated", "truncated", "episode_end"), "b"),
+}
+"""Of numpy types, for what a transition has one of for each environment."""
 
 
 def as_reward(reward: Any) -> float:  # noqa: ANN401
@@ -194,12 +180,110 @@ class DeclaredSpace:
         }
 
 
-class observing(called):
-    """The same, but an observation that is not as declared is refused in words of its own."""
+class DeclaredGroup:
+    """What a group's environments declared, as a gate for what it returns.
 
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        """Name the environments in what was raised."""
-        if isinstance(error, ConfigurationError):
-            message = f"{self.place} returned what is not declared: {error}"
+    Args:
+        spec: of one environment.
+        envs: global indices of the E environments.
+    """
+
+    def __init__(self, spec: EnvSpec, envs: Sequence[int]) -> None:
+        self._spec, self._envs = spec, list(envs)
+        self._declared = {
+            key: ArraySpec((len(envs), *array.shape), array.dtype)
+            for key, array in spec.observations.items()
+        }
+        self._calls = {n: called(n, self._envs, observes=True) for n in ("reset", "step")}
+        key, sizes = spec.action_mask, spec.action.sizes
+        fits = key is not None and spec.observations[key].shape == (sum(sizes),)
+        self._mask = key if fits else None
+
+    def require_transition(self, transition: Transition, *, is_first: bool) -> None:
+        """Refuse a step that cells would broadcast or convert, or after which nothing can be done.
+
+        The form of its numbers is looked at in the first step of a round: it stays as it is.
+
+        Raises:
+            ConfigurationError: naming the environments; so does the other one.
+        """
+        if is_first:
+            self._require_one_each(transition)
+        self.require_observation(transition.next_observation, "step")
+        if transition.observation is not transition.next_observation:
+            self._require_arrays(transition.observation, "step")
+
+    def require_observation(self, observation: Observation, call: str) -> None:
+        """Refuse arrays ``[E, ...]`` that ``call`` returned, if they cannot be acted on."""
+        self._require_arrays(observation, call)
+        if self._mask is not None:
+            self._require_choice(observation[self._mask])
+
+    def _require_arrays(self, observation: Observation, call: str) -> None:
+        with self._calls[call]:
+            if not isinstance(observation, Mapping):
+                kind = type(observation).__name__
+                raise ConfigurationError(f"a {kind} came, but a dict of arrays by key is declared")
+            for key, spec in self._declared.items():
+                as_declared(key, observation.get(key), spec)
+
+    def _require_choice(self, mask: Array) -> None:
+        """Refuse a mask after which nothing can be done."""
+        first = np.cumsum([0, *self._spec.action.sizes[:-1]])
+        allowed = np.logical_or.reduceat(mask != 0, first, axis=1).all(1)
+        if not allowed.all():
+            raise ConfigurationError(
+                f"environment {self._envs[int(allowed.argmin())]} allows no action by its "
+                f"{self._mask!r}, but has to be acted on: at least one element of each choice must "
+                "be true"
+            )
+
+    def _require_one_each(self, transition: Transition) -> None:
+        """Refuse numbers that would be broadcast, or flags that would be taken for places."""
+        count = len(self._envs)
+        with self._calls["step"]:
+            for name, kinds in _KINDS.items():
+                array = getattr(transition, name)
+                fits = isinstance(array, np.ndarray) and array.shape == (count,)
+                if not fits or array.dtype.kind not in kinds:
+                    wanted = f"{'bool' if kinds == 'b' else 'float32'} [{count}]"
+                    raise ConfigurationError(f"{name} is {kind_of(array)}; {wanted} is needed")
+
+
+class called:
+    """Name the call and the environments in whatever is raised inside, as a note.
+
+    Args:
+        call: of the environments.
+        envs: the index of one, or those of several.
+        observes: refuse an observation that is not as declared in words of its own.
+    """
+
+    def __init__(self, call: str, envs: int | Sequence[int], *, observes: bool = False) -> None:
+        some = f"environment{'s' * (not isinstance(envs, int))} {envs}"
+        self._place, self._observes = f"{call}() of {some}", observes
+
+    def __enter__(self) -> None:
+        """Begin."""
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        """Name the environments in what was raised.
+
+        Raises:
+            ConfigurationError: if the call would end the process as if all had gone well, returned
+                what is not declared, or is ``reset`` and takes no seed or options.
+        """
+        if error is None:
+            return
+        place = self._place
+        if self._observes and isinstance(error, ConfigurationError):
+            message = f"{place} returned what is not declared: {error}"
             raise ConfigurationError(message) from None
-        super().__exit__(kind, error, trace)
+        if isinstance(error, SystemExit) and not error.code:
+            raise ConfigurationError(f"{place} calls sys.exit(); raise an error there instead")
+        if isinstance(error, TypeError) and _OTHER_RESET.search(str(error)):
+            raise ConfigurationError(
+                f"{place}: {error}; Gymnasium's reset(self, *, seed=None, options=None) is needed"
+            ) from None
+        with contextlib.suppress(Exception):  # of a class that takes no notes
+            error.add_note(f"raised by {place}")

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from hts_torchrl.envs.adapter import EnvAdapter, SerialGroup, Step
-from hts_torchrl.envs.group import EnvFactory, EnvGroup, Observation, called, closed_if_refused
-from hts_torchrl.envs.observed import DeclaredSpace, as_flag, as_returned, as_reward
+from hts_torchrl.envs.group import EnvFactory, EnvGroup, Observation, closed_if_refused
+from hts_torchrl.envs.observed import DeclaredSpace, as_flag, as_returned, as_reward, called
 from hts_torchrl.envs.own_generators import making
 from hts_torchrl.envs.spaces import action_maker, env_spec
 from hts_torchrl.errors import ConfigurationError, require

@@ -9,9 +9,9 @@ import numpy as np
 from torchrl.envs import EnvBase, StepCounter, TransformedEnv
 
 from hts_torchrl.envs.adapter import AdapterGroup, EnvAdapter, SerialGroup, Step
-from hts_torchrl.envs.group import Observation, called
+from hts_torchrl.envs.group import Observation
 from hts_torchrl.envs.layers import is_a, layers_of
-from hts_torchrl.envs.observed import as_declared, as_reward
+from hts_torchrl.envs.observed import as_declared, as_reward, called
 from hts_torchrl.envs.own_generators import TORCH
 from hts_torchrl.envs.torchrl_specs import action_maker, spec_of_one
 from hts_torchrl.errors import ConfigurationError

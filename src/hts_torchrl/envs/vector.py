@@ -11,7 +11,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, VectorEnv
 
 from hts_torchrl.envs.adapter import EnvAdapter, Step, spec_of, store
 from hts_torchrl.envs.group import Observation
-from hts_torchrl.envs.observed import DeclaredSpace, as_flag, as_reward, kind_of, observing
+from hts_torchrl.envs.observed import DeclaredSpace, as_flag, as_reward, called, kind_of
 from hts_torchrl.envs.spaces import action_maker
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.specs import Array
@@ -109,7 +109,7 @@ class VectorAdapter(EnvAdapter):
             self._last = {key: array.copy() for key, array in self._following.items()}
             if self._resets_itself:
                 for row in np.flatnonzero(self._ends).tolist():
-                    with observing("step", self.indices[row]):
+                    with called("step", self.indices[row], observes=True):
                         store(self._one.entries(_last_of(info, row)), self._last, row)
         return self._last, reward, reward, terminated, truncated
 

@@ -20,11 +20,17 @@ from hts_torchrl.errors import ConfigurationError, ProtocolError
 from hts_torchrl.learner.modes import SeededDraws
 from hts_torchrl.models import make_actor_critic
 from hts_torchrl.policy.as_policy import initialise
-from hts_torchrl.policy.composite import is_composite
-from hts_torchrl.policy.forward import evaluate, evaluating, inputs_of, probabilistic_module
+from hts_torchrl.policy.forward import (
+    evaluate,
+    evaluating,
+    inputs_of,
+    is_composite,
+    memory_keys,
+    probabilistic_module,
+)
 from hts_torchrl.policy.inference import one_thread
 from hts_torchrl.policy.limits import require_called
-from hts_torchrl.policy.memory import evaluate_sequences, memory_keys
+from hts_torchrl.policy.memory import evaluate_sequences
 from hts_torchrl.policy.normalization import NormalizedPolicy
 from hts_torchrl.policy.sampling import Projection, mode
 from hts_torchrl.policy.spec_json import spec_as_json

@@ -119,6 +119,21 @@ def as_policy(policy: Policy, spec: EnvSpec) -> TensorDictModuleBase:
     return _with_keys(policy, spec)
 
 
+def made_by(
+    factory: Callable[[], Policy], spec: EnvSpec, draws: torch.Tensor
+) -> TensorDictModuleBase:
+    """Return the policy that a factory makes, with the same draws in every process.
+
+    Args:
+        factory: makes what :func:`as_policy` takes.
+        spec: observations and actions of the environment.
+        draws: state of torch's generator from which it draws.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.set_rng_state(draws)
+        return as_policy(factory(), spec)
+
+
 def _with_keys(module: nn.Module, spec: EnvSpec) -> TensorDictModuleBase:
     """Wrap a plain module, which maps the one observation to what :func:`as_policy` says."""
     _complete(module, spec)

@@ -55,11 +55,6 @@ class SeveralActions(d.Distribution):
         return repr(self._composite)
 
 
-def is_composite(head: ProbabilisticTensorDictModule) -> bool:
-    """Return whether a probabilistic module writes parts of an action, and not the action."""
-    return len(head.dist_sample_keys) > 1 or head.distribution_class is CompositeDistribution
-
-
 def distribution_of(
     head: ProbabilisticTensorDictModule, parameters: TensorDictBase
 ) -> d.Distribution:

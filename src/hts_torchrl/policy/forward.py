@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import (
+    CompositeDistribution,
     ProbabilisticTensorDictModule,
     TensorDictModule,
     TensorDictSequential,
@@ -24,7 +25,7 @@ from hts_torchrl.models.actor_critic import ActorCritic
 from hts_torchrl.models.recurrent import TrunkModule
 from hts_torchrl.policy.composite import VECTOR, ActionParts, distribution_of
 from hts_torchrl.policy.normalization import NormalizedPolicy
-from hts_torchrl.specs import EnvSpec, Key, path_of
+from hts_torchrl.specs import EnvSpec, Key, next_key, path_of
 
 _UNCHANGED = (TensorDictModule, ValueOperator)
 
@@ -136,6 +137,11 @@ def probabilistic_module(policy: nn.Module) -> ProbabilisticTensorDictModule:
     return found[0]
 
 
+def is_composite(head: ProbabilisticTensorDictModule) -> bool:
+    """Return whether a probabilistic module writes parts of an action, and not the action."""
+    return len(head.dist_sample_keys) > 1 or head.distribution_class is CompositeDistribution
+
+
 def with_parts(policy: nn.Module, spec: EnvSpec) -> EnvSpec:
     """Return a specification whose action has a key of its own, if the policy writes its parts.
 
@@ -156,6 +162,13 @@ def inputs_of(policy: nn.Module) -> list[Key]:
     above = {path[:depth] for path in written for depth in range(1, len(path))}
     read: list[Key] = list(getattr(policy, "in_keys", ()))
     return [key for key in read if path_of(key) not in above]
+
+
+def memory_keys(policy: nn.Module) -> list[Key]:
+    """Return the keys that a policy reads, and writes under ``next`` for the step after."""
+    written = written_by(*modules_of(policy))
+    read: list[Key] = list(getattr(policy, "in_keys", ()))
+    return [key for key in read if path_of(next_key(key)) in written]
 
 
 def modules_of(policy: nn.Module) -> Iterator[nn.Module]:

@@ -150,29 +150,23 @@ class PolicyInference:
             Action, and its parts where the policy writes these; float32 log-probability ``[R]`` and
             value ``[R, 1]`` if the policy has them; what it remembers, and the extras.
         """
-        rows = len(draws)
-        parts = [
-            self._answer(inputs, draws, slice(first, first + self.batch_size), random)
-            for first in range(0, rows, self.batch_size)
-        ]
+        parts = []
+        for first in range(0, len(draws), self.batch_size):
+            rows = slice(first, first + self.batch_size)
+            taken = len(draws[rows])
+            for key, batch in self.inputs.items():
+                batch.numpy()[:taken] = inputs[key][rows]
+            self.draws.numpy()[:taken] = draws[rows]
+            if self._staged is not None:
+                arrays = self._staged.run(random)
+            else:
+                answers, _ = self.run_batch(random)
+                arrays = {key: value.cpu().numpy() for key, value in answers.items()}
+            # Copies, as a policy may answer with a view of its input, which the next pass fills.
+            parts.append({key: array[:taken].copy() for key, array in arrays.items()})
         if len(parts) == 1:
             return parts[0]
         return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
-
-    def _answer(
-        self, inputs: Mapping[Key, Array], draws: Array, rows: slice, random: bool
-    ) -> dict[Key, Array]:
-        taken = len(draws[rows])
-        for key, batch in self.inputs.items():
-            batch.numpy()[:taken] = inputs[key][rows]
-        self.draws.numpy()[:taken] = draws[rows]
-        if self._staged is not None:
-            arrays = self._staged.run(random)
-        else:
-            answers, _ = self.run_batch(random)
-            arrays = {key: value.cpu().numpy() for key, value in answers.items()}
-        # Copies, because a policy may answer with a view of its input, which the next pass fills.
-        return {key: array[:taken].copy() for key, array in arrays.items()}
 
     def run_batch(self, random: bool = False) -> tuple[dict[Key, Tensor], PolicyOutput]:
         """Run one pass over ``inputs`` and ``draws``: its answers, and all that it computed."""

@@ -24,6 +24,7 @@ from hts_torchrl.policy.composite import distribution_of
 from hts_torchrl.policy.forward import (
     PolicyOutput,
     evaluate,
+    memory_keys,
     modules_of,
     probabilistic_module,
     written_by,
@@ -39,13 +40,6 @@ from hts_torchrl.specs import (
     next_key,
     path_of,
 )
-
-
-def memory_keys(policy: nn.Module) -> list[Key]:
-    """Return the keys that a policy reads, and writes under ``next`` for the step after."""
-    written = written_by(*modules_of(policy))
-    read: list[Key] = list(getattr(policy, "in_keys", ()))
-    return [key for key in read if path_of(next_key(key)) in written]
 
 
 def noise_memory(policy: nn.Module, action: ActionSpec) -> dict[Key, Array]:

@@ -24,12 +24,10 @@ from torch import distributions as d
 from hts_torchrl.durable_file import replacing
 from hts_torchrl.errors import ConfigurationError, reason_of
 from hts_torchrl.policy.as_policy import as_policy
-from hts_torchrl.policy.composite import is_composite
 from hts_torchrl.policy.examination import fill_at_random, find_readable
-from hts_torchrl.policy.forward import evaluate, probabilistic_module
+from hts_torchrl.policy.forward import evaluate, is_composite, memory_keys, probabilistic_module
 from hts_torchrl.policy.inference import PolicyInference
 from hts_torchrl.policy.limits import copied
-from hts_torchrl.policy.memory import memory_keys
 from hts_torchrl.policy.sampling import Projection, mode
 from hts_torchrl.shared.arrays import array_name
 from hts_torchrl.specs import Array, EnvSpec, Key

@@ -10,6 +10,7 @@ import math
 import mmap
 import os
 import tempfile
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -17,7 +18,7 @@ import numpy as np
 from hts_torchrl.compat.processes import DupFd
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.machine import require_memory
-from hts_torchrl.specs import Array, Key
+from hts_torchrl.specs import Array, ArraySpec, Key
 
 Layout: TypeAlias = dict[str, tuple[tuple[int, ...], str]]
 """Shape and dtype of each array, by name."""
@@ -62,6 +63,10 @@ class SharedArrays:
     def __getitem__(self, name: str) -> Array:
         """Return one array; it keeps the mapping alive."""
         return self._arrays[name]
+
+    def by_key(self, kind: str, keys: Iterable[Key]) -> dict[Key, Array]:
+        """Return the arrays that :func:`layout_of` has named by their kind and keys."""
+        return {key: self[f"{kind}/{array_name(key)}"] for key in keys}
 
     def close(self) -> None:
         """Close the descriptor; arrays stay valid until the last of them is dropped."""
@@ -111,6 +116,14 @@ def _anonymous_file(size: int) -> int:
             "here: raise the limit (ulimit -f)"
         ) from error
     return fd
+
+
+def layout_of(kind: str, specs: Mapping[Key, ArraySpec], *lead: int) -> Layout:
+    """Return the layout of one kind of arrays, ``[*lead, *shape]`` each."""
+    return {
+        f"{kind}/{array_name(key)}": ((*lead, *array.shape), array.dtype.str)
+        for key, array in specs.items()
+    }
 
 
 def array_name(key: Key) -> str:

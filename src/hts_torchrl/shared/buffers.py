@@ -1,4 +1,4 @@
-"""All that the worker pool shares, allocated once and handed to every worker."""
+"""What workers share: a slot for each environment, and all else that is allocated once."""
 
 from __future__ import annotations
 
@@ -8,15 +8,81 @@ from typing import Any, Self
 
 from hts_torchrl.config import CollectorSettings
 from hts_torchrl.machine import require_descriptors
-from hts_torchrl.shared.arrays import Layout, SharedArrays
+from hts_torchrl.shared.arrays import Layout, SharedArrays, layout_of
 from hts_torchrl.shared.pipes import Doorbell, ReadyQueue
 from hts_torchrl.shared.rollout import DoubleStorage, RolloutStorage, storage_specs
-from hts_torchrl.shared.slots import ActionBuffer, StateBuffer
 from hts_torchrl.shared.worker_status import WorkerStatus
-from hts_torchrl.specs import ArraySpec, EnvSpec, Key
+from hts_torchrl.specs import Array, ArraySpec, EnvSpec, Key
 
 # Other pipes, the memory, and what starting a process takes for a moment.
 _OTHER_DESCRIPTORS = 24
+
+
+class StateBuffer:
+    """One slot for each environment: its observation and draws, and the policy's memory of it.
+
+    **Writer**: slot ``n`` belongs to the executor of environment ``n`` until it announces ``n`` on
+    the :class:`ReadyQueue`, then to the actor that took ``n``, until that actor answers.
+    **Readers**: actors. **Visible when**: the slot is written before its number enters the queue.
+
+    ``round``, int64 ``[1]``, is the round that they are in. **Writer**: the collector between
+    rounds. **Readers**: executors and actors. **Visible when**: it is written before the ring that
+    starts it.
+    """
+
+    def __init__(self, arrays: SharedArrays, spec: EnvSpec) -> None:
+        self.inputs = arrays.by_key("state", spec.inputs)
+        self.observations = {key: self.inputs[key] for key in spec.observations}
+        self.memory = {key: self.inputs[key] for key in spec.memory.arrays}
+        self.draws = arrays["state_draws"]
+        self.round = arrays["state_round"]
+
+    @staticmethod
+    def layout(spec: EnvSpec, num_envs: int) -> Layout:
+        """Shapes ``[N, ...]`` of what the policy reads, float64 draws ``[N, K]``, and the round."""
+        return layout_of("state", spec.inputs, num_envs) | {
+            "state_draws": ((num_envs, spec.action.num_draws), "float64"),
+            "state_round": ((1,), "int64"),
+        }
+
+    def put(self, rows: slice, observation: dict[Key, Array], draws: Array) -> None:
+        """Write the slots of ``rows``; the caller announces them afterwards.
+
+        Args:
+            rows: the environments of one executor, which follow one another: R of them.
+            observation: arrays ``[R, ...]`` by key.
+            draws: float64 ``[R, K]``.
+        """
+        for key, slots in self.observations.items():
+            slots[rows] = observation[key]
+        self.draws[rows] = draws
+
+
+class ActionBuffer:
+    """One slot for each environment.
+
+    **Writer**: the actor that took the environment from the :class:`ReadyQueue`. **Reader**: the
+    environment's executor. **Visible when**: the slot is written before the executor's
+    :class:`Doorbell` rings: ``action_ready``.
+    """
+
+    def __init__(self, arrays: SharedArrays, outputs: Mapping[Key, ArraySpec]) -> None:
+        self.answers = arrays.by_key("action", outputs)
+
+    @staticmethod
+    def layout(outputs: Mapping[Key, ArraySpec], num_envs: int) -> Layout:
+        """Shapes ``[N, ...]`` of all that the policy answers."""
+        return layout_of("action", outputs, num_envs)
+
+    def put(self, envs: Array, answers: Mapping[Key, Array]) -> None:
+        """Write the answers to ``envs``; the caller rings their executors afterwards.
+
+        Args:
+            envs: int32 ``[R]``.
+            answers: arrays ``[R, ...]`` by key.
+        """
+        for key, answer in answers.items():
+            self.answers[key][envs] = answer
 
 
 class SharedBuffers:

@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Protocol
 
 import numpy as np
 
 from hts_torchrl.errors import ProtocolError
 from hts_torchrl.schedule import NUM_STORAGES
-from hts_torchrl.shared.arrays import Layout, SharedArrays, array_name
+from hts_torchrl.shared.arrays import Layout, SharedArrays, array_name, layout_of
 from hts_torchrl.specs import Array, ArraySpec, EnvSpec, Key, next_key
-
-
-class Cells(Protocol):
-    """Cells ``[T, G, ...]`` of one array, of the G environments of one executor."""
-
-    def __setitem__(self, step: int, values: Array, /) -> None:
-        """Fill the cells of a step."""
-
 
 NUMBERS: dict[Key, str] = {
     ("next", "reward"): "float32",
@@ -54,9 +45,9 @@ def storage_specs(
 
 
 class DebugCells:
-    """Cells of one array, and how often each was written."""
+    """Cells ``[T, G, ...]`` of one array, and how often each was written."""
 
-    def __init__(self, cells: Cells, counts: Array) -> None:
+    def __init__(self, cells: Array, counts: Array) -> None:
         self._cells = cells
         self._counts = counts
 
@@ -83,10 +74,11 @@ class RolloutStorage:
         self.arrays = arrays
         self._counts = counts or {}
 
-    def cells(self, rows: slice) -> Mapping[Key, Cells]:
-        """Return what the executor of the environments ``rows`` fills, by step; numbers ``[T, G]``.
+    def cells(self, rows: slice) -> Mapping[Key, Array | DebugCells]:
+        """Return what the executor of the G environments ``rows`` fills by step, ``[T, G, ...]``.
 
-        Views are made once, as an executor's step has time for little else than writing to them.
+        Numbers have no last dimension. Views are made once, as an executor's step has time for
+        little else than writing to them.
         """
         cells = {key: array[rows].swapaxes(0, 1) for key, array in self.arrays.items()}
         cells |= {key: cells[key][..., 0] for key in (*NUMBERS, DISCOUNTED) if key in cells}
@@ -131,7 +123,7 @@ class DoubleStorage:
 
     def __init__(self, arrays: SharedArrays, keys: Collection[Key], *, debug: bool = False) -> None:
         def half(index: int, kind: str) -> dict[Key, Array]:
-            return {key: arrays[f"{kind}/{array_name(key)}"][index] for key in keys}
+            return {key: array[index] for key, array in arrays.by_key(kind, keys).items()}
 
         self._storages = [
             RolloutStorage(half(index, "rollout"), half(index, "writes") if debug else None)
@@ -144,10 +136,7 @@ class DoubleStorage:
     ) -> Layout:
         """Shapes ``[2, N, T, ...]``; in debug mode also of the counts of writes, ``[2, N, T]``."""
         cells = (NUM_STORAGES, num_envs, steps)
-        layout: Layout = {
-            f"rollout/{array_name(key)}": ((*cells, *array.shape), array.dtype.str)
-            for key, array in specs.items()
-        }
+        layout = layout_of("rollout", specs, *cells)
         if debug:
             layout |= {f"writes/{array_name(key)}": (cells, "uint8") for key in specs}
         return layout

@@ -14,10 +14,12 @@ from hts_torchrl.envs.registered import pickle_envs
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.shared.action_log import ActionLog
 from hts_torchrl.shared.buffers import SharedBuffers
-from hts_torchrl.workers.actor import Actor, ActorSettings, make_actor
+from hts_torchrl.workers.actor import Actor, make_actor
+from hts_torchrl.workers.actor_settings import ActorSettings
+from hts_torchrl.workers.executor import Executor
 from hts_torchrl.workers.pool import ProcessPool, WorkerPool
+from hts_torchrl.workers.process import WorkerTask
 from hts_torchrl.workers.serial_pool import SerialPool
-from hts_torchrl.workers.tasks import ActorTask, ExecutorTask
 
 _COMPILES_S = 300.0
 """More than all actors take to compile at once. They do it in seconds, from torch's cache."""
@@ -53,33 +55,38 @@ def make_pool(
 
         parts = {"make_policy": make_policy, "settings": settings, "seed": seed}
         return RayPool(shared, action_log, cloudpickle.dumps({"create_env_fn": pickled, **parts}))
-    executors = [
-        ExecutorTask(
-            shared.for_executor(index),
-            index,
-            pickled,
-            seed,
-            [action_log.segment(env) for env in shared.config.envs_of(index)],
-            action_log.round_index,
+    make_executors = [
+        partial(
+            Executor,
+            index=index,
+            create_env_fn=pickled,
+            seed=seed,
+            segments=[action_log.segment(env) for env in shared.config.envs_of(index)],
         )
         for index in range(shared.config.num_executors)
     ]
     if shared.config.num_actors == 0:
-        return SerialPool(shared, executors, Actor(shared, copy.deepcopy(make_policy()), settings))
+        actor = Actor(shared, copy.deepcopy(make_policy()), settings)
+        return SerialPool(shared, make_executors, actor)
     try:
-        make = cloudpickle.dumps(partial(make_actor, make_policy, settings))
+        pickled_actor = cloudpickle.dumps(partial(make_actor, make_policy, settings))
     except Exception as error:
         reason = " ".join(str(error).split())
         raise ConfigurationError(
             f"the policy cannot be sent to the actors ({type(error).__name__}: {reason}); give the "
             "collector a policy_factory that makes it, or set num_actors=0"
         ) from error
-    actors = [
-        ActorTask(shared.for_actor(), index, make) for index in range(shared.config.num_actors)
+    tasks = [
+        WorkerTask(shared.for_executor(index), "executor", index, cloudpickle.dumps(make))
+        for index, make in enumerate(make_executors)
+    ]
+    tasks += [
+        WorkerTask(shared.for_actor(), "actor", index, pickled_actor)
+        for index in range(shared.config.num_actors)
     ]
     compiles = settings.compile_policy is not None
     preload = _preload(create_env_fn) + compiles * ["torch._inductor.compile_fx"]
-    return ProcessPool(shared, [*executors, *actors], preload, starts_s=compiles * _COMPILES_S)
+    return ProcessPool(shared, tasks, preload, starts_s=compiles * _COMPILES_S)
 
 
 def _preload(create_env_fn: CreateEnv | EnvFactory) -> list[str]:

@@ -32,9 +32,8 @@ from hts_torchrl.shared.buffers import SharedBuffers
 from hts_torchrl.shared.pipes import sleep_until_readable
 from hts_torchrl.specs import Array
 from hts_torchrl.workers.diagnostics import Silence, StackPipe
-from hts_torchrl.workers.process import end_group, reap, run_worker
+from hts_torchrl.workers.process import WorkerTask, end_group, reap, run_worker
 from hts_torchrl.workers.starting import children_environment, deaf_children, start_process
-from hts_torchrl.workers.tasks import WorkerTask
 
 _log = logging.getLogger(__name__)
 _STOP_S = 3.0
@@ -131,11 +130,10 @@ class ProcessPool(WorkerPool):
             context.set_forkserver_preload(["hts_torchrl.workers.fork_server", *preload])
         with children_environment() as variables, without_main_module(), deaf_children():
             for task in self._tasks:
-                name = f"hts-{type(task).__name__.removesuffix('Task').lower()}-{task.index}"
                 process = context.Process(  # type: ignore[attr-defined]
                     target=run_worker,
                     args=(task, self._lifeline, self._stacks, variables),
-                    name=name,
+                    name=f"hts-{task.role}-{task.index}",
                     daemon=True,
                 )
                 start_process(process)

@@ -11,19 +11,25 @@ import threading
 import time
 import traceback
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
+
+import cloudpickle
 
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.machine import process_limit
 from hts_torchrl.shared.pipes import PoolStopped
+from hts_torchrl.shared.worker_status import BusyTimer
 from hts_torchrl.specs import Array
 from hts_torchrl.workers.diagnostics import STACK_SIGNAL, StackPipe
 
 if TYPE_CHECKING:
-    from hts_torchrl.workers.tasks import WorkerTask
+    from hts_torchrl.shared.buffers import SharedBuffers
+    from hts_torchrl.workers.actor import Actor
+    from hts_torchrl.workers.executor import Executor
 
 # They reach the whole process group: the parent alone answers them.
 LEFT_TO_THE_PARENT = (signal.SIGINT, signal.SIGTERM)
@@ -33,6 +39,35 @@ HELD_BACK = (*LEFT_TO_THE_PARENT, STACK_SIGNAL)
 _GRACE_S = 3.0
 # What was killed ends within milliseconds, where the machine is not overloaded.
 _REAPED_S = 1.0
+
+
+@dataclass
+class WorkerTask:
+    """What a worker process is started with, and what it does."""
+
+    shared: SharedBuffers
+    role: Literal["executor", "actor"]
+    index: int
+    """Among those of its role."""
+    make: bytes
+    """A pickled function of the shared buffers: what a worker imports, it imports when it runs."""
+    _made: Executor | Actor | None = field(default=None, init=False)
+
+    @property
+    def worker(self) -> int:
+        """Row in the worker status: executors first, then actors."""
+        return self.index + (self.role == "actor") * self.shared.config.num_executors
+
+    def run(self, lifeline: Connection) -> None:
+        """Make the executor or the actor, and let it serve until it is stopped."""
+        timer = BusyTimer(self.shared.status, self.worker)
+        self._made = cloudpickle.loads(self.make)(self.shared)
+        self._made.run(lifeline, timer)
+
+    def close(self) -> None:
+        """Close what was made."""
+        if self._made is not None:
+            self._made.close()
 
 
 def run_worker(
@@ -152,7 +187,7 @@ class ProcessGroup:
     """
 
     def __init__(self, groups: Array, worker: int) -> None:
-        self._groups, self._worker = groups, worker
+        self._groups, self._made = groups, worker
         self._former = os.getpgrp()
         os.setpgid(0, 0)
         groups[worker] = os.getpid()
@@ -161,7 +196,7 @@ class ProcessGroup:
         """Kill the other members, and the groups of workers that have ended."""
         with contextlib.suppress(OSError):  # the parent has ended, and nobody asks for our status
             os.setpgid(0, self._former)
-        end_group(int(self._groups[self._worker]))
+        end_group(int(self._groups[self._made]))
         for group in self._groups.tolist():
             if group and not _runs(group):
                 end_group(group)

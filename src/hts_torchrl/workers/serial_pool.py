@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import logging
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from hts_torchrl.compat.processes import Finalize
 from hts_torchrl.shared.buffers import SharedBuffers
 from hts_torchrl.workers.actor import Actor
+from hts_torchrl.workers.executor import Executor
 from hts_torchrl.workers.pool import WorkerPool
-from hts_torchrl.workers.tasks import ExecutorTask
 
 _log = logging.getLogger(__name__)
 
@@ -20,13 +20,21 @@ _log = logging.getLogger(__name__)
 class SerialPool(WorkerPool):
     """The same rounds in the caller's process, one plain loop: what every pool must equal."""
 
-    def __init__(self, shared: SharedBuffers, tasks: Sequence[ExecutorTask], actor: Actor) -> None:
+    def __init__(
+        self,
+        shared: SharedBuffers,
+        make_executors: Sequence[Callable[[SharedBuffers], Executor]],
+        actor: Actor,
+    ) -> None:
         self._shared, self._actor = shared, actor
+        self._executors: list[Executor] = []
         # Also where the process ends without a shutdown: multiprocessing waits for its children,
         # and so for those of the environments.
-        self._close = Finalize(self, _close_executors, [tasks], exitpriority=0)
+        self._close = Finalize(self, _close_all, [self._executors], exitpriority=0)
         try:
-            self._executors = [task.make_executor() for task in tasks]
+            for make in make_executors:
+                self._executors.append(make(shared))
+                self._executors[-1].restore()
         except BaseException:
             self.shutdown()
             raise
@@ -51,11 +59,11 @@ class SerialPool(WorkerPool):
         self._close()
 
 
-def _close_executors(tasks: Sequence[ExecutorTask]) -> None:
-    for task in tasks:
+def _close_all(executors: Sequence[Executor]) -> None:
+    for executor in executors:
         try:
-            task.close()
+            executor.close()
         except Exception:
             # As text: the exception itself would keep the shared memory alive.
             error = traceback.format_exc()
-            _log.warning("executor %d: raised when it was stopped\n%s", task.index, error)
+            _log.warning("executor %d: raised when it was stopped\n%s", executor.index, error)

@@ -3,7 +3,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from hts_torchrl.envs.observed import DeclaredSpace, as_declared, observing
+from hts_torchrl.envs.observed import DeclaredSpace, as_declared, called
 from hts_torchrl.envs.spaces import env_spec
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.specs import ArraySpec
@@ -157,9 +157,9 @@ class TestDeclaredSpace:
         assert np.array_equal(entries["observation"], observation, equal_nan=True)
 
 
-class TestObserving:
+class TestCalled:
     def test_names_call_and_environment_in_a_refusal(self):
-        with pytest.raises(ConfigurationError) as raised, observing("reset", 4):
+        with pytest.raises(ConfigurationError) as raised, called("reset", 4, observes=True):
             as_declared("place", 1.0, FLOATS)
         assert str(raised.value) == (
             "reset() of environment 4 returned what is not declared: 'place' is float32 [], but "
@@ -168,10 +168,13 @@ class TestObserving:
 
     def test_names_all_environments_of_a_group(self):
         message = r"step\(\) of environments \[2, 3\] returned"
-        with pytest.raises(ConfigurationError, match=message), observing("step", [2, 3]):
+        with (
+            pytest.raises(ConfigurationError, match=message),
+            called("step", [2, 3], observes=True),
+        ):
             as_declared("place", 1.0, FLOATS)
 
     def test_leaves_a_note_on_any_other_exception(self):
-        with pytest.raises(KeyError) as raised, observing("step", 4):
+        with pytest.raises(KeyError) as raised, called("step", 4, observes=True):
             raise KeyError
         assert raised.value.__notes__ == ["raised by step() of environment 4"]

@@ -18,8 +18,9 @@ from hts_torchrl.envs.make_group import env_spec_of
 from hts_torchrl.models import make_actor_critic
 from hts_torchrl.policy.as_policy import as_policy
 from hts_torchrl.policy.examination import find_outputs
+from hts_torchrl.policy.forward import memory_keys
 from hts_torchrl.policy.inference import PolicyInference
-from hts_torchrl.policy.memory import memory_keys, with_memory
+from hts_torchrl.policy.memory import with_memory
 from hts_torchrl.specs import ActionSpec, ArraySpec, EnvSpec
 from tests.policies import CountNet, counting_policy
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from hts_torchrl.shared.arrays import SharedArrays
-from hts_torchrl.shared.slots import ActionBuffer, StateBuffer
+from hts_torchrl.shared.buffers import ActionBuffer, StateBuffer
 from hts_torchrl.specs import ActionSpec, ArraySpec, EnvSpec
 
 SPEC = EnvSpec(

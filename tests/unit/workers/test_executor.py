@@ -16,9 +16,9 @@ from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.shared.action_log import ActionLog, Segment
 from hts_torchrl.shared.buffers import SharedBuffers
 from hts_torchrl.shared.pipes import PoolStopped
+from hts_torchrl.shared.worker_status import BusyTimer
 from hts_torchrl.specs import ArraySpec
 from hts_torchrl.workers.executor import Executor
-from hts_torchrl.workers.tasks import ExecutorTask
 from tests import philox
 from tests.fakes import SEED_RANGE, CoordinateEnv, CoordinateEnvs, UndeclaredEnv
 
@@ -41,8 +41,9 @@ def shared():
 
 
 def make(shared, create, segments=None):
-    executor = Executor(shared, 1, pickle_envs(create), 5)
-    executor.restore(blank_stretches(shared) if segments is None else segments)
+    segments = blank_stretches(shared) if segments is None else segments
+    executor = Executor(shared, 1, pickle_envs(create), 5, segments)
+    executor.restore()
     return executor
 
 
@@ -356,11 +357,10 @@ class TestAnnouncements:
 
         monkeypatch.setattr(shared, "ready", SimpleNamespace(put=answer))
         monkeypatch.setattr(shared, "finished", SimpleNamespace(put=finish))
-        create = pickle_envs(CoordinateEnvs())
-        task = ExecutorTask(shared, 1, create, 5, blank_stretches(shared), 0)
+        executor = Executor(shared, 1, pickle_envs(CoordinateEnvs()), 5, blank_stretches(shared))
         shared.doorbells[1].ring()
         with lifeline, pytest.raises(PoolStopped):
-            task.run(lifeline)
+            executor.run(lifeline, BusyTimer(shared.status, 1))
         return seen
 
     def test_a_state_is_whole_when_it_is_announced(self, seen):

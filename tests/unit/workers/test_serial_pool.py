@@ -13,8 +13,8 @@ class Recorder:
     def __init__(self, name: str, calls: list) -> None:
         self.name, self.calls = name, calls
 
-    def make_executor(self):
-        return self
+    def restore(self):
+        """Nothing was played."""
 
     def begin_round(self, number):
         self.calls.append((self.name, "begin", number))
@@ -41,8 +41,8 @@ def calls():
 def pool(calls):
     schedule = Schedule.from_frames(4, total_frames=-1, num_envs=2, delay=1)
     shared = SimpleNamespace(schedule=schedule, config=SimpleNamespace(num_envs=2))
-    executors = [Recorder("a", calls), Recorder("b", calls)]
-    return SerialPool(shared, executors, Recorder("actor", calls))
+    make_executors = [lambda _, name=name: Recorder(name, calls) for name in "ab"]
+    return SerialPool(shared, make_executors, Recorder("actor", calls))
 
 
 def test_in_each_step_all_observe_then_one_answers_then_all_step(pool, calls):

@@ -1,7 +1,6 @@
 from multiprocessing import Pipe
 from types import SimpleNamespace
 
-import cloudpickle
 import numpy as np
 import pytest
 
@@ -9,21 +8,22 @@ from hts_torchrl.config import CollectorSettings
 from hts_torchrl.envs.make_group import make_group
 from hts_torchrl.shared.buffers import SharedBuffers
 from hts_torchrl.shared.pipes import PoolStopped
+from hts_torchrl.shared.worker_status import BusyTimer
 from hts_torchrl.specs import ArraySpec
-from hts_torchrl.workers.tasks import ActorTask
+from hts_torchrl.workers.actor import Actor
 from tests.fakes import CoordinateEnvs
 
 
-class Doubler:
-    """An actor that answers each environment with twice its index."""
+class Doubler(Actor):
+    """Answers each environment with twice its index."""
 
     batch_size = 8
 
     def __init__(self, shared: SharedBuffers) -> None:
-        self.actions = shared.actions
+        self._shared = shared
 
     def answer(self, envs):
-        self.actions.put(envs, {"action": 2 * envs})
+        self._shared.actions.put(envs, {"action": 2 * envs})
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def rings(shared, monkeypatch):
     with monkeypatch.context() as patch, lifeline:
         patch.setattr(shared, "doorbells", bells)
         with pytest.raises(PoolStopped):
-            ActorTask(shared, 0, cloudpickle.dumps(Doubler)).run(lifeline)
+            Doubler(shared).run(lifeline, BusyTimer(shared.status, 3))
     return rings
 
 
