@@ -25,7 +25,7 @@ from hts_torchrl.durable_file import replacing
 from hts_torchrl.errors import ConfigurationError, reason_of
 from hts_torchrl.policy.as_policy import as_policy
 from hts_torchrl.policy.composite import is_composite
-from hts_torchrl.policy.examination import fill_at_random, find_readable
+from hts_torchrl.policy.examination import find_readable
 from hts_torchrl.policy.forward import evaluate, probabilistic_module
 from hts_torchrl.policy.inference import PolicyInference
 from hts_torchrl.policy.limits import copied
@@ -115,7 +115,6 @@ class _Answers(nn.Module):
         """Return observations as an environment could give them, ``[rows, *shape]`` each."""
         inference = PolicyInference(self.policy, self.spec, batch_size=rows)
         find_readable(inference)
-        fill_at_random(inference, np.random.default_rng(0))
         return tuple(inference.inputs[key] for key in self.keys)
 
     def forward(self, *observations: Tensor) -> tuple[Tensor, ...]:
