@@ -31,21 +31,18 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import delayed_learners
 import numpy as np
 import torch
-import yaml
 from finished_runs import NEVER, FinishedRuns
 from harness import machine, options
 from lightning.pytorch import Callback, Trainer, seed_everything
+from recipes import CONFIGS, merged
 from steps_to_score import overview, table, whole
 
 from hts_torchrl import A2C, PPO, PQN, GymEnvs, HTSDataModule
-
-CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 
 
 @dataclass(frozen=True)
@@ -65,8 +62,6 @@ class Method:
     model: Mapping[str, Any] = field(default_factory=dict)
     learner: type[A2C] | type[PPO] | type[PQN] | None = None
     """None is the config's."""
-    halves: bool = False
-    """Rounds of half the frames, in half the minibatches: the delay is half as many frames."""
 
 
 TASKS = {
@@ -79,9 +74,6 @@ GRADIENT = {"delayed_step": "gradient"}
 RATIO = {"delayed_step": "ratio"}
 DISPLACEMENT = {"delayed_step": "displacement"}
 DECOUPLED = {"delayed_step": "decoupled"}
-MUON = {"optimizer": "muon"}
-FASTER = {"learning_rate": 1.5e-3}
-"""The configs have 1e-3."""
 EXPLORES = {"exploration_fraction": 0.02}
 """Epsilon falls early, so that its fall does not decide when the score is reached."""
 METHODS = {
@@ -89,39 +81,14 @@ METHODS = {
         "delay0": Method(0),
         "gradient": Method(1, GRADIENT),
         "ratio": Method(1, RATIO),
-        "weighted": Method(learner=delayed_learners.Weighted),
         "ratio, uncut": Method(1, RATIO, delayed_learners.Uncut),
-        "muon delay0": Method(0, MUON),
-        "muon gradient": Method(1, MUON | GRADIENT),
-        "extrapolated 1": Method(1, GRADIENT, delayed_learners.ExtrapolatedA2C),
     },
     "ppo": {
         "delay0": Method(0),
         "ratio": Method(1, RATIO),
         "displacement": Method(1, DISPLACEMENT),
         "decoupled": Method(1, DECOUPLED),
-        "decoupled, cut": Method(1, DECOUPLED, delayed_learners.CutDecoupled),
         "delay0, decoupled": Method(0, DECOUPLED, delayed_learners.AlwaysDecoupled),
-        "decoupled, one more pass": Method(1, RATIO, delayed_learners.DecoupledByAPass),
-        "ratio, newest values": Method(1, RATIO, delayed_learners.RatioNewestValues),
-        "decoupled, newest values": Method(1, RATIO, delayed_learners.DecoupledNewestValues),
-        "reanchored": Method(1, RATIO, delayed_learners.Reanchored),
-        "reanchored, newest values": Method(1, RATIO, delayed_learners.ReanchoredNewestValues),
-        "extrapolated displacement": Method(1, DISPLACEMENT, delayed_learners.ExtrapolatedPPO),
-        "displacement x 0.8": Method(1, DISPLACEMENT, delayed_learners.SmallOuterPPO),
-        "displacement x 1.25": Method(1, DISPLACEMENT, delayed_learners.LargeOuterPPO),
-        "displacement x 1.5": Method(1, DISPLACEMENT, delayed_learners.LargerOuterPPO),
-        "delay0 x 1.25": Method(0, learner=delayed_learners.LargeOuterPPO),
-        "delay0 x 1.5": Method(0, learner=delayed_learners.LargerOuterPPO),
-        "newest critic": Method(1, DISPLACEMENT, delayed_learners.NewestCritic),
-        "newest critic and targets": Method(
-            1, DISPLACEMENT, delayed_learners.NewestCriticAndTargets
-        ),
-        "displacement, rate x 1.5": Method(1, DISPLACEMENT | FASTER),
-        "delay0, rate x 1.5": Method(0, FASTER),
-        "displacement, Nesterov": Method(1, DISPLACEMENT, delayed_learners.NesterovPPO),
-        "delay0, half rounds": Method(0, halves=True),
-        "displacement, half rounds": Method(1, DISPLACEMENT, halves=True),
     },
     "pqn": {
         "delay0": Method(0, EXPLORES),
@@ -180,22 +147,17 @@ class ReachesScore(Callback):
         trainer.should_stop = reached or self.frames >= self.run.frames
 
 
-def config_of(task: str, algorithm: str) -> Path:
-    return CONFIGS / f"{TASKS[task].config}_{algorithm}.yaml"
+def config_of(task: str, algorithm: str) -> str:
+    return f"{TASKS[task].config}_{algorithm}"
 
 
 def train(run: Run) -> Outcome:
     """Train in this process until the score or the limit."""
-    config = yaml.safe_load(config_of(run.task, run.algorithm).read_text())
+    config = merged(config_of(run.task, run.algorithm))
     method = METHODS[run.algorithm][run.method]
     data, model = config["data"], config["model"]["init_args"] | method.model
-    if method.halves:
-        data["frames_per_batch"] //= 2
-        model["minibatches"] //= 2
     # No bit depends on these; a pool of processes would be slower.
     data |= {"num_actors": 0, "envs_per_executor": data["num_envs"], "seed": run.seed}
-    if isinstance(data.get("inference_batch_size"), str):  # "${data.num_envs}"
-        data["inference_batch_size"] = data["num_envs"]
     envs = GymEnvs(**data.pop("env")["init_args"])
     learner = method.learner or {"A2C": A2C, "PPO": PPO, "PQN": PQN}[config["model"]["class_path"]]
     ends = ReachesScore(run)
@@ -258,7 +220,7 @@ def main() -> None:
         Run(task, algorithm, method, seed, each.score, each.games,
             2000 if args.quick else each.frames)
         for task, seed, algorithm in product(args.tasks, range(1, args.seeds + 1), args.algorithms)
-        if config_of(task, algorithm).exists()
+        if (CONFIGS / f"{config_of(task, algorithm)}.yaml").exists()
         for method in METHODS[algorithm] if method in args.methods
         for each in [TASKS[task]]
     ]  # fmt: skip

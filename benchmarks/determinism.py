@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import importlib
 import importlib.util
 import itertools
 import logging
@@ -40,8 +39,15 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from lightning.pytorch import Callback, Trainer, seed_everything
+from lightning.pytorch import Callback, seed_everything
 from torch import nn
+
+# Also where this is a script, and the folder above is not where modules are looked for.
+sys.path.append(str(Path(__file__).parents[1]))
+
+from benchmarks import off_policy, own_envs
+from tests.fits import quiet_trainer
+from tests.ranks import run_ranks
 
 from hts_torchrl import (
     A2C,
@@ -61,12 +67,6 @@ from hts_torchrl.config import Precision
 from hts_torchrl.envs.group import EnvFactory, EnvGroup
 from hts_torchrl.learner import Learner
 from hts_torchrl.models.mlp import MLP
-
-# Also where this is a script, and the folder above is not where modules are looked for.
-sys.path.append(str(Path(__file__).parents[1]))
-off_policy = importlib.import_module("benchmarks.off_policy")
-own_envs = importlib.import_module("benchmarks.own_envs")
-run_ranks = importlib.import_module("tests.ranks").run_ranks
 
 NUM_ENVS = 8
 CHUNKS = 4
@@ -345,16 +345,14 @@ def fit(
     policy = task.policy(learner_class)
     if pool.jitter:
         policy.module[0].module.register_forward_pre_hook(late)
-    model, of_trainer = dict(task.model), {"accelerator": "cpu"} | task.trainer
+    model, of_trainer = dict(task.model), dict(task.trainer)
     if pool.ranks:
         model["gradient_chunks"] = CHUNKS
     if pool.ranks > 1:
         of_trainer |= {"devices": pool.ranks, "strategy": "ddp"}
-    trainer = Trainer(
-        max_epochs=1, gradient_clip_val=0.5, callbacks=callbacks, logger=False,
-        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
-        limit_val_batches=0, precision=task.precision, **of_trainer,
-    )  # fmt: skip
+    trainer = quiet_trainer(
+        gradient_clip_val=0.5, callbacks=callbacks, precision=task.precision, **of_trainer
+    )
     with pool.disturb(task.envs, steps * updates) as envs:
         data = HTSDataModule(
             envs,

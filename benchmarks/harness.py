@@ -42,6 +42,8 @@ PASSIVE = ("env", "OMP_WAIT_POLICY=passive")
 """Before a command: its threads sleep while they wait, and leave their cores to others."""
 OUTPUT = Path(__file__).parent / "output"
 PACKAGES = ("torch", "torchrl", "tensordict", "ale-py", "gymnasium", "lightning", "numpy")
+EMULATED_CPUS = ("Haswell", "EPYC-Rome")
+"""Of QEMU: Intel and AMD with AVX2. On one without AVX (Nehalem) torch 2.13 does not start."""
 
 _ROUNDS_FILE, _NO_ROUNDS = "BENCHMARK_ROUNDS", -(2**62)
 _LIMIT_S, _END_S = 600.0, 10.0

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 from harness import (
+    EMULATED_CPUS,
     cpu_us,
     in_fresh_process,
     machine,
@@ -29,7 +30,6 @@ from harness import (
     number,
     options,
     spread,
-    write_csv,
 )
 
 from hts_torchrl.models import MLP, NatureCNN
@@ -51,8 +51,6 @@ SETTINGS: dict[str, dict[str, str]] = {
 """Variables of the environment; ``MKLDNN`` is this program's, for ``torch.backends``."""
 NETWORKS = {"MLP": (MLP, (4,)), "Nature": (NatureCNN, (4, 84, 84))}
 ACTING, LEARNING, EMULATED, LIMIT_S = 8, 256, 16, 3600
-CPUS = ("Haswell", "EPYC-Rome")
-"""Of QEMU: Intel and AMD with AVX2. On one without AVX (Nehalem) torch 2.13 does not start."""
 
 
 def measure(name: str, seconds: float, count: int) -> dict[str, Any]:
@@ -107,7 +105,7 @@ def row(name: str, setting: str, turns: list[dict[str, Any]]) -> dict[str, objec
 
 def bits(emulator: str) -> list[dict[str, object]]:
     """Return a row of digests for each network and setting, on this CPU and on emulated ones."""
-    prefixes = {"this CPU": []} | {cpu: [emulator, "-cpu", cpu] for cpu in CPUS}
+    prefixes = {"this CPU": []} | {cpu: [emulator, "-cpu", cpu] for cpu in EMULATED_CPUS}
     rows = []
     for name, setting in product(NETWORKS, ("AVX2, oldest MKL", "as installed")):
         child = [name, 0.0, EMULATED]
@@ -140,7 +138,7 @@ def main() -> None:
         found = in_fresh_process(__file__, child, variables=SETTINGS[setting])
         taken.setdefault((name, setting), []).append(found)
     rows = [row(*key, turns) for key, turns in sorted(taken.items(), key=lambda item: item[0][0])]
-    write_csv(args.output / "kernels.csv", rows)
+    args.output.mkdir(parents=True, exist_ok=True)
     print(document := f"{machine()}\n{markdown(rows)}")
     (args.output / "kernels.md").write_text(document)
 

@@ -1,12 +1,11 @@
 """Small faults in the source, one at a time: which test sees each of them?
 
-Run: python benchmarks/mutants.py [--only TEXT] [--set quick|all] [--wide] [--check]
+Run: python benchmarks/mutants.py [--only TEXT] [--set quick|all] [--check]
 
 The faults are in ``mutants.toml``: a file, what it holds, what it holds then, and in words what is
 wrong. Each is put into a copy of the package, never into the working tree. The test that is known
 to see it runs against the copy; if that passes, so do those of its file until one fails. Before all
 this they must pass on a copy without a fault. ``--set quick`` has the tests of ``.ci/test`` only.
-``--wide`` runs the whole set on a fault that those do not see, which takes long.
 
 A fault that changes nothing that can be seen has a reason. The exit status is 1 if another one
 survives. It is 2, before any test runs, if a text is not found exactly once in its file, or what
@@ -32,7 +31,6 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "src" / "hts_torchrl"
 TABLE = Path(__file__).with_suffix(".toml")
-EVERYTHING = ["tests"]
 SETS = {
     "quick": "not slow and not gpu and not thorough",
     "all": "not slow and not gpu",
@@ -137,15 +135,11 @@ def known(mutant: Mutant, tests: list[str]) -> list[str]:
     return [f"tests/{mutant.seen_by}"] if mutant.seen_by else tests
 
 
-def verdict(mutant: Mutant, tests: list[str], *, wide: bool) -> str | None:
+def verdict(mutant: Mutant, tests: list[str]) -> str | None:
     """Return who sees a mutant, or why nobody can; None if it survives."""
-    selections = [known(mutant, tests), tests]
-    if wide and not mutant.reason:
-        selections.append(EVERYTHING)
-    seen = None
-    for number, selection in enumerate(selections):
-        if seen is None and selection not in selections[:number]:
-            seen = failing_test(mutant, selection)
+    seen = failing_test(mutant, known(mutant, tests))
+    if seen is None and mutant.seen_by:
+        seen = failing_test(mutant, tests)
     if seen is not None and mutant.reason:
         raise SystemExit(f"{mutant.what}: is said to be harmless, but {seen} fails")
     return f"harmless: {mutant.reason}" if mutant.reason else seen
@@ -155,7 +149,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--only", default="", help="mutants with this text in file or words")
     parser.add_argument("--set", default="all", choices=SETS, help="whose tests may see them")
-    parser.add_argument("--wide", action="store_true", help="run all tests on survivors")
     parser.add_argument("--check", action="store_true", help="only look whether all apply")
     arguments = parser.parse_args()
     tests, mutants = read(arguments.only)
@@ -175,7 +168,7 @@ def main() -> None:
     print("| file | mutant | seen by |\n|---|---|---|", flush=True)
     survivors = 0
     for mutant in mutants:
-        seen = verdict(mutant, tests[mutant.file], wide=arguments.wide)
+        seen = verdict(mutant, tests[mutant.file])
         survivors += seen is None
         print(f"| `{mutant.file}` | {mutant.what} | {seen or '**nobody**'} |", flush=True)
     print(f"\n{len(mutants)} mutants, {survivors} survived")

@@ -96,26 +96,6 @@ class NoThirdTime(gymnasium.Wrapper):
         return self._seen(observation), *rest
 
 
-class Recall(gymnasium.Env):
-    """Shows a cue in the first of eight steps; in the last one, naming it earns 1, else -1."""
-
-    observation_space = spaces.Box(-1, 1, (2,), np.float32)
-    action_space = spaces.Discrete(2)
-    steps = 8
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed, options=options)
-        self.cue, self.count = int(self.np_random.integers(2)), 0
-        return np.array([2 * self.cue - 1, 0], np.float32), {}
-
-    def step(self, action):
-        self.count += 1
-        ends = self.count == self.steps
-        reward = (1.0 if action == self.cue else -1.0) if ends else 0.0
-        last = float(self.count == self.steps - 1)
-        return np.array([0, last], np.float32), reward, ends, False, {}
-
-
 def two_carts(render_mode: str | None = None) -> TwoCarts:  # noqa: ARG001
     """Make a game of two agents, for ``PettingZooEnvs``."""
     return TwoCarts()

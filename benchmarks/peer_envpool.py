@@ -196,10 +196,6 @@ def loss_of(agent: Agent, batch: tuple[Tensor, ...], settings: Settings) -> Tens
     return policy + settings.value_coef * errors.mean() - 0.01 * dist.entropy().mean()
 
 
-def shuffled(count: int, parts: int, device: torch.device) -> tuple[Tensor, ...]:
-    return torch.randperm(count, device=device).chunk(parts)
-
-
 class Training:
     """A rollout and its update, as often as it is asked for."""
 
@@ -249,7 +245,7 @@ class Training:
         for _ in range(settings.epochs):
             parts: tuple[Any, ...] = (slice(None),)
             if settings.ppo:
-                parts = shuffled(count, settings.minibatches, self.device)
+                parts = torch.randperm(count, device=self.device).chunk(settings.minibatches)
             for rows in parts:
                 self.optimizer.zero_grad()
                 loss_of(self.agent, tuple(column[rows] for column in batch), settings).backward()

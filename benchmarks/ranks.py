@@ -12,7 +12,6 @@ and the processor time little.
 from __future__ import annotations
 
 import argparse
-import importlib
 import logging
 import os
 import statistics
@@ -26,15 +25,16 @@ from typing import Any
 
 import torch
 from harness import markdown, spread
-from lightning.pytorch import Callback, Trainer
+from lightning.pytorch import Callback
 
 # Also where this is a script, and the folder above is not where modules are looked for.
 sys.path.append(str(Path(__file__).parents[1]))
 
+from tests.fits import quiet_trainer
+from tests.ranks import run_ranks
+
 from hts_torchrl import A2C, PPO, AtariEnvs, GymEnvs, HTSDataModule, Learner
 from hts_torchrl.envs.group import EnvFactory
-
-run_ranks = importlib.import_module("tests.ranks").run_ranks
 
 
 @dataclass(frozen=True)
@@ -90,11 +90,11 @@ def fit(task: Task, ranks: int, chunks: int, clock: Clock) -> None:
     )
     torch.manual_seed(1)
     learner = task.learner(gradient_chunks=chunks, **task.model)
-    Trainer(
-        accelerator="cpu", devices=ranks, strategy="ddp" if ranks > 1 else "auto", max_epochs=1,
-        callbacks=[clock], logger=False, enable_checkpointing=False, limit_val_batches=0,
-        enable_progress_bar=False, enable_model_summary=False, gradient_clip_val=0.5,
-    ).fit(learner, data)  # fmt: skip
+    strategy = "ddp" if ranks > 1 else "auto"
+    trainer = quiet_trainer(
+        devices=ranks, strategy=strategy, callbacks=[clock], gradient_clip_val=0.5
+    )
+    trainer.fit(learner, data)
 
 
 def measure(ranks: int, path: Path) -> None:

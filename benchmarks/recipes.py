@@ -20,7 +20,8 @@ EPSILON = 1e-5
 def merged(task: str) -> dict[str, Any]:
     """Return a config with those that it builds on."""
     paths = expand_configs(["fit", f"--config={CONFIGS / task}.yaml"])[2:-1:2]
-    found: Any = OmegaConf.to_container(OmegaConf.merge(*map(OmegaConf.load, paths)))
+    config = OmegaConf.merge(*map(OmegaConf.load, paths))
+    found: Any = OmegaConf.to_container(config, resolve=True)
     return found
 
 

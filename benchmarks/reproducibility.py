@@ -40,7 +40,7 @@ from typing import NamedTuple
 
 import throughput
 from finished_runs import FinishedRuns
-from harness import exit_at_sigterm, machine, options, run_to_end
+from harness import EMULATED_CPUS, exit_at_sigterm, machine, options, run_to_end
 from reproducibility_report import (
     IDLE,
     LOADED,
@@ -80,9 +80,6 @@ SYSTEMS = {
     "rllib": System("RLlib", "train_rllib.py", "rllib", is_timed=True),
     "sample_factory_serial": System(
         "Sample Factory, `serial_mode`", "train_sample_factory.py", "sample_factory"
-    ),
-    "sample_factory_sync": System(
-        "Sample Factory, synchronous", "train_sample_factory.py", "sample_factory", is_timed=True
     ),
     "sample_factory_async": System(
         "Sample Factory, asynchronous", "train_sample_factory.py", "sample_factory", is_timed=True
@@ -125,8 +122,6 @@ def further(base: str) -> tuple[str, ...]:
 
 LIBRARIES = {BASE: VARIANTS, FIXED: further(FIXED), PORTABLE: further(PORTABLE)}
 """What is trained, by what it is compared with."""
-CPUS = ("Haswell", "EPYC-Rome")
-"""Of QEMU: Intel and AMD with AVX2. On one without AVX (Nehalem) torch 2.13 does not start."""
 LIBRARY_UPDATES = 6
 """At most, of a run of *libraries*: on an emulated CPU each takes long."""
 LIMIT_S = 1800
@@ -135,7 +130,7 @@ LIMIT_S = 1800
 def variants(base: str, is_emulated: bool) -> list[str]:
     """Return the settings compared with ``base``, with an emulator also ``base`` on its CPUs."""
     prefix = f"{base} " if base != BASE else ""
-    return [*LIBRARIES[base], *(f"{prefix}cpu={cpu}" for cpu in CPUS if is_emulated)]
+    return [*LIBRARIES[base], *(f"{prefix}cpu={cpu}" for cpu in EMULATED_CPUS if is_emulated)]
 
 
 def repeats(system: str, condition: str) -> int:

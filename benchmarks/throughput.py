@@ -43,7 +43,6 @@ from harness import (
     take_turns,
     write_csv,
 )
-from matplotlib.figure import Figure
 
 
 class Row(NamedTuple):
@@ -296,17 +295,6 @@ def report(speeds: dict[Run, list[float]]) -> str:
     return f"{task}, {len(base)} turns of {first.seconds:g} s\n\n{markdown(rows)}"
 
 
-def draw(speeds: dict[Run, list[float]], path: Path) -> None:
-    axes = Figure(figsize=(8, 1 + 0.4 * len(speeds)), layout="constrained").subplots()
-    for run, values in reversed(speeds.items()):
-        middle, colour = np.median(values), "C0" if run.name.startswith("hts") else "C7"
-        errors = [[middle - min(values)], [max(values) - middle]]
-        label = f"{run.name}, {run.game}, {run.steps} steps {run.setting}"
-        axes.barh(label, middle, xerr=errors, color=colour, capsize=3)
-    axes.set_xlabel("training steps a second")
-    axes.figure.savefig(path, dpi=150)
-
-
 def chosen(task: Run, rows: Sequence[str], *, bf16: bool, tuned: bool) -> list[Run]:
     """Return a run of every row that can do the task, in its best setting or in its first."""
     kind = kind_of(task.game)
@@ -349,7 +337,6 @@ def main() -> None:
     ]
     write_csv(args.output / "throughput.csv", rows)
     (args.output / "throughput.md").write_text("\n".join(text))
-    draw(speeds, args.output / "throughput.png")
 
 
 if __name__ == "__main__":

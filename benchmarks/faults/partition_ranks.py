@@ -20,9 +20,6 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
-# Also where this is a script, and the folder above is not where modules are looked for.
-sys.path.append(str(Path(__file__).parents[2]))
-
 from commands import LAST, Command, passed
 from hosts import Hosts
 from killed_ranks import RUN, has_the_bits_of_one_rank

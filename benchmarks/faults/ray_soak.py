@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium
-from lightning.pytorch import Callback, Trainer, seed_everything
+from lightning.pytorch import Callback, seed_everything
 
 # Also where this is a script, and the folder above is not where modules are looked for.
 sys.path.append(str(Path(__file__).parents[2]))
@@ -37,6 +37,7 @@ sys.path.append(str(Path(__file__).parents[2]))
 from benchmarks.determinism import Digest
 from benchmarks.timed_envs import TimedEnv, step_times
 from tests import ray_machines
+from tests.fits import quiet_trainer
 
 from hts_torchrl import A2C, HTSDataModule, env_spec_of, make_actor_critic
 
@@ -115,11 +116,8 @@ def train(over: Callable[[int], bool], step_s: float, **place: Any) -> tuple[str
         envs, num_envs=ENVS, frames_per_batch=ENVS * STEPS, total_frames=ENVS * STEPS * MOST_ROUNDS,
         seed=1, **{"recover": "replay", **place},
     )  # fmt: skip
-    Trainer(
-        accelerator="cpu", max_epochs=1, gradient_clip_val=0.5, callbacks=[digest, Until(over)],
-        logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False, limit_val_batches=0,
-    ).fit(A2C(make_actor_critic("mlp", env_spec_of(envs))), data)  # fmt: skip
+    trainer = quiet_trainer(gradient_clip_val=0.5, callbacks=[digest, Until(over)])
+    trainer.fit(A2C(make_actor_critic("mlp", env_spec_of(envs))), data)
     return digest.sha.hexdigest(), digest.updates
 
 

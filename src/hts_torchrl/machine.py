@@ -17,46 +17,38 @@ _QUOTA_AND_PERIOD = ("cpu.max", "cpu.cfs_quota_us", "cpu.cfs_period_us")
 _MEMORY = ("memory.max", "memory.limit_in_bytes")
 
 
-def allowed_cores(root: Path = _ROOT) -> float:
-    """Return the cores on which this process may run, or the share of them that it may use.
-
-    Args:
-        root: of the file system that is asked.
-    """
+def allowed_cores() -> float:
+    """Return the cores on which this process may run, or the share of them that it may use."""
     shares = [float(len(os.sched_getaffinity(0)))]
-    for group in _groups(root, "cpu"):
+    for group in _groups("cpu"):
         words = [word for name in _QUOTA_AND_PERIOD for word in _words(group / name)]
         if words and words[0] not in ("max", "-1"):
             shares.append(int(words[0]) / int(words[1]))
     return min(shares)
 
 
-def allowed_memory(root: Path = _ROOT) -> float:
-    """Return the bytes of memory that this process may take; infinite without a limit.
-
-    Args:
-        root: of the file system that is asked.
-    """
+def allowed_memory() -> float:
+    """Return the bytes of memory that this process may take; infinite without a limit."""
     limits = [math.inf]
-    for group in _groups(root, "memory"):
+    for group in _groups("memory"):
         words = [word for name in _MEMORY for word in _words(group / name)]
         limits += [float(word) for word in words if word != "max"]
     return min(limits)
 
 
-def _groups(root: Path, controller: str) -> Iterator[Path]:
+def _groups(controller: str) -> Iterator[Path]:
     """Yield the folders of this process's group and of those above it, whose limits count too.
 
     In a container the names of its own groups may be those of the host, which are not there: its
     group is then the uppermost.
     """
-    own = root / "proc/self/cgroup"
+    own = _ROOT / "proc/self/cgroup"
     for line in own.read_text().splitlines() if own.is_file() else ():
         _, controllers, path = line.split(":", 2)
         if not controllers:  # version 2, one group for all
-            top = root / "sys/fs/cgroup"
+            top = _ROOT / "sys/fs/cgroup"
         elif controller in controllers.split(","):
-            top = root / "sys/fs/cgroup" / controller
+            top = _ROOT / "sys/fs/cgroup" / controller
         else:
             continue
         group = Path(path).relative_to("/")

@@ -1,13 +1,36 @@
 """What only a memory solves is solved with one, and not without: minutes for each seed."""
 
+import gymnasium
+import numpy as np
 import pytest
-from benchmarks.own_envs import HiddenVelocities, OwnEnvs, Recall
+from benchmarks.own_envs import HiddenVelocities, OwnEnvs
+from gymnasium import spaces
 from lightning.pytorch import seed_everything
 
 from hts_torchrl import PPO, HTSDataModule
 from tests.fits import quiet_trainer
 
 pytestmark = pytest.mark.slow
+
+
+class Recall(gymnasium.Env):
+    """Shows a cue in the first of eight steps; in the last one, naming it earns 1, else -1."""
+
+    observation_space = spaces.Box(-1, 1, (2,), np.float32)
+    action_space = spaces.Discrete(2)
+    steps = 8
+
+    def reset(self, *, seed=None, options=None):  # noqa: ARG002
+        super().reset(seed=seed)
+        self.cue, self.count = int(self.np_random.integers(2)), 0
+        return np.array([2 * self.cue - 1, 0], np.float32), {}
+
+    def step(self, action):
+        self.count += 1
+        ends = self.count == self.steps
+        reward = (1.0 if action == self.cue else -1.0) if ends else 0.0
+        last = float(self.count == self.steps - 1)
+        return np.array([0, last], np.float32), reward, ends, False, {}
 
 
 def score(env, network: str, seed: int, total_frames: int, **learner) -> float:

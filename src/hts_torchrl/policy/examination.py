@@ -310,11 +310,10 @@ def depends_on_row_alone(inference: PolicyInference, trials: int = 8) -> bool:
 
 
 def find_readable(inference: PolicyInference) -> bool:
-    """Find random observations to which the policy has an answer; sets ``within_one``.
+    """Fill the inputs at random, so that the policy has an answer to them; sets ``within_one``.
 
     A logarithm has none to numbers below zero, and a table of 11 objects none to the byte 200,
-    which the environment may never give. Returns whether all that it answers then are numbers;
-    overwrites the inputs.
+    which the environment may never give. Returns whether all that it answers then are numbers.
     """
     for within_one in (False, True):
         inference.within_one = within_one
@@ -381,7 +380,6 @@ def require_capturable(inference: PolicyInference) -> None:
         ConfigurationError: naming ``cudagraph_policy``, and what stands against it.
     """
     find_readable(inference)
-    fill_at_random(inference, np.random.default_rng(0))
     plain, result = inference.run_batch()
     if rows := inference.row_by_row(result):
         raise ConfigurationError(

@@ -24,7 +24,7 @@ from torch import distributions as d
 from hts_torchrl.durable_file import replacing
 from hts_torchrl.errors import ConfigurationError, reason_of
 from hts_torchrl.policy.as_policy import as_policy
-from hts_torchrl.policy.examination import fill_at_random, find_readable
+from hts_torchrl.policy.examination import find_readable
 from hts_torchrl.policy.forward import evaluate, is_composite, memory_keys, probabilistic_module
 from hts_torchrl.policy.inference import PolicyInference
 from hts_torchrl.policy.limits import copied
@@ -113,7 +113,6 @@ class _Answers(nn.Module):
         """Return observations as an environment could give them, ``[rows, *shape]`` each."""
         inference = PolicyInference(self.policy, self.spec, batch_size=rows)
         find_readable(inference)
-        fill_at_random(inference, np.random.default_rng(0))
         return tuple(inference.inputs[key] for key in self.keys)
 
     def forward(self, *observations: Tensor) -> tuple[Tensor, ...]:

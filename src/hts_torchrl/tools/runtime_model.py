@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import torch
 
-from hts_torchrl.errors import ConfigurationError
+from hts_torchrl.errors import ConfigurationError, require
 
 _EULER_MASCHERONI = 0.5772156649015329
 
@@ -73,8 +73,7 @@ def expected_lag(num_actors: int, utilisation: float) -> float:
         ConfigurationError: for a learner that does not keep up: its queue grows without end.
     """
     load = num_actors * utilisation
-    if not 0 <= load < 1:
-        raise ConfigurationError(f"num_actors * utilisation = {load:g}; 0 to less than 1 is needed")
+    require(0 <= load < 1, f"num_actors * utilisation = {load:g}", "0 to less than 1")
     return load / (1 - load)
 
 
@@ -82,8 +81,7 @@ def _checked(num_envs: int, steps: int, mean_s: float, shape: float) -> tuple[fl
     """Return shape and scale of the Gamma distribution of a round of one environment."""
     settings = {"num_envs": num_envs, "steps": steps, "mean_s": mean_s, "shape": shape}
     for name, value in settings.items():
-        if value <= 0:
-            raise ConfigurationError(f"{name}={value}; more than 0 is needed")
+        require(value > 0, f"{name}={value}", "more than 0")
     return steps * shape, mean_s / shape
 
 
