@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 from lightning.pytorch.loggers import Logger
-from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModule
+from tensordict.nn import ProbabilisticTensorDictSequential
 from torch import nn
-from torchrl.modules import ProbabilisticActor, ValueOperator
+from torchrl.modules import ValueOperator
 
 from hts_torchrl.cli.main import main
+from tests.policies import categorical_actor
 
 CARTPOLE = [
     "--data.env=GymEnvs",
@@ -81,25 +82,9 @@ class ForeignLogger(Logger):
         pass
 
 
-def _actor() -> ProbabilisticActor:
-    return ProbabilisticActor(
-        TensorDictModule(nn.Linear(4, 2), ["observation"], ["logits"]),
-        in_keys=["logits"],
-        distribution_class=torch.distributions.Categorical,
-        return_log_prob=True,
-    )
-
-
-class Valueless(ProbabilisticTensorDictSequential):
-    """A policy for CartPole without a critic."""
-
-    def __init__(self) -> None:
-        super().__init__(*_actor().module)
-
-
 class Valued(ProbabilisticTensorDictSequential):
     """A policy for CartPole of the user's own, its critic apart from its actor."""
 
     def __init__(self) -> None:
         critic = ValueOperator(nn.Linear(4, 1), in_keys=["observation"])
-        super().__init__(critic, *_actor().module)
+        super().__init__(critic, *categorical_actor(nn.Linear(4, 2)).module)

@@ -5,12 +5,31 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor, nn
 
 from hts_torchrl import A2C, PPO, GymEnvs, HTSDataModule
 from hts_torchrl.learner import Learner
+
+RESUMES = [
+    # The callback that saved is not always there when a run is resumed.
+    pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`, callbacks"),
+    pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty"),
+]
+"""Marks of tests that go on from checkpoints."""
+
+
+def saving(folder: Path, **when: Any) -> ModelCheckpoint:
+    """Keeps all checkpoints of a run, by their steps."""
+    return ModelCheckpoint(folder, filename="{step}", save_top_k=-1, **when)
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """Those of :func:`saving`, in their order."""
+    return sorted(folder.glob("step=*.ckpt"), key=lambda path: int(path.stem.split("=")[1]))
 
 
 def quiet_trainer(**settings: Any) -> Trainer:
@@ -50,6 +69,21 @@ class SGDPPO(PPO):
 
     def configure_optimizers(self):
         return torch.optim.SGD(self.policy.parameters(), self.learning_rate)
+
+
+class Comparing(A2C):
+    """Compares log-probabilities with those that actors stored, at the weights that acted."""
+
+    def __init__(self, policy: nn.Module | None = None, **settings: Any) -> None:
+        super().__init__(policy, **settings)
+        self.distances: list[float] = []
+
+    def loss(self, batch):
+        samples = self.samples_of(batch)
+        policy, _ = self.evaluate(samples)
+        distance = policy.log_prob(samples["action"]).detach() - samples["behaviour_log_prob"]
+        self.distances.append(float(distance.abs().max()))
+        return super().loss(batch)
 
 
 class A2CWithTargets(A2C):

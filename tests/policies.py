@@ -6,10 +6,12 @@ import os
 import random
 import signal
 import time
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
-from tensordict import unravel_key
+from tensordict import NestedKey, unravel_key
 from tensordict.nn import (
     CompositeDistribution,
     ProbabilisticTensorDictModule,
@@ -20,6 +22,7 @@ from torch import nn
 from torch.distributions import Categorical, Normal
 from torchrl.data import Unbounded
 from torchrl.envs import EnvBase, GymEnv, RenameTransform, TensorDictPrimer, TransformedEnv
+from torchrl.modules import ProbabilisticActor
 
 from hts_torchrl import ActorCritic, env_spec_of, make_actor_critic
 from hts_torchrl.envs.group import EnvFactory
@@ -28,6 +31,41 @@ from hts_torchrl.policy.forward import modules_of
 from tests.fakes import NUM_ACTIONS, NestedActionEnv
 
 VERSION_UNIT = 2**16
+
+
+def drawing_policy(
+    net: nn.Module | Callable[..., Any],
+    *written: NestedKey,
+    reads: Sequence[NestedKey] = ("observation",),
+    draws: Any = Categorical,
+    action: NestedKey = "action",
+    **options: Any,
+) -> ProbabilisticTensorDictSequential:
+    """A policy that draws from a distribution whose parameters a module writes.
+
+    Args:
+        net: the module.
+        written: what it writes; ``logits`` unless told otherwise.
+        reads: what it reads.
+        draws: the distribution's class.
+        action: where the action goes.
+        options: of the module that draws; ``in_keys`` if it does not read all that is written.
+    """
+    keys = list(written or ("logits",))
+    head = ProbabilisticTensorDictModule(
+        options.pop("in_keys", keys), [action], distribution_class=draws, **options
+    )
+    return ProbabilisticTensorDictSequential(TensorDictModule(net, list(reads), keys), head)
+
+
+def categorical_actor(net: nn.Module, read: str = "observation") -> ProbabilisticActor:
+    """An actor of TorchRL's parts alone, which chooses by the logits that a module writes."""
+    return ProbabilisticActor(
+        TensorDictModule(net, [read], ["logits"]),
+        ["logits"],
+        distribution_class=Categorical,
+        return_log_prob=True,
+    )
 
 
 def nested_cartpole(_: int) -> EnvBase:
@@ -127,10 +165,13 @@ class CountModule(TensorDictModule):
 
 def counting_policy(first: float = 0.0) -> ProbabilisticTensorDictSequential:
     """A policy whose memory is no recurrent module of TorchRL's; its first value is ``first``."""
-    head = ProbabilisticTensorDictModule(
+    return ProbabilisticTensorDictSequential(CountModule(first), _head())
+
+
+def _head() -> ProbabilisticTensorDictModule:
+    return ProbabilisticTensorDictModule(
         ["logits"], ["action"], distribution_class=Categorical, return_log_prob=True
     )
-    return ProbabilisticTensorDictSequential(CountModule(first), head)
 
 
 class RecallModule(TensorDictModule):
@@ -152,20 +193,13 @@ class RecallModule(TensorDictModule):
 
 def recalling_policy() -> ProbabilisticTensorDictSequential:
     """A policy that must remember the first step of a game to earn anything but by chance."""
-    head = ProbabilisticTensorDictModule(
-        ["logits"], ["action"], distribution_class=Categorical, return_log_prob=True
-    )
-    return ProbabilisticTensorDictSequential(RecallModule(), head)
+    return ProbabilisticTensorDictSequential(RecallModule(), _head())
 
 
 def echo_policy(net: nn.Module | None = None) -> ProbabilisticTensorDictSequential:
     """A TensorDict policy around :class:`EchoNet` or one of its kind."""
-    return ProbabilisticTensorDictSequential(
-        TensorDictModule(net or EchoNet(), ["observation"], ["logits", "state_value"]),
-        ProbabilisticTensorDictModule(
-            ["logits"], ["action"], distribution_class=Categorical, return_log_prob=True
-        ),
-    )
+    settings = {"in_keys": ["logits"], "return_log_prob": True}
+    return drawing_policy(net or EchoNet(), "logits", "state_value", **settings)
 
 
 def echo_weights(version: int) -> dict[str, torch.Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from collections.abc import Callable
 
@@ -25,6 +26,18 @@ def play(collector: HTSCollector, weights_of: WeightsOf | None = None) -> list[T
     finally:
         collector.shutdown()
     return batches
+
+
+def stopped_after(rounds: int, make: Callable[[], HTSCollector]) -> list[TensorDictBase]:
+    """Collect the whole run by two collectors: the second goes on after ``rounds`` of the first."""
+    stopped = make()
+    iterator = iter(stopped)
+    batches = [next(iterator).clone() for _ in range(rounds)]
+    state = copy.deepcopy(stopped.state_dict())
+    stopped.shutdown()
+    resumed = make()
+    resumed.load_state_dict(state)
+    return batches + play(resumed)
 
 
 def perturbed(policy: nn.Module, scale: float = 0.1) -> WeightsOf:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from hts_torchrl import ConfigurationError, GymEnvs, HTSCollector, WorkerError
+from hts_torchrl import GymEnvs, HTSCollector, WorkerError
 from hts_torchrl.models import make_actor_critic
 from tests.fakes import CoordinateEnvs, DeadlyEnvs, FailingEnv, NestedActionEnv
 from tests.policies import composite_policy, echo_policy, echo_weights
@@ -210,8 +210,3 @@ def test_an_environment_that_does_not_replay_is_an_error():
     kill(collector, 0)
     with pytest.raises(WorkerError, match=r"ReplayError: environment [01] does not replay: "):
         list(iterator)
-
-
-def test_another_word_than_fail_or_replay_is_refused():
-    with pytest.raises(ConfigurationError, match="recover='try'; 'fail' or 'replay' is needed"):
-        collect(DeadlyEnvs(""), recover="try")

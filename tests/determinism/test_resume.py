@@ -15,10 +15,10 @@ import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint
-from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModule
+from tensordict.nn import ProbabilisticTensorDictSequential
 from torch import nn
 from torchrl.envs import GymEnv, NoopResetEnv, TransformedEnv
-from torchrl.modules import ProbabilisticActor, ValueOperator
+from torchrl.modules import ValueOperator
 
 from hts_torchrl import (
     A2C,
@@ -47,16 +47,21 @@ from tests.determinism.tasks import (
     Learning,
 )
 from tests.fakes import CoordinateEnvs
-from tests.fits import Watch, cartpole, quiet_trainer, watched_fit
+from tests.fits import (
+    RESUMES,
+    Watch,
+    cartpole,
+    checkpoints,
+    quiet_trainer,
+    saving,
+    watched_fit,
+)
+from tests.policies import categorical_actor
 from tests.runs import digest, perturbed
 from tests.unit.collectors.test_hts import collect
 from tests.unit.envs.test_own_generators import LotteryEnv
 
-# The callback that saved is not always there when a run is resumed.
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`, callbacks"),
-    pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty"),
-]
+pytestmark = RESUMES
 
 ROUNDS = 6
 PONG = AtariEnvs("pong", sticky_actions=0.25, max_frames=200)
@@ -152,10 +157,6 @@ def train(learner: str, folder: Path, ckpt_path=None, callbacks=(), **settings) 
     return Run(watch, final.optimizer, statistics, curve, [final.updates], final.buffers)
 
 
-def saving(folder: Path, **when: Any) -> ModelCheckpoint:
-    return ModelCheckpoint(folder, filename="{step}", save_top_k=-1, **when)
-
-
 THOROUGH = pytest.mark.thorough
 DISPLACEMENT = pytest.param("PPO displacement", marks=THOROUGH)
 
@@ -166,10 +167,6 @@ def saved(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("saved")
     whole = train(request.param, folder, callbacks=[saving(folder, every_n_train_steps=1)])
     return request.param, folder, whole
-
-
-def checkpoints(folder: Path) -> list[Path]:
-    return sorted(folder.glob("step=*.ckpt"), key=lambda path: int(path.stem.split("=")[1]))
 
 
 @pytest.mark.timeout(300)  # on an overloaded machine; seconds elsewhere
@@ -342,16 +339,7 @@ def sharing_policy() -> nn.Module:
     trunk, tied = SharedTrunk(), nn.Linear(8, 8)
     again = nn.Linear(8, 8)
     again.weight = tied.weight
-    actor = ProbabilisticActor(
-        TensorDictModule(
-            nn.Sequential(trunk, tied, nn.Tanh(), again, nn.Linear(8, 2)),
-            ["observation"],
-            ["logits"],
-        ),
-        in_keys=["logits"],
-        distribution_class=torch.distributions.Categorical,
-        return_log_prob=True,
-    )
+    actor = categorical_actor(nn.Sequential(trunk, tied, nn.Tanh(), again, nn.Linear(8, 2)))
     critic = ValueOperator(nn.Sequential(trunk, nn.Linear(8, 1)))
     return ProbabilisticTensorDictSequential(critic, *actor.module)
 

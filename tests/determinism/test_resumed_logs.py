@@ -17,11 +17,10 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from hts_torchrl import A2C, PPO, GymEnvs
 from hts_torchrl.training.callbacks import LearningCurve, TrainingStatistics
-from tests.fits import cartpole, quiet_trainer
+from tests.fits import RESUMES, cartpole, quiet_trainer, saving
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`, callbacks"),
-    pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty"),
+    *RESUMES,
     pytest.mark.filterwarnings("ignore:Experiment logs directory .* exists and is not empty"),
 ]
 
@@ -87,7 +86,7 @@ def whole(tmp_path_factory):
     @functools.cache
     def run(learner: str) -> tuple[list[dict[str, str]], Path]:
         folder = tmp_path_factory.mktemp("whole")
-        every = ModelCheckpoint(folder, filename="{step}", save_top_k=-1, every_n_train_steps=5)
+        every = saving(folder, every_n_train_steps=5)
         evaluated = ModelCheckpoint(folder, filename="evaluated-{step}", save_top_k=-1)
         return logged(folder, learner, None, [every, evaluated]), folder
 

@@ -268,22 +268,24 @@ class TestLoggers:
 
 
 class TestPlayedGames:
-    """``test`` and ``predict`` play the games of ``validate``."""
+    """``validate``, ``test`` and ``predict`` play the games of the last evaluation."""
 
     def last_evaluation(self, run_directory):
         with (run_directory / "metrics.csv").open() as file:
             return [row for row in csv.DictReader(file) if row["eval/score"]][-1]
 
-    def test_test_tells_the_scores_of_the_last_evaluation(self, run_directory, capsys):
-        run("test", *CARTPOLE, *PPO, f"--ckpt_path={run_directory}/checkpoints/last.ckpt")
+    @pytest.mark.parametrize(("command", "name"), [("validate", "eval"), ("test", "test")])
+    def test_its_scores_are_told(self, command, name, run_directory, capsys):
+        run(command, *CARTPOLE, *PPO, f"--ckpt_path={run_directory}/checkpoints/last.ckpt")
+        # A number is the last word of its row of the table, but for a frame where rich draws one.
         lines = [line.strip("│ ").split() for line in capsys.readouterr().out.splitlines()]
-        told = {line[0]: float(line[-1]) for line in lines if line and line[0][:5] == "test/"}
+        told = {line[0]: float(line[-1]) for line in lines if line and line[0][:5] == f"{name}/"}
         row = self.last_evaluation(run_directory)
         assert told.keys() == {
-            f"test/{n}" for n in ("score", "score_std", "episode_length", "updates")
+            f"{name}/{n}" for n in ("score", "score_std", "episode_length", "updates")
         }
-        for name, value in told.items():
-            assert value == pytest.approx(float(row[name.replace("test/", "eval/")]))
+        for key, value in told.items():
+            assert value == pytest.approx(float(row[key.replace("test/", "eval/")]))
 
     def test_predict_tells_each_game(self, run_directory, capsys):
         run("predict", *CARTPOLE, *PPO, f"--ckpt_path={run_directory}/checkpoints/last.ckpt")
@@ -296,14 +298,6 @@ class TestPlayedGames:
 
 
 class TestValidate:
-    def test_gives_the_score_of_the_last_evaluation(self, run_directory, capsys):
-        run("validate", *CARTPOLE, *PPO, f"--ckpt_path={run_directory}/checkpoints/last.ckpt")
-        with (run_directory / "metrics.csv").open() as file:
-            scores = [row["eval/score"] for row in csv.DictReader(file) if row["eval/score"]]
-        (line,) = [line for line in capsys.readouterr().out.splitlines() if "eval/score " in line]
-        # The number is the last word of the table's row, but for its frame where rich draws it.
-        assert float(line.strip("│ ").split()[-1]) == pytest.approx(float(scores[-1]))
-
     def test_needs_no_config_beside_the_checkpoint(self, run_directory, capsys):
         run("validate", f"--ckpt_path={run_directory}/checkpoints/last.ckpt", "--name=alone")
         assert "eval/score" in capsys.readouterr().out
@@ -319,10 +313,11 @@ class TestValidate:
         message = refused(capsys, "validate", f"--ckpt_path={last}")
         assert message.startswith(f"--ckpt_path={last}: this is damaged")
 
-    def test_refuses_the_checkpoint_of_another_network(self, run_directory, capsys):
+    @pytest.mark.parametrize("command", ["validate", "play"])
+    def test_refuses_the_checkpoint_of_another_network(self, command, run_directory, capsys):
         path = run_directory / "checkpoints" / "last.ckpt"
         pendulum = ["--data.env.id=Pendulum-v1", f"--ckpt_path={path}"]
-        message = refused(capsys, "validate", *CARTPOLE, *PPO, *pendulum)
+        message = refused(capsys, command, *CARTPOLE, *PPO, *pendulum)
         assert message.startswith("the checkpoint is of another network: its policy.")
 
 
@@ -422,12 +417,6 @@ class TestPlay:
             capsys, "play", *CARTPOLE, *PPO, f"--ckpt_path={path}", "--video=game.avi"
         )
         assert message == "--video=game.avi: a name that ends in .mp4 or .gif is needed"
-
-    def test_refuses_the_checkpoint_of_another_network(self, run_directory, capsys):
-        path = run_directory / "checkpoints" / "last.ckpt"
-        pendulum = ["--data.env.id=Pendulum-v1", f"--ckpt_path={path}"]
-        message = refused(capsys, "play", *CARTPOLE, *PPO, *pendulum)
-        assert message.startswith("the checkpoint is of another network: its policy.")
 
 
 def test_a_policy_of_the_users_own_is_trained_validated_and_played(tmp_path, monkeypatch, capsys):

@@ -66,11 +66,6 @@ class TestExactlyOneBehind:
         watch = watched_fit(A2C(), cartpole(4), accumulate_grad_batches=4)
         assert watch.versions == [0, 0, 1, 2]
 
-    @pytest.mark.processes
-    def test_with_processes_too(self):
-        watch = watched_fit(A2C(), cartpole(6, num_actors=2, envs_per_executor=2))
-        assert watch.versions == [0, 0, 1, 2, 3, 4]
-
     @pytest.mark.parametrize("delay", [0, 1])
     def test_a_round_was_collected_by_the_weights_of_its_version(self, delay):
         """In a run so long that weights which arrive late only once would be seen."""
@@ -403,13 +398,6 @@ class TestDelayedGradient:
                 expected = gradient_on(round_[rows[part]], weights[part], small_clip_loss)
                 self.close(watch.gradients[parts[part]], expected)
             assert (ratio_at(round_, weights[3]) - 1).abs().max() > SMALL_CLIP
-
-    def test_the_delay_changes_training(self):
-        finals = [
-            watched_fit(SGDA2C(fresh_policy(), learning_rate=0.5), cartpole(4, delay=delay))
-            for delay in (0, 1)
-        ]
-        assert not torch.equal(finals[0].final_weights, finals[1].final_weights)
 
 
 def test_numbers_of_numpy_and_settings_of_omegaconf_leave_a_checkpoint_that_loads(tmp_path):

@@ -2,15 +2,12 @@
 
 import pytest
 import torch
-from tensordict.nn import TensorDictModule
 from torch import nn
-from torch.distributions import Categorical
 from torchrl.collectors import Collector
 from torchrl.envs import GymEnv, InitTracker, TransformedEnv
 from torchrl.modules import (
     ActorValueOperator,
     LSTMModule,
-    ProbabilisticActor,
     ValueOperator,
     set_recurrent_mode,
 )
@@ -27,8 +24,8 @@ from hts_torchrl import (
 )
 from hts_torchrl.envs.make_group import env_spec_of
 from tests.fakes import RecallEnv
-from tests.fits import A2CWithTargets, cartpole, watched_fit
-from tests.policies import counting_policy, recalling_policy
+from tests.fits import A2CWithTargets, Comparing, cartpole, watched_fit
+from tests.policies import categorical_actor, counting_policy, recalling_policy
 from tests.runs import digest, play
 
 SHORT = GymEnvs("CartPole-v1", {"max_episode_steps": 9})
@@ -38,10 +35,7 @@ def torchrl_policy() -> ActorValueOperator:
     """An actor-critic with a memory, of TorchRL's parts alone."""
     torch.manual_seed(0)
     memory = LSTMModule(input_size=4, hidden_size=8, in_key="observation", out_key="hidden")
-    actor = TensorDictModule(nn.Linear(8, 2), ["hidden"], ["logits"])
-    actor = ProbabilisticActor(
-        actor, ["logits"], ["action"], distribution_class=Categorical, return_log_prob=True
-    )
+    actor = categorical_actor(nn.Linear(8, 2), "hidden")
     return ActorValueOperator(memory, actor, ValueOperator(nn.Linear(8, 1), in_keys=["hidden"]))
 
 
@@ -157,25 +151,13 @@ class TestBatches:
             collector.load_state_dict(state)
 
 
-class ComparingA2C(A2C):
-    """Compares with what actors stored, at the weights with which they acted."""
-
-    def loss(self, batch):
-        samples = self.samples_of(batch)
-        policy, _ = self.evaluate(samples)
-        distance = policy.log_prob(samples["action"]).detach() - samples["behaviour_log_prob"]
-        self.distances.append(float(distance.abs().max()))
-        return super().loss(batch)
-
-
 @pytest.mark.parametrize("network", ["lstm", "gru", "counting"])
 def test_the_learner_finds_the_log_probabilities_that_actors_stored(network):
     """To the last bit where no game ends in a round: the passes of actors have 8 rows, too."""
     policy = counting_policy(first=3.0) if network == "counting" else None
     network = "mlp" if policy else network
     settings = {"learning_rate": 0.01, "delayed_step": "gradient"}
-    learner = ComparingA2C(policy, network=network, **settings)
-    learner.distances = []
+    learner = Comparing(policy, network=network, **settings)
     watch = watched_fit(
         learner, cartpole(6, env=SHORT, num_envs=8, frames_per_batch=64, inference_batch_size=8)
     )

@@ -23,29 +23,21 @@ from hts_torchrl import (
 from hts_torchrl.models.pixel_trunks import NipsCNN
 from hts_torchrl.policy.export import save_policy
 from hts_torchrl.training.evaluation import Evaluation
-from tests.fits import cartpole, quiet_trainer, watched_fit
+from tests.fits import Comparing, cartpole, quiet_trainer, watched_fit
 
 PENDULUM = GymEnvs("Pendulum-v1", {"max_episode_steps": 7})
 BOTH = {"normalize_observation": True, "normalize_reward": True}
 
 
-class Comparing(A2C):
-    """Compares log-probabilities with those that actors stored, at the weights that acted."""
-
-    distances: list
-
-    def loss(self, batch):
-        samples = self.samples_of(batch)
-        policy, _ = self.evaluate(samples)
-        distance = policy.log_prob(samples["action"]).detach() - samples["behaviour_log_prob"]
-        self.distances.append(float(distance.abs().max()))
-        return super().loss(batch)
+def moves(watch) -> list[bool]:
+    """Whether the weights moved, by round."""
+    weights = [*watch.round_weights, watch.final_weights]
+    return [not torch.equal(before, after) for before, after in pairwise(weights)]
 
 
 @pytest.mark.parametrize("delay", [0, 1])
 def test_the_gradient_is_taken_with_the_statistics_that_acted(delay):
     learner = Comparing(learning_rate=0.05, delayed_step="gradient")
-    learner.distances = []
     watched_fit(learner, cartpole(6, env=PENDULUM, delay=delay, **BOTH))
     assert len(learner.distances) == 6
     assert max(learner.distances) < 1e-4  # statistics of another round: 0.1 and more
@@ -74,10 +66,7 @@ def test_rounds_that_the_first_weights_collected_give_statistics_only(
     make, normalize, delay, still
 ):
     data = cartpole(4, env=PENDULUM, delay=delay, normalize_observation=normalize)
-    watch = watched_fit(make(), data)
-    weights = [*watch.round_weights, watch.final_weights]
-    moved = [not torch.equal(before, after) for before, after in pairwise(weights)]
-    assert moved == [False] * still + [True] * (4 - still)
+    assert moves(watched_fit(make(), data)) == [False] * still + [True] * (4 - still)
 
 
 @pytest.mark.parametrize("make", [A2C, lambda **more: PPO(epochs=2, minibatches=2, **more)])
@@ -89,9 +78,7 @@ def test_the_first_round_gives_the_scale_of_rewards_and_values_only(make, model,
     """Learned from, its targets would be as large as the returns, and the next ones near 1."""
     learner = make(**model)
     watch = watched_fit(learner, cartpole(3, env=PENDULUM, delay=delay, **settings))
-    weights = [*watch.round_weights, watch.final_weights]
-    moved = [not torch.equal(before, after) for before, after in pairwise(weights)]
-    assert moved == [False, True, True]
+    assert moves(watch) == [False, True, True]
 
 
 @pytest.fixture(scope="module")
@@ -112,9 +99,7 @@ def with_statistics(weights):
 @pytest.mark.parametrize("delay", [0, 1])
 def test_a_policy_that_brings_its_statistics_learns_from_the_first_round_on(normalised, delay):
     data = cartpole(3, env=PENDULUM, delay=delay, normalize_observation=True)
-    watch = watched_fit(with_statistics(normalised), data)
-    weights = [*watch.round_weights, watch.final_weights]
-    assert not any(torch.equal(before, after) for before, after in pairwise(weights))
+    assert all(moves(watched_fit(with_statistics(normalised), data)))
 
 
 def test_a_run_that_began_with_statistics_resumes_after_its_first_round(normalised, tmp_path):
@@ -141,9 +126,7 @@ def test_what_a_loaded_learner_did_not_normalise_begins_with_statistics(settings
     trainer.save_checkpoint(tmp_path / "bare.ckpt", weights_only=False)
     learner = A2C.load_from_checkpoint(tmp_path / "bare.ckpt")
     watch = watched_fit(learner, cartpole(4, env=PENDULUM, **settings))
-    weights = [*watch.round_weights, watch.final_weights]
-    moved = [not torch.equal(one, other) for one, other in pairwise(weights)]
-    assert moved == [False] * still + [True] * (4 - still)
+    assert moves(watch) == [False] * still + [True] * (4 - still)
 
 
 def test_a_learner_of_scaled_rewards_is_refused_where_they_are_not():
@@ -256,7 +239,6 @@ PONG = {"env": AtariEnvs("pong"), "normalize_observation": True}
 @pytest.mark.parametrize("delay", [0, 1])
 def test_the_gradient_is_taken_with_the_statistics_of_pixels_that_acted(delay):
     learner = Comparing(network="nips", learning_rate=0.01, delayed_step="gradient")
-    learner.distances = []
     watched_fit(learner, cartpole(3, delay=delay, **PONG))
     assert len(learner.distances) == 3
     assert max(learner.distances) < 1e-4

@@ -7,9 +7,8 @@ from functools import partial
 import pytest
 import torch
 from tensordict import TensorDict
-from tensordict.nn import set_composite_lp_aggregate
+from tensordict.nn import TensorDictModule, set_composite_lp_aggregate
 from torch import nn
-from torch.distributions import Categorical
 from torchrl.collectors import Collector
 from torchrl.data import (
     LazyMemmapStorage,
@@ -19,7 +18,7 @@ from torchrl.data import (
     SamplerWithoutReplacement,
 )
 from torchrl.envs import EnvCreator, GymEnv, NoopResetEnv, RenameTransform, TransformedEnv
-from torchrl.modules import MLP, ActorValueOperator, ProbabilisticActor, ValueOperator
+from torchrl.modules import MLP, ActorValueOperator, ValueOperator
 from torchrl.objectives import A2CLoss, ClipPPOLoss, KLPENPPOLoss
 from torchrl.objectives.value import GAE
 from torchrl.trainers import (
@@ -31,7 +30,7 @@ from torchrl.trainers import (
 
 from hts_torchrl import GymEnvs, HTSCollector, make_actor_critic
 from hts_torchrl.envs.make_group import make_group
-from tests.policies import nested_cartpole
+from tests.policies import categorical_actor, nested_cartpole
 from tests.runs import digest, perturbed, play
 
 ENVS, STEPS = 4, 16
@@ -149,23 +148,14 @@ def test_torchrls_own_actor_and_critic_may_act():
     """Of plain layers, whose last bits may depend on the row's place: so one row a pass."""
     trunk = MLP(in_features=4, out_features=32, num_cells=[32])
     policy = ActorValueOperator(
-        _module(trunk, "observation", "hidden"),
-        ProbabilisticActor(
-            _module(nn.Linear(32, 2), "hidden", "logits"),
-            in_keys=["logits"], distribution_class=Categorical, return_log_prob=True,
-        ),
+        TensorDictModule(trunk, ["observation"], ["hidden"]),
+        categorical_actor(nn.Linear(32, 2), "hidden"),
         ValueOperator(nn.Linear(32, 1), in_keys=["hidden"]),
     )  # fmt: skip
     (batch, _) = play(collect(CARTPOLE, policy, inference_batch_size=1))
     actor = policy.get_policy_operator()
     expected = actor.get_dist(batch.clone()).log_prob(batch["action"])
     assert torch.allclose(batch["action_log_prob"], expected, atol=1e-5)
-
-
-def _module(net, read, write):
-    from tensordict.nn import TensorDictModule  # noqa: PLC0415
-
-    return TensorDictModule(net, [read], [write])
 
 
 @pytest.mark.parametrize("whole", [True, False], ids=["actor-critic", "operator"])

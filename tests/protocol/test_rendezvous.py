@@ -40,11 +40,6 @@ def test_weights_published_in_the_middle_of_a_round_act_from_the_next_one_on(tmp
     assert [marks(batch) for batch in iterator] == [[0], [1]]
 
 
-def test_without_delay_a_round_acts_with_what_was_published_before_it():
-    batches = play(collect(CoordinateEnvs(), delay=0), echo_weights)
-    assert [marks(batch) for batch in batches] == [[0], [1], [2]]
-
-
 def test_a_batch_stays_what_it_is_while_the_next_round_is_collected():
     collector = collect(CoordinateEnvs(), clone=False)
     iterator = iter(collector)

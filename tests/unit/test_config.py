@@ -24,8 +24,10 @@ def made(num_envs=16, **settings):
         ({"inference_batch_size": 0}, "inference_batch_size=0"),
         ({"step_barrier": True, "num_actors": 2}, "step_barrier with num_actors=2"),
         ({"start_method": "fork"}, "start_method='fork'"),
+        ({"recover": "try"}, "recover=.try.; .fail. or .replay. is needed"),
         ({"timeout_s": 0.0}, "timeout_s=0"),
         ({"timeout_s": float("nan")}, "timeout_s=nan"),
+        ({"reward_discount": 1.5}, "reward_discount=1.5; None, or 0 to 1"),
         ({"num_envs": 65_537}, "num_envs=65537; at most 65536"),
         ({"inference_batch_size": 10**23}, "inference_batch_size=1000"),
         ({"num_envs": 4, "num_actors": 5}, "num_actors=5 is more than num_envs=4"),
@@ -65,6 +67,10 @@ def test_a_pass_has_at_most_eight_rows_by_default(num_envs, rows):
     assert made(num_envs=num_envs).batch_size == rows
 
 
+def test_as_many_environments_and_rows_as_there_can_be_are_not_refused():
+    assert made(num_envs=65_536, inference_batch_size=65_536).batch_size == 65_536
+
+
 def test_a_pass_has_as_many_rows_as_were_asked_for():
     assert made(num_envs=2, inference_batch_size=5).batch_size == 5
 
@@ -93,7 +99,9 @@ def test_what_is_no_whole_number_is_refused_by_name(settings, named):
         CollectorSettings(**{"frames_per_batch": 32, **settings})
 
 
-WHOLE = CollectorSettings(num_envs=12, frames_per_batch=120, total_frames=1000, num_actors=2)
+WHOLE = CollectorSettings(
+    num_envs=12, frames_per_batch=120, total_frames=1000, num_actors=2, first_env=20
+)
 
 
 class TestOfARank:
@@ -103,7 +111,7 @@ class TestOfARank:
     def test_each_rank_has_neighbours_and_the_same_rounds(self):
         shares = [WHOLE.of_rank(rank, 3) for rank in range(3)]
         assert [share.num_envs for share in shares] == [4, 4, 4]
-        assert [share.first_env for share in shares] == [0, 4, 8]
+        assert [share.first_env for share in shares] == [20, 24, 28]
         assert {share.schedule.steps_per_round for share in shares} == {10}
         assert {share.schedule.num_rounds for share in shares} == {9}  # 1000 frames, rounded up
 

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from tests.command_line import refused, run
+from tests.command_line import refused
 
 
 def test_a_folder_that_is_no_run_ends_with_one_line(capsys):
@@ -15,13 +15,6 @@ def test_a_folder_that_is_no_run_ends_with_one_line(capsys):
 @pytest.mark.parametrize("arguments", [[], ["--output=x"], ["a", "--outputs=x"]])
 def test_wrong_arguments_end_with_one_line(arguments, capsys):
     refused(capsys, "report", *arguments)
-
-
-def test_help_tells_what_it_takes(capsys):
-    with pytest.raises(SystemExit) as left:
-        run("report", "--help")
-    assert left.value.code == 0
-    assert "--output" in capsys.readouterr().out
 
 
 def test_without_its_extra_it_ends_with_the_line_that_installs_it(monkeypatch, capsys):

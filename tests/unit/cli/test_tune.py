@@ -304,13 +304,6 @@ class TestRefused:
         assert message.startswith("a study needs optuna: pip install 'hts-torchrl[tune]' (")
 
 
-def test_help_tells_what_it_takes(capsys):
-    with pytest.raises(SystemExit) as left:
-        run("tune", "--help")
-    assert left.value.code == 0
-    assert "--study" in capsys.readouterr().out
-
-
 def test_help_of_the_command_lists_it(capsys):
     with pytest.raises(SystemExit) as left:
         run("--help")

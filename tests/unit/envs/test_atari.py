@@ -149,12 +149,6 @@ class TestStreams:
         streams = [play(AtariEnvs("breakout"), plan=actions(40, seed=seed)) for seed in (0, 1)]
         assert not np.array_equal(*(column(records, "observation") for records in streams))
 
-    def test_sticky_actions_are_part_of_the_seed(self):
-        streams = [
-            play(AtariEnvs("breakout", sticky_actions=0.25), plan=actions(100)) for _ in range(2)
-        ]
-        assert np.array_equal(*(column(records, "observation") for records in streams))
-
 
 class TestSpec:
     def test_observations_are_four_grey_frames(self):

@@ -46,57 +46,36 @@ class TestAnyGroup:
         assert observation[:, 4].tolist() == SEEDS
 
     @GROUPS
-    def test_each_environment_gets_its_own_action(self, create):
+    def test_each_environment_gets_its_own_action_and_goes_on_from_what_it_led_to(self, create):
         group = make_group(create, [0, 1])
         group.reset(SEEDS)
         transition = group.step(np.array([2, 3]))
-        assert transition.observation["observation"][:, 3].tolist() == [2, 3]
+        after, following = transition.observation, transition.next_observation
+        assert after["observation"][:, 3].tolist() == [2, 3]
+        assert np.array_equal(after["observation"], following["observation"])
 
     @GROUPS
-    def test_an_episode_that_goes_on_has_one_observation(self, create):
-        group = make_group(create, [0, 1])
-        group.reset(SEEDS)
-        transition = group.step(np.array([2, 3]))
-        observations = (transition.observation, transition.next_observation)
-        assert np.array_equal(*(each["observation"] for each in observations))
-
-    @GROUPS
-    def test_an_episode_that_ends_keeps_its_true_last_observation(self, create):
+    def test_an_episode_that_ends_keeps_its_last_observation_and_the_next_ones_first_is_acted_on(
+        self, create
+    ):
         """Environment 0 ends its first episode after 3 steps, environment 1 after 5."""
         group = make_group(create, [0, 1])
         group.reset(SEEDS)
         for _ in range(3):
             transition = group.step(np.array([2, 3]))
-        last = transition.observation["observation"]
-        assert last.tolist() == [[0, 0, 3, 2, 100], [1, 0, 3, 3, 200]]
+        last, first = transition.observation, transition.next_observation
+        assert last["observation"].tolist() == [[0, 0, 3, 2, 100], [1, 0, 3, 3, 200]]
+        assert first["observation"].tolist() == [[0, 1, 0, -1, 100], [1, 0, 3, 3, 200]]
 
     @GROUPS
-    def test_the_first_observation_of_the_new_episode_is_acted_on_next(self, create):
-        group = make_group(create, [0, 1])
-        group.reset(SEEDS)
-        for _ in range(3):
-            transition = group.step(np.array([2, 3]))
-        following = transition.next_observation["observation"]
-        assert following.tolist() == [[0, 1, 0, -1, 100], [1, 0, 3, 3, 200]]
-
-    @GROUPS
-    def test_termination_and_truncation_are_told_apart(self, create):
+    def test_termination_and_truncation_are_told_apart_and_both_end_the_game(self, create):
         """Episodes of environment 0 end in termination, then in truncation."""
         group = make_group(create, [0, 1])
         group.reset(SEEDS)
-        ends = []
-        for _ in range(8):
-            transition = group.step(np.array([0, 0]))
-            ends.append((bool(transition.terminated[0]), bool(transition.truncated[0])))
-        assert ends == [(False, False)] * 2 + [(True, False)] + [(False, False)] * 4 + [
-            (False, True)
-        ]
-
-    @GROUPS
-    def test_the_game_ends_where_the_episode_ends(self, create):
-        group = make_group(create, [0, 1])
-        group.reset(SEEDS)
-        ends = [group.step(np.array([0, 0])).episode_end.tolist() for _ in range(5)]
+        steps = [group.step(np.array([0, 0])) for _ in range(8)]
+        assert [bool(each.terminated[0]) for each in steps] == [*[False] * 2, True, *[False] * 5]
+        assert [bool(each.truncated[0]) for each in steps] == [False] * 7 + [True]
+        ends = [each.episode_end.tolist() for each in steps[:5]]
         assert ends == [[False, False]] * 2 + [[True, False]] + [[False, False]] + [[False, True]]
 
     @GROUPS
@@ -566,16 +545,6 @@ class TestGymEnvs:
         picture = group.render()
         assert (picture.dtype, picture.ndim, picture.shape[-1]) == (np.uint8, 3, 3)
         group.close()
-
-    def test_closing_closes_every_environment(self):
-        closed = []
-
-        class Closing(CoordinateEnv):
-            def close(self):
-                closed.append(self.index)
-
-        make_group(Closing, [2, 3]).close()
-        assert closed == [2, 3]
 
 
 def test_gymnasium_itself_checks_nothing_that_the_group_changes():

@@ -16,10 +16,8 @@ from torchrl.envs import (
     TransformedEnv,
 )
 
-from hts_torchrl.envs.adapter import SerialGroup
 from hts_torchrl.envs.group import EnvFactory
 from hts_torchrl.envs.make_group import env_spec_of, make_group, number_of_envs
-from hts_torchrl.envs.vector import VectorAdapter
 from hts_torchrl.errors import ConfigurationError
 from tests.fakes import CoordinateEnv, CoordinateEnvs
 
@@ -57,26 +55,11 @@ def test_a_list_that_is_too_short_is_refused():
         make_group([CoordinateEnvs()] * 2, [3])
 
 
-def test_single_gymnasium_environments_are_stepped_one_after_another():
-    assert isinstance(make_group(CoordinateEnvs(), [0, 1]), SerialGroup)
-
-
 def test_making_an_environment_leaves_torchs_global_generator_alone():
     """The tutorials of TorchRL seed it in the constructor."""
     before = torch.get_rng_state()
     make_group(lambda _: (torch.manual_seed(0), CoordinateEnv(0))[1], [0])
     assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_a_gymnasium_vector_environment_is_taken_whole():
-    def make(index):
-        makers = [lambda place=place: CoordinateEnv(place) for place in (index, index + 1)]
-        return gymnasium.vector.SyncVectorEnv(
-            makers, autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP
-        )
-
-    (adapter,) = make_group(make, [4, 5]).adapters
-    assert isinstance(adapter, VectorAdapter)
 
 
 def test_a_vector_environment_of_a_list_is_refused():
@@ -276,11 +259,6 @@ def test_what_was_made_is_closed_where_it_is_refused():
     with pytest.raises(ConfigurationError, match="a dict"):
         make_group([Closing, Closing, lambda: {}], [0, 1, 2])
     assert closed == [0, 1]
-
-
-def test_a_function_that_returns_no_environment_is_refused():
-    with pytest.raises(ConfigurationError, match="returned a dict"):
-        make_group(lambda _: {}, [0])
 
 
 class TestEnvSpec:

@@ -13,7 +13,7 @@ from hts_torchrl.envs.adapter import AdapterGroup
 from hts_torchrl.envs.group import SeededGroup
 from hts_torchrl.envs.make_group import make_group
 from hts_torchrl.policy.inference import one_thread
-from tests.runs import digest, play
+from tests.runs import digest, play, stopped_after
 from tests.unit.envs.test_torchrl import ACTIONS, BothEnv, CountingEnv, DrawingEnv
 
 
@@ -161,13 +161,7 @@ def test_two_batches_are_collected_alike_in_processes():
 
 
 def test_a_stopped_run_goes_on_with_the_same_bits():
-    whole, stopped = play(collect()), collect()
-    first = [next(iter(stopped))]
-    state = stopped.state_dict()
-    stopped.shutdown()
-    resumed = collect()
-    resumed.load_state_dict(state)
-    assert digest(first + play(resumed)) == digest(whole)
+    assert digest(stopped_after(1, collect)) == digest(play(collect()))
 
 
 def test_games_of_a_batch_have_the_limit_that_is_asked_for():

@@ -16,33 +16,30 @@ def press():
     signal.raise_signal(signal.SIGINT)
 
 
-def test_ctrl_c_waits_until_it_is_released():
+@pytest.fixture
+def interrupt():
+    """One that holds Ctrl-C back."""
     interrupt = DeferredInterrupt()
     interrupt.hold()
+    return interrupt
+
+
+def test_ctrl_c_waits_until_it_is_released(interrupt):
     press()
     with pytest.raises(KeyboardInterrupt):
         interrupt.release()
 
 
-def test_without_ctrl_c_nothing_happens():
-    interrupt = DeferredInterrupt()
-    interrupt.hold()
+def test_a_released_interrupt_holds_nothing_back(interrupt):
     interrupt.release()
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-
-def test_a_released_interrupt_holds_nothing_back():
-    interrupt = DeferredInterrupt()
-    interrupt.hold()
-    interrupt.release()
     with pytest.raises(KeyboardInterrupt):
         press()
     interrupt.release()
 
 
+@pytest.mark.usefixtures("interrupt")
 def test_a_second_ctrl_c_is_not_held_back():
-    interrupt = DeferredInterrupt()
-    interrupt.hold()
     press()
     with pytest.raises(KeyboardInterrupt):
         press()

@@ -43,24 +43,24 @@ class Modes(Callback):
         self.training.append(self.layer.training)
 
 
-@pytest.mark.filterwarnings("ignore:Found 1 module.s. in eval mode at the start of training")
-@pytest.mark.parametrize("layer", [nn.Dropout().eval(), nn.BatchNorm1d(16).eval()])
-def test_a_layer_that_the_user_put_into_eval_mode_stays_there_without_a_warning(layer):
+def evaluated(layer) -> list[bool]:
+    """The modes of a layer in a run that is evaluated between its rounds."""
     modes = Modes(layer)
     settings = {"evaluation_frames": 32, "evaluation_episodes": 1}
     trainer = {"limit_val_batches": 1}
     fit(A2C(policy_with(layer, CARTPOLE)), callbacks=[modes], trainer=trainer, **settings)
-    assert modes.training == [False] * 3
+    return modes.training
+
+
+@pytest.mark.filterwarnings("ignore:Found 1 module.s. in eval mode at the start of training")
+@pytest.mark.parametrize("layer", [nn.Dropout().eval(), nn.BatchNorm1d(16).eval()])
+def test_a_layer_that_the_user_put_into_eval_mode_stays_there_without_a_warning(layer):
+    assert evaluated(layer) == [False] * 3
 
 
 @pytest.mark.filterwarnings(f"ignore:{TWO_MODES}")
 def test_a_layer_is_in_train_mode_again_after_an_evaluation():
-    layer = nn.Dropout()
-    modes = Modes(layer)
-    settings = {"evaluation_frames": 32, "evaluation_episodes": 1}
-    trainer = {"limit_val_batches": 1}
-    fit(A2C(policy_with(layer, CARTPOLE)), callbacks=[modes], trainer=trainer, **settings)
-    assert modes.training == [True] * 3
+    assert evaluated(nn.Dropout()) == [True] * 3
 
 
 class Returns(Callback):

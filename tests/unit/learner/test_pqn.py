@@ -243,10 +243,6 @@ class TestRefusals:
         with pytest.raises(ConfigurationError, match="the action is continuous"):
             watched_fit(PQN(), cartpole(env=GymEnvs("Pendulum-v1")))
 
-    def test_minibatches_that_do_not_divide_the_round(self):
-        with pytest.raises(ConfigurationError, match="minibatches=5 does not divide the 32 frames"):
-            watched_fit(PQN(minibatches=5), cartpole())
-
 
 @pytest.mark.parametrize(
     ("settings", "data"),

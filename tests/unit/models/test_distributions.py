@@ -57,25 +57,6 @@ class TestMultiCategorical:
         assert logits.grad.isfinite().all()
 
 
-class TestIndependentNormal:
-    def test_the_log_probability_is_the_sum_over_dimensions(self):
-        loc, scale = torch.randn(3, 2), torch.rand(3, 2) + 0.1
-        action = torch.randn(3, 2)
-        expected = torch.distributions.Normal(loc, scale).log_prob(action).sum(-1)
-        assert torch.equal(IndependentNormal(loc, scale).log_prob(action), expected)
-
-    def test_one_action_is_one_event(self):
-        assert IndependentNormal(torch.zeros(3, 2), torch.ones(3, 2)).event_shape == (2,)
-
-    @pytest.mark.parametrize("event", [(), (2,), (2, 4)])
-    def test_an_action_of_any_shape_has_one_log_probability(self, event):
-        loc, scale = torch.randn(3, *event), torch.rand(3, *event) + 0.1
-        action = torch.randn(3, *event)
-        expected = torch.distributions.Normal(loc, scale).log_prob(action).view(3, -1).sum(-1)
-        dist = IndependentNormal(loc, scale, event_dim=len(event))
-        torch.testing.assert_close(dist.log_prob(action), expected)
-
-
 class TestChoicesAndNumbers:
     logits = torch.tensor([[0.3, -1.0, 2.0, 0.0, 0.5], [1.0, 0.0, 0.0, 3.0, -1.0]])
     loc, scale = torch.tensor([[0.5, -1.0], [2.0, 0.0]]), torch.tensor([[1.0, 0.5], [2.0, 3.0]])

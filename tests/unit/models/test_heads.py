@@ -40,23 +40,12 @@ class TestNarrowLinear:
         assert NarrowLinear(16, 2, 1.0).weight.shape == (2, 16)
 
 
+@pytest.mark.parametrize("computed", [lambda layer: layer, weight_norm], ids=["own", "computed"])
 @pytest.mark.parametrize("width", [1, 3, 4, 6])
-def test_weights_that_are_padded_once_are_those_that_are_loaded_later(width):
-    acting, learning = NarrowLinear(8, width, 1.0), NarrowLinear(8, width, 1.0)
+def test_weights_that_are_padded_once_are_those_that_are_loaded_later(width, computed):
+    acting, learning = (computed(NarrowLinear(8, width, 1.0)) for _ in range(2))
     acting.pad_once()
     state = acting.state_dict()  # as an actor loads: into the tensors that are there
-    for name, value in learning.state_dict().items():
-        state[name].copy_(value)
-    features = torch.randn(5, 8)
-    with torch.no_grad():
-        assert torch.equal(acting(features), learning(features))
-
-
-@pytest.mark.parametrize("width", [1, 3, 6])
-def test_a_weight_that_is_computed_from_others_follows_what_is_loaded(width):
-    acting, learning = (weight_norm(NarrowLinear(8, width, 1.0)) for _ in range(2))
-    acting.pad_once()
-    state = acting.state_dict()
     for name, value in learning.state_dict().items():
         state[name].copy_(value)
     features = torch.randn(5, 8)
@@ -79,10 +68,6 @@ def test_biases_start_at_zero(layer):
     assert not orthogonal(layer).bias.any()
 
 
-def test_a_layer_without_bias_is_allowed():
-    assert orthogonal(nn.Linear(3, 2, bias=False)).bias is None
-
-
-def test_the_layer_itself_is_returned():
-    layer = nn.Linear(3, 2)
+def test_the_layer_itself_is_returned_with_or_without_bias():
+    layer = nn.Linear(3, 2, bias=False)
     assert orthogonal(layer) is layer

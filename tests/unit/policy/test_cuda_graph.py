@@ -6,12 +6,7 @@ import gc
 import numpy as np
 import pytest
 import torch
-from tensordict.nn import (
-    ProbabilisticTensorDictModule,
-    ProbabilisticTensorDictSequential,
-    TensorDictModule,
-    TensorDictSequential,
-)
+from tensordict.nn import TensorDictSequential
 from torch import nn
 from torch.distributions import Categorical, Distribution, Laplace
 from torchrl.modules import EGreedyModule, QValueActor, TruncatedNormal
@@ -28,6 +23,7 @@ from hts_torchrl.shared.arrays import SharedArrays
 from hts_torchrl.specs import ActionSpec, ArraySpec, EnvSpec
 from tests.determinism.tasks import TASKS
 from tests.graphs import needs_gpu, record_captures, recorded, replaying
+from tests.policies import drawing_policy
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda:0")
 ASKED = {"setting": "cudagraph_policy", "what": "the policy's pass"}
@@ -229,13 +225,8 @@ def three_numbers() -> EnvSpec:
 def probabilistic(distribution, kwargs=None, keys=("logits",)) -> nn.Module:
     net = nn.Linear(4, 3)
     split = net if len(keys) == 1 else nn.Sequential(net, Apart())
-    return ProbabilisticTensorDictSequential(
-        TensorDictModule(split, ["observation"], list(keys)),
-        ProbabilisticTensorDictModule(
-            list(keys), ["action"], distribution_class=distribution,
-            distribution_kwargs=kwargs or {}, return_log_prob=True,
-        ),
-    )  # fmt: skip
+    settings = {"distribution_kwargs": kwargs or {}, "return_log_prob": True}
+    return drawing_policy(split, *keys, draws=distribution, **settings)
 
 
 class Apart(nn.Module):

@@ -25,7 +25,7 @@ from hts_torchrl.policy.as_policy import as_policy
 from hts_torchrl.policy.examination import depends_on_row_alone, examine, find_outputs
 from hts_torchrl.policy.inference import PolicyInference, one_thread
 from hts_torchrl.specs import ActionSpec, ArraySpec, EnvSpec
-from tests.policies import Noise
+from tests.policies import Noise, drawing_policy
 from tests.unit.policy.test_inference import FLOATS, WIDTH, continuous, discrete, observations
 
 
@@ -103,16 +103,8 @@ class TestOutputs:
     def test_so_are_independent_choices(self):
         choices = ActionSpec("multi_discrete", ArraySpec((2,), np.dtype(np.int64)), (4, 3))
         spec = EnvSpec(discrete(4).observations, choices)
-        policy = ProbabilisticTensorDictSequential(
-            TensorDictModule(
-                nn.Sequential(nn.Linear(WIDTH, 10), nn.Unflatten(-1, (2, 5))),
-                ["observation"],
-                ["logits"],
-            ),
-            ProbabilisticTensorDictModule(
-                ["logits"], ["action"], distribution_class=IndependentCategorical
-            ),
-        )
+        net = nn.Sequential(nn.Linear(WIDTH, 10), nn.Unflatten(-1, (2, 5)))
+        policy = drawing_policy(net, draws=IndependentCategorical)
         with pytest.raises(ConfigurationError, match=r"among 5 .* environment has 4"):
             find_outputs(PolicyInference(policy, spec, batch_size=2))
 
@@ -123,21 +115,13 @@ class TestOutputs:
             find_outputs(inference)
 
     def test_an_action_under_another_name_is_refused(self):
-        policy = ProbabilisticTensorDictSequential(
-            TensorDictModule(nn.Linear(WIDTH, 4), ["observation"], ["logits"]),
-            ProbabilisticTensorDictModule(["logits"], ["move"], distribution_class=Categorical),
-        )
+        policy = drawing_policy(nn.Linear(WIDTH, 4), action="move")
         with pytest.raises(ConfigurationError, match="'move'"):
             PolicyInference(policy, discrete(4), batch_size=2)
 
     def test_the_log_probability_has_the_name_that_the_policy_gives_it(self):
-        policy = ProbabilisticTensorDictSequential(
-            TensorDictModule(nn.Linear(WIDTH, 4), ["observation"], ["logits"]),
-            ProbabilisticTensorDictModule(
-                ["logits"], ["action"], distribution_class=Categorical,
-                return_log_prob=True, log_prob_key="sample_log_prob",
-            ),
-        )  # fmt: skip
+        named = {"return_log_prob": True, "log_prob_key": "sample_log_prob"}
+        policy = drawing_policy(nn.Linear(WIDTH, 4), **named)
         outputs = find_outputs(PolicyInference(policy, discrete(4), batch_size=2))
         assert "sample_log_prob" in outputs
 
@@ -285,10 +269,7 @@ class TestChance:
             def forward(self, rows):
                 return super().forward(rows), rows.log()
 
-        policy = ProbabilisticTensorDictSequential(
-            TensorDictModule(Log(WIDTH, 4), ["observation"], ["logits", "log"]),
-            ProbabilisticTensorDictModule(["logits"], ["action"], distribution_class=Categorical),
-        )
+        policy = drawing_policy(Log(WIDTH, 4), "logits", "log", in_keys=["logits"])
         examine(PolicyInference(policy, spec, batch_size=1), all_outputs=True)
 
     @pytest.mark.parametrize("batch_size", [1, 2])
@@ -314,17 +295,8 @@ class TestChance:
             def forward(self, rows):
                 return super().forward(rows).exp().chunk(2, -1)
 
-        policy = ProbabilisticTensorDictSequential(
-            TensorDictModule(
-                Heads(WIDTH, 4), ["observation"], ["concentration1", "concentration0"]
-            ),
-            ProbabilisticTensorDictModule(
-                ["concentration1", "concentration0"],
-                ["action"],
-                distribution_class=IndependentBeta,
-                return_log_prob=True,
-            ),
-        )
+        keys = "concentration1", "concentration0"
+        policy = drawing_policy(Heads(WIDTH, 4), *keys, draws=IndependentBeta, return_log_prob=True)
         find_outputs(PolicyInference(policy, spec, batch_size=2))
 
 
@@ -355,10 +327,7 @@ def drawn_from(distribution, *keys: str, event: tuple[int, ...] = ()) -> nn.Modu
             half = torch.full((len(observation), *event), 0.5)
             return half if len(keys) == 1 else (half,) * len(keys)
 
-    return ProbabilisticTensorDictSequential(
-        TensorDictModule(Halves(), ["observation"], list(keys)),
-        ProbabilisticTensorDictModule(list(keys), ["action"], distribution_class=distribution),
-    )
+    return drawing_policy(Halves(), *keys, draws=distribution)
 
 
 class TestKindOfAction:
@@ -426,11 +395,10 @@ class TestProbe:
     def test_a_policy_with_nested_keys_may_be_batched(self):
         action = ActionSpec("discrete", ArraySpec((), np.dtype(np.int64)), (8,))
         spec = EnvSpec({("agent", "vector"): ArraySpec((WIDTH,), FLOATS)}, action)
-        policy = ProbabilisticTensorDictSequential(
-            TensorDictModule(nn.Linear(WIDTH, 8), [("agent", "vector")], [("agent", "logits")]),
-            ProbabilisticTensorDictModule(
-                {"logits": ("agent", "logits")}, ["action"], distribution_class=Categorical
-            ),
+        policy = drawing_policy(
+            *(nn.Linear(WIDTH, 8), ("agent", "logits")),
+            reads=[("agent", "vector")],
+            in_keys={"logits": ("agent", "logits")},
         )
         assert depends_on_row_alone(PolicyInference(policy, spec, batch_size=8))
 
@@ -514,10 +482,7 @@ class TestRandomObservations:
             def forward(self, rows, mask):
                 return super().forward(rows)[:, :2].masked_fill(mask == 0, -torch.inf)
 
-        policy = ProbabilisticTensorDictSequential(
-            TensorDictModule(Masked(WIDTH, 8), list(observed), ["logits"]),
-            ProbabilisticTensorDictModule(["logits"], ["action"], distribution_class=Categorical),
-        )
+        policy = drawing_policy(Masked(WIDTH, 8), reads=list(observed))
         inference = PolicyInference(policy, spec, batch_size=4)
         assert examine(inference, all_outputs=True).batch_size == 4
         assert not recwarn
@@ -549,14 +514,7 @@ class TestRandomObservations:
             def forward(self, rows):
                 return super().forward(rows.log())
 
-        policy = ProbabilisticTensorDictSequential(
-            TensorDictModule(Logarithm(WIDTH, 8), ["observation"], ["logits"]),
-            ProbabilisticTensorDictModule(
-                ["logits"],
-                ["action"],
-                distribution_class=Categorical,
-                distribution_kwargs={"validate_args": True},
-            ),
-        )
+        checks = {"distribution_kwargs": {"validate_args": True}}
+        policy = drawing_policy(Logarithm(WIDTH, 8), **checks)
         with pytest.raises(ConfigurationError, match=r"^the policy does not fit [^\n]*$"):
             find_outputs(PolicyInference(policy, spec, batch_size=4))

@@ -183,7 +183,7 @@ class TestRefusals:
         save_file({"weight": torch.zeros(1)}, place)
         assert "not written by hts-torchrl export" in self.refusal(place)
 
-    @pytest.mark.parametrize("network", [None, "os.system", "tests.unit.test_policy_file.Trap"])
+    @pytest.mark.parametrize("network", [None, "os.system", f"{__name__}.Trap"])
     def test_a_network_that_is_not_built_in_is_not_looked_for(self, place, network):
         save(place, network=network)
         assert f"its network ({network or 'a policy of your own'}) is none of this" in self.refusal(

@@ -8,18 +8,13 @@ import pytest
 import torch
 from gymnasium import spaces
 from tensordict import TensorDict
-from tensordict.nn import (
-    ProbabilisticTensorDictModule,
-    ProbabilisticTensorDictSequential,
-    TensorDictModule,
-)
-from torch import distributions as d
 from torch import nn
 
 from hts_torchrl import ConfigurationError, make_actor_critic, save_onnx
 from hts_torchrl.envs.spaces import env_spec
 from hts_torchrl.policy import onnx_file
 from hts_torchrl.specs import ArraySpec, EnvSpec
+from tests.policies import drawing_policy
 
 VECTOR = spaces.Box(-1, 1, (5,))
 PIXELS = spaces.Box(0, 255, (4, 84, 84), np.uint8)
@@ -107,13 +102,8 @@ class Two(nn.Module):
         return self.linear(features), features.sum(-1, keepdim=True)
 
 
-def policy_around(net, keys, distribution=d.Categorical, parameters=("logits",)):
-    return ProbabilisticTensorDictSequential(
-        TensorDictModule(net, keys, [*parameters, "state_value"]),
-        ProbabilisticTensorDictModule(
-            list(parameters), ["action"], distribution_class=distribution, return_log_prob=True
-        ),
-    )
+def policy_around(net, *reads):
+    return drawing_policy(net, "logits", "state_value", reads=reads, in_keys=["logits"])
 
 
 def spec_with(**shapes):
@@ -125,7 +115,7 @@ def spec_with(**shapes):
 def test_a_policy_of_the_users_own_has_its_observations_by_name(tmp_path):
     pytest.importorskip("onnxscript")
     spec = spec_with(near=(2,), far=(3,))
-    policy = policy_around(Two(), ["near", "far"])
+    policy = policy_around(Two(), "near", "far")
     save_onnx(policy, tmp_path / "own.onnx", spec=spec)
     session = session_of(tmp_path / "own.onnx")
     near, far = np.ones((4, 2), np.float32), np.full((4, 3), 2, np.float32)
@@ -163,7 +153,7 @@ def test_what_cannot_be_exported_is_refused_by_name_and_leaves_the_file(tmp_path
     pytest.importorskip("onnxscript")
     place = tmp_path / "policy.onnx"
     place.write_text("before")
-    policy = policy_around(Branching(), ["observation"])
+    policy = policy_around(Branching(), "observation")
     with pytest.raises(ConfigurationError, match="cannot be exported to ONNX: ") as refusal:
         save_onnx(policy, place, spec=env_spec(VECTOR, spaces.Discrete(3)))
     assert "\n" not in str(refusal.value)
@@ -205,7 +195,7 @@ class Masked(nn.Linear):
 
 def test_equal_infinities_are_no_difference(tmp_path):
     pytest.importorskip("onnxscript")
-    policy = policy_around(Masked(), ["observation"])
+    policy = policy_around(Masked(), "observation")
     spec = env_spec(VECTOR, spaces.Discrete(3))
     assert save_onnx(policy, tmp_path / "policy.onnx", spec=spec) < 1e-4
 
@@ -228,7 +218,7 @@ def test_a_table_is_tried_with_bytes_that_it_has(tmp_path):
             return rows, rows[:, :1]
 
     spec = env_spec(spaces.Box(0, 255, (4,), np.uint8), spaces.Discrete(3))
-    policy = policy_around(Table(11, 3), ["observation"])
+    policy = policy_around(Table(11, 3), "observation")
     assert save_onnx(policy, tmp_path / "policy.onnx", spec=spec) < 1e-4
 
 

@@ -40,21 +40,6 @@ def weights():
     arrays.close()
 
 
-def test_published_weights_are_invisible_until_the_exchange(weights):
-    weights.publish(Mixed(1.0).state_dict())
-    replica = Mixed(5.0)
-    assert weights.load(replica, -1) == 0
-    assert same_bits(replica, Mixed(0.0))
-
-
-def test_published_weights_act_after_the_exchange(weights):
-    weights.publish(Mixed(1.0).state_dict())
-    weights.exchange()
-    replica = Mixed(5.0)
-    assert weights.load(replica, 0) == 1
-    assert same_bits(replica, Mixed(1.0))
-
-
 @pytest.mark.parametrize("waits", [False, True])
 def test_weights_may_take_the_place_of_the_newest(weights, waits):
     """Of those that act, or of those that wait for the exchange."""

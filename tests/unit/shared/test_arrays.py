@@ -72,11 +72,6 @@ def test_arrays_outlive_the_descriptor(arrays):
     assert numbers[0] == 1.0
 
 
-def test_closing_twice_is_allowed(arrays):
-    arrays.close()
-    arrays.close()
-
-
 def test_nothing_stays_open_when_the_last_array_is_dropped():
     before = shared_memories()
     arrays = SharedArrays(LAYOUT)

@@ -28,26 +28,6 @@ def test_the_next_entry_of_a_path_keeps_the_path():
     assert next_key(("agent", "vector")) == ("next", "agent", "vector")
 
 
-def test_observation_and_next_observation_have_the_same_description():
-    specs = storage_specs(SPEC, OUTPUTS)
-    assert specs["observation"] == specs["next", "observation"] == PIXELS
-
-
-def test_numbers_of_a_step_have_a_last_dimension_of_one_as_in_torchrl():
-    specs = storage_specs(SPEC, OUTPUTS)
-    names = ("reward", "terminated", "truncated", "episode_end", "episode_reward", "step_count")
-    assert {specs["next", name].shape for name in names} == {(1,)}
-
-
-def test_answers_of_the_policy_are_stored_as_they_come():
-    assert storage_specs(SPEC, OUTPUTS)["action"] == OUTPUTS["action"]
-
-
-def test_trajectories_are_numbered_in_64_bits():
-    traj_ids = storage_specs(SPEC, OUTPUTS)["collector", "traj_ids"]
-    assert traj_ids == ArraySpec((), np.dtype(np.int64))
-
-
 @pytest.fixture
 def storage():
     """Three environments, four steps."""
@@ -67,10 +47,6 @@ def test_numbers_are_written_without_their_last_dimension(storage):
     assert storage.arrays["next", "reward"][:, 3].tolist() == [[0.5], [-1.0], [0.0]]
 
 
-def test_every_array_has_cells(storage):
-    assert storage.cells(slice(0, 1)).keys() == storage.arrays.keys()
-
-
 @pytest.fixture
 def storages():
     specs = storage_specs(SPEC, OUTPUTS)
@@ -81,10 +57,6 @@ def storages():
 
 def test_each_storage_has_a_row_for_each_environment_and_a_column_for_each_step(storages):
     assert storages[0].arrays["observation"].shape == (3, 5, 1, 2, 2)
-
-
-def test_both_storages_have_every_entry(storages):
-    assert storages[0].arrays.keys() == storages[1].arrays.keys()
 
 
 def test_writing_one_storage_leaves_the_other_alone(storages):

@@ -37,28 +37,21 @@ def observation(value: int, rows: int) -> dict:
 def test_each_environment_has_a_slot_of_each_observation(states):
     shapes = {key: slots.shape for key, slots in states.observations.items()}
     assert shapes == {"picture": (4, 1, 2, 2), ("agent", "vector"): (4, 3)}
+    assert states.observations["picture"].dtype == np.uint8
 
 
 def test_each_environment_has_as_many_draws_as_its_action_needs(states):
     assert (states.draws.shape, states.draws.dtype) == ((4, 2), np.float64)
 
 
-def test_a_put_fills_the_slots_of_its_rows(states):
+def test_a_put_fills_the_slots_of_its_rows_and_leaves_others_alone(states):
     states.put(slice(1, 3), observation(7, 2), np.full((2, 2), 0.25))
     assert (states.observations["picture"][1:3] == 7).all()
     assert (states.observations["agent", "vector"][1:3] == 7).all()
     assert (states.draws[1:3] == 0.25).all()
-
-
-def test_a_put_leaves_the_slots_of_other_rows_alone(states):
-    states.put(slice(1, 3), observation(7, 2), np.full((2, 2), 0.25))
     others = [0, 3]
     assert not states.observations["picture"][others].any()
     assert not states.draws[others].any()
-
-
-def test_observations_keep_their_type(states):
-    assert states.observations["picture"].dtype == np.uint8
 
 
 @pytest.fixture

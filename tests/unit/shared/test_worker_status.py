@@ -12,29 +12,12 @@ def status():
     arrays.close()
 
 
-def test_a_worker_without_an_error_has_an_empty_text(status):
-    assert status.read_error(1) == ""
-
-
-def test_an_error_is_read_as_it_was_written(status):
-    status.write_error(1, "Traceback: größer\n")
-    assert status.read_error(1) == "Traceback: größer\n"
-
-
-def test_an_error_is_kept_apart_from_other_workers(status):
-    status.write_error(1, "x" * 100_000)
-    assert [status.read_error(worker) for worker in (0, 2)] == ["", ""]
-
-
-def test_the_end_of_a_long_traceback_is_kept(status):
-    status.write_error(0, "x" * 100_000 + "ValueError: here")
-    assert status.read_error(0).endswith("ValueError: here")
-
-
-def test_the_beginning_of_a_long_traceback_is_kept(status):
+def test_both_ends_of_a_long_error_are_kept_in_the_row_of_its_worker(status):
     """The message may be long, and where it was raised comes before it."""
-    status.write_error(0, "Traceback: in step\nValueError: " + "x" * 100_000)
-    assert status.read_error(0).startswith("Traceback: in step\nValueError: x")
+    status.write_error(1, "Traceback: in step\nValueError: " + "x" * 100_000 + "here")
+    assert status.read_error(1).startswith("Traceback: in step\nValueError: x")
+    assert status.read_error(1).endswith("xhere")
+    assert [status.read_error(worker) for worker in (0, 2)] == ["", ""]
 
 
 def test_a_text_that_is_no_unicode_is_told(status):
@@ -43,7 +26,8 @@ def test_a_text_that_is_no_unicode_is_told(status):
 
 
 def test_a_shorter_text_leaves_nothing_of_the_one_before(status):
-    status.write_error(0, "ValueError: oh")
+    status.write_error(0, "Traceback: größer\n")
+    assert status.read_error(0) == "Traceback: größer\n"
     status.write_error(0, "OSError")
     assert status.read_error(0) == "OSError"
 

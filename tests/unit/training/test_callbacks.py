@@ -60,23 +60,10 @@ def known_games(rounds=10, **settings):
 
 
 class TestTrainingStatistics:
-    def test_frames_are_environment_steps(self, tmp_path):
-        _, _, rows = run(tmp_path, cartpole(3, evaluation_episodes=1))
-        assert column(rows, "train/frames") == [32, 64, 96]
-
-    def test_a_round_in_many_parts_is_counted_once(self, tmp_path):
-        learner, data = PPO(epochs=2, minibatches=2), cartpole(3, evaluation_episodes=1)
-        numbers, _, _ = run(tmp_path, data, learner)
-        assert numbers.frames == 96
-
-    def test_games_are_counted_when_they_end(self, tmp_path):
+    def test_games_are_counted_when_they_end_and_the_return_is_their_mean(self, tmp_path):
         numbers, _, rows = run(tmp_path, known_games(10, evaluation_episodes=2), A2C(echo_policy()))
         assert numbers.episodes == 20
         assert set(column(rows, "episode/length")) == {3.0}
-
-    def test_the_return_is_the_mean_over_games(self, tmp_path):
-        data = known_games(10, evaluation_episodes=2)
-        numbers, _, rows = run(tmp_path, data, A2C(echo_policy()))
         # Environment n gives n + step / 8, and action / 64 with actions from 0 to 3.
         lowest = np.mean([6 / 8, 3 + 6 / 8])
         assert lowest <= numbers.mean_return <= lowest + 9 / 64
@@ -133,7 +120,8 @@ class TestTrainingStatistics:
         assert min(column(rows, "rendezvous/skew_ms")) > 0
         assert set(column(rows, "rendezvous/slowest_env")) <= {0.0, 2.0}
         _, _, rows = run(tmp_path / "none", cartpole(3))
-        assert column(rows, "rendezvous/skew_ms") == []
+        assert column(rows, "rendezvous/skew_ms") == column(rows, "wait/actors") == []
+        assert all(0 <= share <= 1 for share in column(rows, "wait/learner"))
 
     def test_evaluations_say_where_they_stand(self, tmp_path):
         _, _, rows = run(tmp_path, cartpole(4, evaluation_frames=64, evaluation_episodes=1))
@@ -164,15 +152,6 @@ class TestTrainingStatistics:
             shares = column(rows, f"wait/{role}")
             assert len(shares) >= 5
             assert all(0 <= share <= 1 for share in shares)
-
-    def test_the_serial_twin_waits_for_nobody_but_itself(self, tmp_path):
-        _, _, rows = run(tmp_path, cartpole(4, evaluation_episodes=1))
-        assert all(0 <= share <= 1 for share in column(rows, "wait/learner"))
-        assert column(rows, "wait/actors") == []
-
-    def test_the_speed_is_positive(self, tmp_path):
-        _, _, rows = run(tmp_path, cartpole(4, evaluation_episodes=1))
-        assert min(column(rows, "steps_per_second")) > 0
 
     def test_the_speed_is_that_of_whole_rounds(self, tmp_path):
         learner, data = PPO(epochs=2, minibatches=2), cartpole(6, evaluation_episodes=1)
@@ -225,9 +204,11 @@ class TestTrainingStatistics:
 
 
 class TestLearningCurve:
-    def test_a_picture_is_drawn_where_the_logs_are(self, tmp_path):
+    def test_it_holds_scores_of_training_and_evaluation_and_draws_them_where_the_logs_are(
+        self, tmp_path
+    ):
         data = known_games(10, evaluation_frames=12, evaluation_episodes=2)
-        _, curve, _ = run(tmp_path, data, A2C(echo_policy()))
+        numbers, curve, rows = run(tmp_path, data, A2C(echo_policy()))
         assert curve.path == tmp_path / "learning_curve.png"
         pixels = matplotlib.image.imread(curve.path)
         assert pixels.shape == (480, 1200, 4)
@@ -236,10 +217,6 @@ class TestLearningCurve:
             tuple(np.round(colour[:3] * 255).astype(int)) for colour in pixels.reshape(-1, 4)
         }
         assert {(255, 255, 255), (31, 119, 180), (255, 127, 14)} <= colours
-
-    def test_it_holds_the_scores_of_training_and_of_each_evaluation(self, tmp_path):
-        data = known_games(10, evaluation_frames=12, evaluation_episodes=2)
-        numbers, curve, rows = run(tmp_path, data, A2C(echo_policy()))
         state = curve.state_dict()
         assert state["evaluation"]["frames"] == [12, 24, 36, 48, 60]
         assert state["evaluation"]["scores"] == pytest.approx(column(rows, "eval/score"))
@@ -404,61 +381,6 @@ class TestStopTogether:
         callback, trainer = stop
         assert signal.getsignal(signal.SIGTERM) != callback._note
         assert vars(trainer._signal_connector) == {}
-
-
-def resumable(directory):
-    """The callbacks of a run that saves a checkpoint every third update."""
-    saving = ModelCheckpoint(
-        directory, filename="{step}", every_n_train_steps=3, save_top_k=-1, monitor=None
-    )
-    return [saving, TrainingStatistics(), LearningCurve()]
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory):
-    """The checkpoint after 3 of 6 updates, and the weights that the fourth began with."""
-    directory = tmp_path_factory.mktemp("checkpoint")
-    torch.manual_seed(0)
-    watch = watched_fit(
-        A2C(learning_rate=0.01),
-        cartpole(6),
-        callbacks=resumable(directory),
-        enable_checkpointing=True,
-        default_root_dir=directory,
-    )
-    return directory / "step=3.ckpt", watch.round_weights[3]
-
-
-class TestCheckpoint:
-    def test_holds_tensors_and_plain_values_only(self, checkpoint):
-        content = torch.load(checkpoint[0], weights_only=True)
-        assert content["updates"] == 3
-        assert content["HTSDataModule"]["frames"] == 96
-        states = content["callbacks"]
-        assert states["TrainingStatistics"]["frames"] == 96
-        assert states["LearningCurve"].keys() == {"training", "evaluation"}
-
-    def test_holds_the_weights_after_the_update(self, checkpoint):
-        content = torch.load(checkpoint[0], weights_only=True)
-        assert torch.equal(
-            torch.cat([value.flatten() for value in content["state_dict"].values()]), checkpoint[1]
-        )
-
-    @pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
-    def test_training_goes_on_from_it(self, checkpoint):
-        callbacks = resumable(checkpoint[0].parent)
-        watch = watched_fit(
-            A2C(learning_rate=0.01),
-            cartpole(6),
-            ckpt_path=checkpoint[0],
-            callbacks=callbacks,
-            enable_checkpointing=True,
-            default_root_dir=checkpoint[0].parent,
-        )
-        assert watch.updates == [3, 4, 5]
-        assert watch.versions == [2, 3, 4]
-        assert torch.equal(watch.round_weights[0], checkpoint[1])
-        assert callbacks[1].frames == 192
 
 
 def test_a_checkpoint_holds_the_displaced_weights(tmp_path):

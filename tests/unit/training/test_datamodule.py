@@ -284,16 +284,9 @@ class TestSettings:
         [
             ({"total_frames": 0}, "total_frames=0; the Trainer needs an end"),
             ({"total_frames": -1}, "total_frames=-1; the Trainer needs an end"),
-            ({"frames_per_batch": 30}, "frames_per_batch=30 is not a positive multiple"),
-            ({"num_envs": 0}, "num_envs is 0"),
-            ({"delay": 2}, "delay=2; 1 learns during the next round"),
             ({"num_actors": -1}, "num_actors=-1; 0 or more"),
-            ({"envs_per_executor": 8}, "envs_per_executor=8 is more than num_envs=4"),
-            ({"envs_per_executor": 3}, "num_envs=4 is no multiple of envs_per_executor=3"),
-            ({"inference_batch_size": 0}, "inference_batch_size=0; at least 1"),
-            ({"start_method": "fork"}, "start_method='fork'"),
-            ({"timeout_s": 0.0}, "timeout_s=0.0; a positive time"),
             ({"evaluation_episodes": 0}, "evaluation_episodes=0; 1 or more"),
+            ({"evaluation_episodes": 10**9}, "evaluation_episodes=1000000000; at most 65536"),
             ({"evaluation_frames": 0}, "evaluation_frames=0; 1 or more"),
         ],
     )
@@ -330,18 +323,6 @@ class TestSettings:
         spec = cartpole().env_spec
         assert spec.observations["observation"].shape == (4,)
         assert spec.action.sizes == (2,)
-
-
-def test_there_is_no_collector_before_training():
-    with pytest.raises(ConfigurationError, match="during training only"):
-        _ = cartpole().collector
-
-
-def test_there_is_no_collector_after_training():
-    data = cartpole()
-    watched_fit(A2C(), data)
-    with pytest.raises(ConfigurationError, match="during training only"):
-        _ = data.collector
 
 
 @pytest.mark.parametrize("make", [A2C, PPO, Impala])
