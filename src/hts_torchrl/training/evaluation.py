@@ -201,7 +201,7 @@ def image_of(group: EnvGroup) -> Array:
     """
     if not hasattr(group, "render"):
         raise ConfigurationError(
-            f"{type(group).__name__} has no render(), so there are no pictures of it"
+            f"{type(group).__name__} has no render(), so there are no images of it"
         )
     try:
         image = np.asarray(group.render())
@@ -211,13 +211,13 @@ def image_of(group: EnvGroup) -> Array:
         name = f"{type(error).__module__}.{type(error).__name__}".removeprefix("builtins.")
         reason = " ".join(f"{name}: {error}".split()).rstrip(": ")
         hint = "; without a screen, set MUJOCO_GL=egl or osmesa" if "OpenGL" in reason else ""
-        raise ConfigurationError(f"the environment draws no picture: {reason}{hint}") from error
+        raise ConfigurationError(f"the environment renders no image: {reason}{hint}") from error
     if image.dtype.kind not in "biuf" or not (
         image.ndim == 2 or (image.ndim == 3 and image.shape[2] in (1, 3, 4))
     ):
         what = f"{image.dtype} {list(image.shape)}" if image.ndim else repr(image.item())[:80]
         raise ConfigurationError(
-            f"the environment draws {what}, and no picture [height, width, 3]: its render() must "
+            f"the environment renders {what}, and no image [height, width, 3]: its render() must "
             "return one where render_mode is 'rgb_array'"
         )
     if image.dtype.kind == "f" and image.max(initial=0.0) <= 1:

@@ -234,7 +234,7 @@ def test_the_pictures_of_a_game_are_one_a_step():
 @pytest.mark.filterwarnings("ignore:.*calling render method without specifying any render mode")
 def test_an_environment_that_draws_nothing_is_refused():
     frames = Evaluation(lambda: gymnasium.make("CartPole-v1"), 1, seed=5).frames(cartpole_policy())
-    with pytest.raises(ConfigurationError, match="draws None, and no picture"):
+    with pytest.raises(ConfigurationError, match="renders None, and no image"):
         next(frames)
 
 

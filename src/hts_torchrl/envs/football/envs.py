@@ -181,7 +181,7 @@ class FootballAdapter(EnvAdapter):
     def render(self) -> Array:
         """Return the minimap in colour, uint8 ``[576, 768, 3]``."""
         if self.env is None:
-            raise ConfigurationError("reset the group before its picture is asked for")
+            raise ConfigurationError("reset the group before its image is asked for")
         image = np.full((HEIGHT, WIDTH, 3), (40, 110, 40), np.uint8)
         ours, theirs, ball, _ = self._seen[0, -PLANES:] > 0
         active = self._seen[:, -1].any(0)
