@@ -202,6 +202,8 @@ class TestSpec:
         ({"frame_skip": 0}, "frame_skip=0; 1 or more"),
         ({"frame_stack": -1}, "frame_stack=-1; 1 or more"),
         ({"max_frames": 0}, "max_frames=0; 1 or more"),
+        ({"frame_skip": "4"}, "frame_skip='4'; a whole number"),
+        ({"life_loss": "false"}, "life_loss='false'; True or False"),
     ],
 )
 def test_numbers_that_no_emulator_has_are_refused(settings, message):
