@@ -141,6 +141,8 @@ class AtariGroup:
             seed=np.asarray(ordered, np.int64), options={"reset_mask": mask}
         )
         self._frame_number = info["episode_frame_number"].copy()
+        if self._twin is not None and mask[0]:
+            self._image = self._twin.reset(seed=np.asarray(ordered[:1], np.int64))[0]
         return {"observation": observation}
 
     def step(self, actions: Array) -> Transition:
