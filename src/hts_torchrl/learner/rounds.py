@@ -293,6 +293,7 @@ class RoundModule(LightningModule):
     def leave_round(self) -> None:
         """Put the newest weights back; the data module calls it after an exception."""
         if hasattr(self, "_weights") and self.delayed.holds_behaviour:
+        self.resumption = None  # of a run that could not go on
             self.put_newest_back()
         self._at_end.close()
 
