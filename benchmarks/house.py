@@ -84,7 +84,7 @@ def figures(checkout: Path) -> dict[str, str]:
 
 
 def trace() -> None:
-    """Train three rounds; prints file, first and last line of the functions the second one calls."""
+    """Train three rounds; prints file, first and last line of what the second one calls."""
     from lightning.pytorch import Callback, Trainer  # noqa: PLC0415  the parent needs none of it
 
     from hts_torchrl import PPO, GymEnvs, HTSDataModule  # noqa: PLC0415

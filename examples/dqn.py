@@ -15,9 +15,9 @@ from torchrl.objectives import DQNLoss, HardUpdate
 from hts_torchrl import Evaluation, GymEnvs, HTSCollector, env_spec_of
 
 
-class OfPictures(nn.Sequential):
-    def forward(self, picture: torch.Tensor) -> torch.Tensor:
-        return super().forward(picture.float().movedim(-1, -3))  # MinAtar's channels are last
+class OfImages(nn.Sequential):
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        return super().forward(image.float().movedim(-1, -3))  # MinAtar's channels are last
 
 
 def main(env: str = "CartPole-v1", total_frames: int = 51_200, seed: int = 0) -> float:
@@ -27,7 +27,7 @@ def main(env: str = "CartPole-v1", total_frames: int = 51_200, seed: int = 0) ->
     choices = env_spec_of(envs).action.sizes[0]
     if env.startswith("MinAtar"):
         conv = ConvNet(num_cells=[16], kernel_sizes=3, strides=1, activation_class=nn.ReLU)
-        net = OfPictures(conv, MLP(1024, choices, num_cells=[128], activation_class=nn.ReLU))
+        net = OfImages(conv, MLP(1024, choices, num_cells=[128], activation_class=nn.ReLU))
         learning_rate, updates_per_round = 1e-3, 32
     else:
         net = MLP(4, choices, num_cells=[256, 256], activation_class=nn.ReLU)

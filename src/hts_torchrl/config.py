@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from numbers import Real
 from typing import Any, Literal, TypeAlias, get_args
 
 from hts_torchrl.errors import ConfigurationError, require
 from hts_torchrl.schedule import Schedule
-from hts_torchrl.settings import loadable
+from hts_torchrl.settings import plain_value
 
 Precision: TypeAlias = Literal["32-true", "bf16-mixed", "bf16-true", "64-true"]
 PRECISIONS: tuple[Precision, ...] = ("32-true", "bf16-mixed")
@@ -34,15 +33,11 @@ def take_plain_values(settings: Any) -> None:  # noqa: ANN401 - any dataclass
         settings: a frozen dataclass that is being made.
 
     Raises:
-        ConfigurationError: naming a setting that is no integer where one is needed.
+        ConfigurationError: naming a setting that is no number, or not True or False, where one is
+            needed.
     """
     for setting in fields(settings):
-        value, kind = loadable(getattr(settings, setting.name)), str(setting.type)
-        wanted = kind == "int" or (kind == "int | None" and value is not None)
-        if wanted and not isinstance(value, int):
-            whole = isinstance(value, Real) and value % 1 == 0
-            require(whole, f"{setting.name}={value!r}", "a whole number")
-            value = int(value)
+        value = plain_value(setting.name, getattr(settings, setting.name), str(setting.type))
         object.__setattr__(settings, setting.name, value)
 
 

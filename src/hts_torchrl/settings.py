@@ -11,9 +11,12 @@ import itertools
 import textwrap
 from collections.abc import Callable, Collection, Iterable, Mapping, MutableSequence
 from inspect import Parameter
+from numbers import Real
 from typing import Any, TypeVar, get_type_hints
 
 import numpy as np
+
+from hts_torchrl.errors import require
 
 Class = TypeVar("Class", bound=type)
 
@@ -107,3 +110,33 @@ def loadable(value: Any) -> Any:  # noqa: ANN401 - a setting, or a part of a che
         several = [loadable(each) for each in value]
         return tuple(several) if isinstance(value, tuple) else several
     return value
+
+
+_WANTED = {"int": "a whole number", "float": "a number", "bool": "True or False"}
+
+
+def plain_value(name: str, value: Any, kind: str) -> Any:  # noqa: ANN401 - a setting
+    """Return a setting as Python's own, of the type that it is declared with: 1e6 as an integer.
+
+    Args:
+        name: of the setting, for the message.
+        value: that it was given.
+        kind: its type as it is annotated; of others than ``int``, ``float`` and ``bool``, with or
+            without ``| None``, a value stays as it is.
+
+    Raises:
+        ConfigurationError: naming the setting, for a value of another type.
+    """
+    value, needed = loadable(value), kind.removesuffix(" | None")
+    if needed not in _WANTED or (value is None and needed != kind):
+        return value
+    if needed == "float":
+        fits = hasattr(type(value), "__float__")  # a tensor has it, and text has not
+    elif needed == "bool":
+        fits = isinstance(value, Real) and value in (0, 1)
+    else:
+        fits = isinstance(value, Real) and value % 1 == 0
+    is_short = isinstance(value, str | Real | None)
+    told = f"{name}={value!r}" if is_short else f"{name} of type {type(value).__name__}"
+    require(fits, told, _WANTED[needed])
+    return int(value) if needed == "int" and not isinstance(value, int) else value

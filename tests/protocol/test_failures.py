@@ -143,3 +143,13 @@ def test_an_exception_when_environments_are_closed_is_logged_and_costs_no_batch(
     assert record.getMessage().startswith("executor 1")
     assert "raised when it was stopped" in text
     assert "tests.fakes.Broken: as asked\nraised by close() of environment 1" in text
+
+
+def test_an_exception_when_the_environment_that_was_tried_is_closed_ends_nothing(caplog):
+    with caplog.at_level(logging.WARNING):
+        batches = play(collect(FailingEnv("close", index=0), num_actors=0))
+    assert digest(batches) == digest(play(collect(num_actors=0)))
+    tried, stopped = caplog.records
+    assert tried.getMessage().startswith("an environment raised when it was closed")
+    assert "Broken: as asked\nraised by close() of environment 0" in tried.getMessage()
+    assert stopped.getMessage().startswith("executor 0: raised when it was stopped")

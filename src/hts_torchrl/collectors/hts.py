@@ -17,7 +17,7 @@ from hts_torchrl.collectors.run_times import RunTimes
 from hts_torchrl.collectors.torchrl_contract import ContractCollector
 from hts_torchrl.collectors.torchrl_settings import FIXED, Device, TorchRLSettings
 from hts_torchrl.config import CollectorSettings, Precision
-from hts_torchrl.envs.group import CreateEnv, EnvFactory, SeededGroup
+from hts_torchrl.envs.group import CreateEnv, EnvFactory, SeededGroup, closed_at_end
 from hts_torchrl.envs.layers import warn_of_statistics
 from hts_torchrl.envs.make_group import arranged, make_group, number_of_envs
 from hts_torchrl.errors import ConfigurationError, ProtocolError
@@ -157,10 +157,9 @@ class HTSCollector(ContractCollector):
 
     def _try_environments(self) -> tuple[EnvSpec, int | None]:
         """Return the spec of the first executor's environments, and how long a seed lasts."""
-        group = make_group(self._create_env_fn, self.config.global_envs_of(0))
-        warn_of_statistics(group)
-        group.close()
-        return group.spec, group.steps_per_seed if isinstance(group, SeededGroup) else None
+        with closed_at_end(make_group(self._create_env_fn, self.config.global_envs_of(0))) as group:
+            warn_of_statistics(group)
+            return group.spec, group.steps_per_seed if isinstance(group, SeededGroup) else None
 
     def start(self) -> None:
         """Start the worker pool, if it is not yet running; the first ``next`` does so by itself.

@@ -230,8 +230,6 @@ class TorchRLSettings:
 
 
 _KINDS: tuple[tuple[str, Callable[[object], bool], str], ...] = (
-    ("cudagraph_policy", lambda value: isinstance(value, bool), "True or False"),
-    ("track_policy_version", lambda value: isinstance(value, bool), "True or False"),
     ("postproc", callable, "a function"),
     ("pre_collect_hook", callable, "a function"),
     ("post_collect_hook", callable, "a function"),

@@ -89,7 +89,7 @@ class EnvAdapter(ABC):
         """
         if not hasattr(self.env, "render"):
             raise ConfigurationError(
-                f"{type(self.env).__name__} has no render(), so there are no pictures of it"
+                f"{type(self.env).__name__} has no render(), so there are no images of it"
             )
         return np.asarray(self.env.render())
 

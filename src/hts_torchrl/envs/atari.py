@@ -12,6 +12,7 @@ from ale_py import roms
 from ale_py.vector_env import AtariVectorEnv
 from gymnasium.vector import AutoresetMode
 
+from hts_torchrl.config import take_plain_values
 from hts_torchrl.envs.group import EnvFactory, EnvGroup, Observation, Transition
 from hts_torchrl.envs.spaces import env_spec
 from hts_torchrl.errors import ConfigurationError, require
@@ -53,6 +54,9 @@ class AtariEnvs(EnvFactory):
 
     def __post_init__(self) -> None:
         """Refuse numbers that no emulator has."""
+        take_plain_values(self)
+        kind = f"game of type {type(self.game).__name__}"
+        require(isinstance(self.game, str), kind, "the name of a game, such as pong,")
         sticky = self.sticky_actions
         require(0 <= sticky <= 1, f"sticky_actions={sticky}", "0 to 1")
         for name in ("frame_skip", "frame_stack", "max_frames", "num_threads"):
@@ -137,6 +141,8 @@ class AtariGroup:
             seed=np.asarray(ordered, np.int64), options={"reset_mask": mask}
         )
         self._frame_number = info["episode_frame_number"].copy()
+        if self._twin is not None and mask[0]:
+            self._image = self._twin.reset(seed=np.asarray(ordered[:1], np.int64))[0]
         return {"observation": observation}
 
     def step(self, actions: Array) -> Transition:

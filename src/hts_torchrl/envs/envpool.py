@@ -48,7 +48,9 @@ class EnvPoolEnvs(EnvFactory):
     """Further arguments of ``envpool.make``, such as ``frame_skip``."""
 
     def __post_init__(self) -> None:
-        """Refuse arguments that the collector decides."""
+        """Refuse what is no name, and arguments that the collector decides."""
+        kind = f"id of type {type(self.id).__name__}"
+        require(isinstance(self.id, str), kind, "a name of EnvPool's, such as HalfCheetah-v4,")
         require(isinstance(self.kwargs, Mapping), f"kwargs={self.kwargs!r}", "a mapping")
         taken = [name for name in _OURS if name in self.kwargs]
         require(not taken, f"kwargs has {taken[:1]}", "no number of environments, threads or seeds")

@@ -6,6 +6,8 @@ Shapes: G environments of the group; arrays lead with G.
 from __future__ import annotations
 
 import contextlib
+import logging
+import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +15,8 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.specs import Array, EnvSpec, Key
+
+_log = logging.getLogger(__name__)
 
 Observation: TypeAlias = dict[Key, Array]
 CreateEnv: TypeAlias = Callable[..., Any] | Sequence[Callable[..., Any]]
@@ -157,3 +161,15 @@ def closed_if_refused(envs: Sequence[Any]) -> Iterator[None]:
             with contextlib.suppress(Exception):  # what was raised first is reported
                 env.close()
         raise
+
+
+@contextlib.contextmanager
+def closed_at_end(group: EnvGroup) -> Iterator[EnvGroup]:
+    """Close a group at the end; what that raises is logged, as workers do, and ends nothing."""
+    try:
+        yield group
+    finally:
+        try:
+            group.close()
+        except Exception:
+            _log.warning("an environment raised when it was closed\n%s", traceback.format_exc())

@@ -41,7 +41,9 @@ class GymEnvs(EnvFactory):
     """Modules that each process imports first, because they register environments."""
 
     def __post_init__(self) -> None:
-        """Refuse what is no collection."""
+        """Refuse what is no name, or no collection."""
+        kind = f"id of type {type(self.id).__name__}"
+        require(isinstance(self.id, str), kind, "a name of Gymnasium's, such as CartPole-v1,")
         require(isinstance(self.kwargs, Mapping), f"kwargs={self.kwargs!r}", "a mapping")
         lists = isinstance(self.imports, Sequence) and not isinstance(self.imports, str)
         require(lists, f"imports={self.imports!r}", "a list of modules")

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from inspect import Parameter
-from numbers import Real
 from typing import Any
 
 import cloudpickle
@@ -16,13 +14,20 @@ from gymnasium.wrappers import TimeLimit
 
 from hts_torchrl.config import CollectorSettings
 from hts_torchrl.envs.adapter import AdapterGroup, GymAdapter, SerialGroup
-from hts_torchrl.envs.group import CreateEnv, EnvFactory, EnvGroup, closed_if_refused
+from hts_torchrl.envs.group import (
+    CreateEnv,
+    EnvFactory,
+    EnvGroup,
+    closed_at_end,
+    closed_if_refused,
+)
 from hts_torchrl.envs.layers import is_a
 from hts_torchrl.envs.observed import called
 from hts_torchrl.envs.own_generators import making
 from hts_torchrl.envs.registered import made
 from hts_torchrl.envs.vector import VectorAdapter
-from hts_torchrl.errors import ConfigurationError, require
+from hts_torchrl.errors import ConfigurationError
+from hts_torchrl.settings import plain_value
 from hts_torchrl.specs import EnvSpec
 
 
@@ -156,7 +161,7 @@ def env_spec_of(create_env_fn: CreateEnv | EnvFactory, index: int = 0) -> EnvSpe
     Raises:
         ConfigurationError: if that cannot be made an environment.
     """
-    with contextlib.closing(make_group(create_env_fn, [index], any_size=True)) as group:
+    with closed_at_end(make_group(create_env_fn, [index], any_size=True)) as group:
         return group.spec
 
 
@@ -176,8 +181,7 @@ def number_of_envs(
     if not _is_list(create_env_fn):
         return CollectorSettings.num_envs if num_envs is None else num_envs
     for name, given in (("num_envs", num_envs), ("first_env", first_env)):
-        whole = given is None or (isinstance(given, Real) and given % 1 == 0)
-        require(whole, f"{name}={given!r}", "a whole number")
+        plain_value(name, given, "int | None")
     listed = len(create_env_fn) - first_env  # type: ignore[arg-type]
     number = listed if num_envs is None else num_envs
     if number < 1 or number > listed or (number < listed and first_env == 0):

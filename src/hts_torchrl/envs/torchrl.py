@@ -86,7 +86,7 @@ class TorchRLAdapter(EnvAdapter):
         """
         if (pixels := _array(self._act_on, "pixels")) is None:
             raise ConfigurationError(
-                "the environment observes no 'pixels', so there are no pictures of it: "
+                "the environment observes no 'pixels', so there are no images of it: "
                 "GymEnv(..., from_pixels=True, pixels_only=False) adds them"
             )
         return np.asarray(pixels if self.single else pixels[0])

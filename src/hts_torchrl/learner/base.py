@@ -5,6 +5,7 @@ Shapes: N environments, T steps of a round; B samples of it.
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -25,6 +26,7 @@ from hts_torchrl.learner.rounds import RoundModule
 from hts_torchrl.learner.settings import show_inherited
 from hts_torchrl.objectives.returns import Targets, gae_targets
 from hts_torchrl.policy.normalization import RunningStatistics
+from hts_torchrl.settings import plain_value
 from hts_torchrl.training.trainer_limits import steps_of_run
 
 # More than any machine has cores; the OpenMP runtime crashes when it cannot start them.
@@ -110,6 +112,9 @@ class Learner(RoundModule):
     ) -> None:
         super().__init__(policy, network=network, squash=squash)
         self.save_hyperparameters(ignore=["policy", *self.lacks])  # those of subclasses too
+        for name, parameter in inspect.signature(type(self)).parameters.items():
+            if name in self.hparams:
+                plain_value(name, self.hparams[name], str(parameter.annotation))
         require_arguments(optimizer, optimizer_kwargs or {})
         for name, number in (
             ("learning_rate", learning_rate),

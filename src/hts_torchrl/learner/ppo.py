@@ -15,7 +15,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
-from hts_torchrl.errors import require
+from hts_torchrl.errors import ConfigurationError, require
 from hts_torchrl.learner.base import Learner
 from hts_torchrl.learner.minibatches import Minibatches
 from hts_torchrl.objectives.losses import (
@@ -123,8 +123,16 @@ class PPO(Learner):
 
         With ``decoupled``, make room for what the first epoch finds: ``proximal_log_prob`` and
         ``proximal_value``.
+
+        Raises:
+            ConfigurationError: if the round is a single frame, which has no deviation.
         """
         advantage = samples["advantage"]
+        if self.gradient_chunks == 1 and advantage.numel() == 1:
+            raise ConfigurationError(
+                "PPO normalises advantages by their deviation in a round, and one frame has none: "
+                "frames_per_batch of 2 or more on each rank is needed"
+            )
         mean, deviation = advantage.mean(), advantage.std()
         if self.gradient_chunks > 1:
             moments = RunningStatistics().to(advantage.device)

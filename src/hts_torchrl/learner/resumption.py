@@ -94,11 +94,12 @@ class Resumption:
             changes = run_settings.changes(before, now)
             if self._saved.get("policy") != learner["policy"]:
                 changes["model.policy"] = (self._saved.get("policy"), learner["policy"])
-        data: run_settings.Changes = {}
+        self.data_changes: run_settings.Changes = {}
+        """What the data module would be asked for again when it takes its state."""
         if self._has_rounds:
-            data = datamodule.changes_from(state_in(checkpoint, datamodule))
+            self.data_changes = datamodule.changes_from(state_in(checkpoint, datamodule))
         if not getattr(datamodule, "accept_changes", False):
-            run_settings.refuse(changes | data)
+            run_settings.refuse(changes | self.data_changes)
         if "model.optimizer" in changes:
             was, now = changes["model.optimizer"]
             raise ConfigurationError(

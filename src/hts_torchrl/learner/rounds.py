@@ -215,9 +215,14 @@ class RoundModule(PolicyModule):
 
         Raises:
             ConfigurationError: if the policy draws from other generators, or the optimiser computes
-                the loss several times a step.
+                the loss several times a step; or if it is given no part of a round.
             ProtocolError: if the round is older than the learner can correct.
         """
+        if not isinstance(part, RoundSlice):
+            raise ConfigurationError(
+                f"{type(self).__name__} learns from parts of rounds, and was given a "
+                f"{type(part).__name__}: give fit a datamodule=HTSDataModule(...)"
+            )
         if self._round_state is RoundState.STEPPING and part is self.part:
             name = type(self.trainer.optimizers[0]).__name__
             raise ConfigurationError(f"optimizer {name}: {COMPUTES_AGAIN}")
@@ -290,8 +295,14 @@ class RoundModule(PolicyModule):
         """Publish the weights after the last part of a round.
 
         Raises:
-            ConfigurationError: if a subclass has left out the step that ends the round.
+            ConfigurationError: if a subclass has left out the step that ends the round, or a
+                callback has changed after how many parts there is one.
         """
+        if (several := self.trainer.accumulate_grad_batches) != self._accumulates:
+            raise ConfigurationError(
+                f"accumulate_grad_batches={several}, but the run began with {self._accumulates}, "
+                "which decides the steps on a round: leave it as it is within a run"
+            )
         if batch.is_last and self._round_state is not RoundState.ENDED:
             raise ConfigurationError(
                 f"{type(self).__name__}.optimizer_step: a round ends with a step after its last "
@@ -319,6 +330,7 @@ class RoundModule(PolicyModule):
         keep_freed_memory()
         if self.resumption is not None:
             self.resumption.place_loops()
+        self._accumulates = getattr(self._trainer, "accumulate_grad_batches", 1)
         self._weights = DelayedWeights(self.actor_critic)
         probabilistic_module(self.actor_critic)  # which refuses a policy that has none
         self._round_state = RoundState.ENDED
@@ -344,6 +356,7 @@ class RoundModule(PolicyModule):
 
     def leave_round(self) -> None:
         """Put the newest weights back; the data module calls it after an exception."""
+        self.resumption = None  # of a run that could not go on
         if hasattr(self, "_weights") and self.delayed.holds_behaviour:
             self.put_newest_back()
         self._at_end.close()
@@ -373,9 +386,14 @@ class RoundModule(PolicyModule):
         """Go on counting updates.
 
         Raises:
-            ConfigurationError: if the checkpoint is of another network, or ``fit`` would go on with
-                other settings that decide bits, or from weights alone.
+            ConfigurationError: if the checkpoint is of no learner or of another network, or ``fit``
+                would go on with other settings that decide bits, or from weights alone.
         """
+        if "updates" not in checkpoint:
+            raise ConfigurationError(
+                "the checkpoint is of no learner of hts_torchrl (it has no number of updates), and "
+                f"a {type(self).__name__} cannot go on from it: give one that fit has written"
+            )
         if self._trainer is not None and self.trainer.state.fn == TrainerFn.FITTING:
             self.resumption = Resumption(self.trainer, checkpoint, describe(self))
         if self.policy is not None:

@@ -28,6 +28,7 @@ from hts_torchrl.errors import ConfigurationError, reason_of
 from hts_torchrl.models.actor_critic import make_actor_critic
 from hts_torchrl.models.q_policy import make_q_policy, q_head_of
 from hts_torchrl.models.trunks import is_built_in
+from hts_torchrl.policy.forward import inputs_of, probabilistic_module
 from hts_torchrl.policy.normalization import NormalizedPolicy
 from hts_torchrl.policy.spec_json import spec_as_json, spec_from_json
 from hts_torchrl.specs import EnvSpec
@@ -56,6 +57,8 @@ def save_policy(
         about: further things to tell the reader, plain values.
 
     Raises:
+        ConfigurationError: if ``network`` is one of this package and ``policy`` is another, or one
+            of another ``spec``.
         OSError: if it cannot be written; what was at ``path`` is still there.
     """
     built = (
@@ -74,6 +77,8 @@ def save_policy(
         "spec": spec_as_json(spec),
         "about": dict(about or {}),
     }
+    if network is not None and (is_built_in(network) or "." not in network):
+        _require_described(policy, described)
     metadata = {name: json.dumps(value, default=str) for name, value in described.items()}
     tensors = {  # clones, because the format knows neither strides nor shared memory
         name: tensor.detach().cpu().contiguous().clone()
@@ -146,6 +151,50 @@ def _make(network: Mapping[str, Any], spec: EnvSpec) -> nn.Module:
     return NormalizedPolicy(policy, spec) if network.get("normalized") is True else policy
 
 
+def _require_described(policy: nn.Module, described: Mapping[str, Any]) -> None:
+    """Refuse a description by which another network would be built than the policy is.
+
+    Raises:
+        ConfigurationError: with the first difference.
+    """
+    network = described["network"]
+    try:
+        with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            other = _make(network, spec_from_json(described["spec"]))
+        difference = _difference(policy.state_dict(), other) or _other_answer(policy, other)
+    except ValueError as error:  # there is no such network, or none for this spec
+        difference = " ".join(str(error).split())
+    if difference is not None:
+        settings = ", ".join(f"{name}={network[name]!r}" for name in ("squash", "normalized"))
+        raise ConfigurationError(
+            f"save_policy(network={network['name']!r}, {settings}) with this spec would describe "
+            f"another network than the policy: {difference}"
+        )
+
+
+def _other_answer(policy: nn.Module, other: nn.Module) -> str | None:
+    """Return in what a policy reads or acts otherwise than another of the same weights; or None."""
+    for own, wanted in zip(_form(policy), _form(other), strict=True):
+        if own != wanted:
+            return f"it has {own}, but {wanted} is needed"
+    return None
+
+
+def _form(policy: nn.Module) -> list[str]:
+    head = probabilistic_module(policy)
+    arguments = {
+        name: value.tolist() if isinstance(value, Tensor) else value
+        for name, value in head.distribution_kwargs.items()
+    }
+    read, written = ([str(key) for key in keys] for keys in (inputs_of(policy), head.out_keys))
+    return [
+        f"in_keys {read}",
+        f"out_keys {written}",
+        f"a {head.distribution_class.__name__} with {arguments}",
+    ]
+
+
 def _build(path: Path, described: dict[str, Any], tensors: dict[str, Tensor]) -> nn.Module:
     try:
         network, spec = (
@@ -176,6 +225,12 @@ def _build(path: Path, described: dict[str, Any], tensors: dict[str, Tensor]) ->
 
 def _require_same(path: Path, policy: nn.Module, tensors: dict[str, Tensor]) -> None:
     """Refuse tensors of other names, shapes or types; a conversion would change their bits."""
+    if (difference := _difference(tensors, policy)) is not None:
+        raise ConfigurationError(f"{path} is of another network: {difference}")
+
+
+def _difference(tensors: Mapping[str, Tensor], policy: nn.Module) -> str | None:
+    """Return which of the tensors is not one of the policy's by name, shape and type; or None."""
     wanted = {
         name: tensor
         for name, tensor in policy.state_dict().items()
@@ -184,14 +239,11 @@ def _require_same(path: Path, policy: nn.Module, tensors: dict[str, Tensor]) -> 
     for name in sorted(wanted.keys() & tensors.keys()):
         found, own = _described(tensors[name]), _described(wanted[name])
         if found != own:
-            raise ConfigurationError(
-                f"{path} is of another network: its {name!r} is {found}, but {own} is needed"
-            )
+            return f"its {name!r} is {found}, but {own} is needed"
     differ = sorted(wanted.keys() ^ tensors.keys())
-    if differ and not any(map(is_lazy, policy.state_dict().values())):
-        name = differ[0]
-        problem = "is missing" if name in wanted else "has no place"
-        raise ConfigurationError(f"{path} is of another network: {name!r} {problem}")
+    if not differ or any(map(is_lazy, policy.state_dict().values())):
+        return None
+    return f"{differ[0]!r} {'is missing' if differ[0] in wanted else 'has no place'}"
 
 
 def _described(tensor: Tensor) -> str:

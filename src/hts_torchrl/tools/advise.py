@@ -13,6 +13,7 @@ from lightning.pytorch import Callback, Trainer
 
 from hts_torchrl.collectors.hts import HTSCollector
 from hts_torchrl.config import PRECISIONS, Precision
+from hts_torchrl.envs.group import closed_at_end
 from hts_torchrl.envs.make_group import make_group
 from hts_torchrl.learner import Learner
 from hts_torchrl.machine import allowed_cores
@@ -54,12 +55,11 @@ class Advisor:
         """Yield the lines of the report as they are found, in about two times ``seconds``."""
         own: Precision = self._trainer.precision  # type: ignore[assignment]
         precisions = list(dict.fromkeys((own, *PRECISIONS)))
-        with busy_cores(self._data.env, self._cores - 1):
+        with busy_cores(self._data.env, self._cores - 1), closed_at_end(self._group):
             step_s = np.array(list(measured_step_times(self._group, seconds / 2)))
             yield from _describe(step_s)
             serial = {"num_actors": 0}
             update_s = {p: self._train(serial, p, seconds / 8).update_s for p in precisions}
-        self._group.close()
         costs_in = {}
         for precision in precisions:
             costs = self._costs(step_s, update_s[precision], precision, seconds / 8)

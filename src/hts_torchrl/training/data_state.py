@@ -184,7 +184,9 @@ class DataState:
         if not self._data.resume_envs:
             state.pop("games", None)
         if trainer is not None and trainer.state.fn == TrainerFn.FITTING:
-            differing = self.changes_from(state, trainer)
+            # A learner that is restored before has asked, and told of both.
+            asked = getattr(trainer.lightning_module, "resumption", None)
+            differing = self.changes_from(state, trainer) if asked is None else asked.data_changes
             if not self._data.accept_changes:
                 refuse(differing)
             if differing:

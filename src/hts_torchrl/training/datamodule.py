@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from dataclasses import replace
 from typing import Any, Self, get_args
 
@@ -19,7 +20,7 @@ from hts_torchrl.envs.group import EnvFactory
 from hts_torchrl.envs.make_group import env_spec_of
 from hts_torchrl.errors import ConfigurationError, require
 from hts_torchrl.policy.as_policy import as_policy
-from hts_torchrl.settings import takes_settings
+from hts_torchrl.settings import plain_value, takes_settings
 from hts_torchrl.specs import EnvSpec
 from hts_torchrl.training.callbacks.round_end import (
     StopAfterRound,
@@ -104,6 +105,7 @@ class HTSDataModule(LightningDataModule):
         **settings: Any,  # noqa: ANN401
     ) -> None:
         super().__init__()
+        total_frames = plain_value("total_frames", total_frames, "int")
         if total_frames < 1:
             raise ConfigurationError(
                 f"total_frames={total_frames}; the Trainer needs an end: give a positive count"
@@ -168,6 +170,10 @@ class HTSDataModule(LightningDataModule):
         return loaded
 
     def _refuse_settings(self) -> None:
+        for name, own in inspect.signature(HTSDataModule).parameters.items():
+            if hasattr(self, name):
+                value = plain_value(name, getattr(self, name), str(own.annotation))
+                setattr(self, name, value)
         for name in ("evaluation_episodes", "evaluation_frames"):
             count = getattr(self, name)
             require(count is None or count >= 1, f"{name}={count}", "1 or more")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,10 +12,10 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import nn
 
 from hts_torchrl.compat.lightning import must_leave
-from hts_torchrl.config import Precision, default_batch_size
-from hts_torchrl.envs.group import CreateEnv, EnvFactory, EnvGroup
+from hts_torchrl.config import Precision, default_batch_size, take_plain_values
+from hts_torchrl.envs.group import CreateEnv, EnvFactory, EnvGroup, closed_at_end
 from hts_torchrl.envs.make_group import make_group
-from hts_torchrl.errors import ConfigurationError
+from hts_torchrl.errors import ConfigurationError, require
 from hts_torchrl.policy.examination import require_fitting
 from hts_torchrl.policy.forward import with_parts
 from hts_torchrl.policy.inference import PolicyInference
@@ -58,6 +57,11 @@ class Evaluation:
     device: str = "cpu"
     """Where they are computed."""
 
+    def __post_init__(self) -> None:
+        """Refuse what cannot be played."""
+        take_plain_values(self)
+        require(self.episodes >= 1, f"episodes={self.episodes}", "1 or more")
+
     def run(
         self, policy: nn.Module, after_step: Callable[[], None] = lambda: None
     ) -> EpisodeScores:
@@ -73,7 +77,9 @@ class Evaluation:
         """
         scores = np.zeros(self.episodes, np.float64)
         lengths = np.zeros(self.episodes, np.int64)
-        with closing(make_group(self.create_env_fn, range(self.episodes), any_size=True)) as group:
+        with closed_at_end(
+            make_group(self.create_env_fn, range(self.episodes), any_size=True)
+        ) as group:
             for first in range(0, self.episodes, group.num_envs):
                 # Batches, and games of several agents, may have more than are counted.
                 counted = slice(first, min(first + group.num_envs, self.episodes))
@@ -97,7 +103,7 @@ class Evaluation:
             ConfigurationError: if the environment renders none, or cannot on this machine.
         """
         group = make_group(self.create_env_fn, [0], render=True, any_size=True)
-        with closing(group):
+        with closed_at_end(group):
             for _, ended in self._steps(group, 0, policy):
                 yield image_of(group)
                 if ended[0]:
@@ -151,7 +157,16 @@ class EpisodeScores:
 
 
 def play(module: Any, evaluation: Evaluation) -> EpisodeScores:  # noqa: ANN401 - a RoundModule
-    """Play an evaluation with a learner's policy, where that is, until its end or SIGTERM."""
+    """Play an evaluation with a learner's policy, where that is, until its end or SIGTERM.
+
+    Raises:
+        ConfigurationError: if it is given something else.
+    """
+    if not isinstance(evaluation, Evaluation):
+        raise ConfigurationError(
+            f"{type(module).__name__} plays evaluations, and was given a "
+            f"{type(evaluation).__name__}: give the Trainer a datamodule=HTSDataModule(...)"
+        )
 
     def obey_sigterm() -> None:
         if must_leave(module):
@@ -201,7 +216,7 @@ def image_of(group: EnvGroup) -> Array:
     """
     if not hasattr(group, "render"):
         raise ConfigurationError(
-            f"{type(group).__name__} has no render(), so there are no pictures of it"
+            f"{type(group).__name__} has no render(), so there are no images of it"
         )
     try:
         image = np.asarray(group.render())
@@ -211,13 +226,13 @@ def image_of(group: EnvGroup) -> Array:
         name = f"{type(error).__module__}.{type(error).__name__}".removeprefix("builtins.")
         reason = " ".join(f"{name}: {error}".split()).rstrip(": ")
         hint = "; without a screen, set MUJOCO_GL=egl or osmesa" if "OpenGL" in reason else ""
-        raise ConfigurationError(f"the environment draws no picture: {reason}{hint}") from error
+        raise ConfigurationError(f"the environment renders no image: {reason}{hint}") from error
     if image.dtype.kind not in "biuf" or not (
         image.ndim == 2 or (image.ndim == 3 and image.shape[2] in (1, 3, 4))
     ):
         what = f"{image.dtype} {list(image.shape)}" if image.ndim else repr(image.item())[:80]
         raise ConfigurationError(
-            f"the environment draws {what}, and no picture [height, width, 3]: its render() must "
+            f"the environment renders {what}, and no image [height, width, 3]: its render() must "
             "return one where render_mode is 'rgb_array'"
         )
     if image.dtype.kind == "f" and image.max(initial=0.0) <= 1:

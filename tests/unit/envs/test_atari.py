@@ -196,6 +196,8 @@ class TestSpec:
         ({"frame_skip": 0}, "frame_skip=0; 1 or more"),
         ({"frame_stack": -1}, "frame_stack=-1; 1 or more"),
         ({"max_frames": 0}, "max_frames=0; 1 or more"),
+        ({"frame_skip": "4"}, "frame_skip='4'; a whole number"),
+        ({"life_loss": "false"}, "life_loss='false'; True or False"),
     ],
 )
 def test_numbers_that_no_emulator_has_are_refused(settings, message):
@@ -223,6 +225,21 @@ class TestPictures:
         theirs, ours = np.array(brightness).T
         assert np.abs(theirs - ours).max() < 1.0
         group.close()
+
+    def test_pictures_follow_a_game_that_is_begun_anew(self):
+        envs = AtariEnvs("breakout", sticky_actions=0.25)
+        group, fresh = (envs.group([0, 1], render=True) for _ in range(2))
+        group.reset([3, 4])
+        for row in actions(30, envs=2):
+            group.step(row)
+        group.restart([1, 0], [6, 5])
+        fresh.reset([5, 6])
+        for row in actions(30, envs=2):
+            assert np.array_equal(group.render(), fresh.render())
+            for each in (group, fresh):
+                each.step(row)
+        for each in (group, fresh):
+            each.close()
 
     def test_a_group_without_pictures_says_how_to_get_them(self):
         group = AtariEnvs("breakout").group([0])

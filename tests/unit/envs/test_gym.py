@@ -8,6 +8,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from omegaconf import OmegaConf
 
+from hts_torchrl import AtariEnvs, EnvPoolEnvs, FootballEnvs
 from hts_torchrl.envs.gym import GymEnvs
 from hts_torchrl.envs.make_group import make_group
 from hts_torchrl.errors import ConfigurationError
@@ -684,3 +685,12 @@ def test_a_reset_that_takes_no_seed_or_options_is_refused_with_what_is_needed(ma
 def test_another_mistake_in_reset_keeps_its_traceback():
     with pytest.raises(TypeError, match="sort"):
         make_group(MistakenEnv, [4]).reset([0])
+
+
+@pytest.mark.parametrize(
+    ("factory", "argument"),
+    [(GymEnvs, "id"), (EnvPoolEnvs, "id"), (AtariEnvs, "game"), (FootballEnvs, "scenario")],
+)
+def test_an_environment_in_the_place_of_its_name_is_refused(factory, argument):
+    with pytest.raises(ConfigurationError, match=f"^{argument} of type CoordinateEnv; .*is needed"):
+        factory(CoordinateEnv(0))

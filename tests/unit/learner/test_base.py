@@ -723,3 +723,18 @@ class TestAnswers:
         learner.policy.in_keys = ["pixels", "speed"]
         with pytest.raises(ConfigurationError, match=r"reads .* give a TensorDict"):
             learner(torch.zeros(8, 4))
+
+
+@pytest.mark.filterwarnings("ignore:The 'train_dataloader' does not have many workers")
+def test_data_that_is_no_round_is_refused():
+    told = r"^A2C learns from parts of rounds, and was given a int: give fit a datamodule=HTSData"
+    with pytest.raises(ConfigurationError, match=told):
+        quiet_trainer().fit(A2C(cartpole_policy()), [1, 2, 3], [1])
+
+
+def test_ppo_refuses_a_round_of_one_frame():
+    """Stable-Baselines3 refuses it as well: one advantage has no deviation."""
+    learner, one = PPO(epochs=1, minibatches=1), {"num_envs": 1, "frames_per_batch": 1}
+    with pytest.raises(ConfigurationError, match="one frame has none: frames_per_batch of 2"):
+        watched_fit(learner, cartpole(2, **one))
+    watched_fit(PPO(epochs=1, minibatches=1), cartpole(2, **{**one, "frames_per_batch": 2}))

@@ -2,6 +2,7 @@ import functools
 
 import pytest
 import torch
+from lightning.pytorch import Callback
 
 from hts_torchrl import A2C, PPO, PQN, Impala, RoundModule, make_actor_critic
 from hts_torchrl.errors import ConfigurationError
@@ -220,3 +221,15 @@ def test_a_part_that_is_not_learned_from_as_such_is_refused_by_name(without):
     message = r"^Forgets\.training_step: .*self\.learning_from\(part"
     with pytest.raises(ConfigurationError, match=message):
         quiet_trainer().fit(Forgets(), cartpole())
+
+
+@pytest.mark.parametrize(("learner", "before", "after"), [(A2C, 1, 2), (A2C, 4, 2), (PPO, 1, 3)])
+def test_accumulation_that_a_callback_changes_in_the_run_is_refused(learner, before, after):
+    class Changes(Callback):
+        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):  # noqa: ARG002
+            trainer.accumulate_grad_batches = after
+
+    told = f"^accumulate_grad_batches={after}, but the run began with {before}"
+    settings = {"callbacks": [Changes()], "accumulate_grad_batches": before}
+    with pytest.raises(ConfigurationError, match=told):
+        watched_fit(learner(), cartpole(), **settings)

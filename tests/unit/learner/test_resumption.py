@@ -5,9 +5,11 @@ import shutil
 
 import pytest
 import torch
+from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import Callback, LambdaCallback, ModelCheckpoint
 
-from hts_torchrl import A2C, PPO, ConfigurationError, GymEnvs, RoundModule
+from hts_torchrl import A2C, PPO, ConfigurationError, GymEnvs, RoundModule, make_actor_critic
+from hts_torchrl.training.data_state import DataState
 from tests.fits import cartpole, flat, quiet_trainer, watched_fit
 
 ROUNDS = 4
@@ -334,3 +336,39 @@ def test_what_is_unfrozen_within_a_round_that_is_cut_off_is_resumed_as_at_its_st
     trainer = quiet_trainer(callbacks=[Unfreezes()])
     trainer.fit(resumed, cartpole(3), ckpt_path=tmp_path / "step=7.ckpt")
     assert torch.equal(flat(resumed.policy), flat(whole.policy))
+
+
+class Foreign(LightningModule):
+    """Has the weights of a learner, and is none."""
+
+    def __init__(self, policy):
+        super().__init__()
+        self.policy = policy
+
+
+@pytest.mark.parametrize("call", ["fit", "validate"])
+def test_a_checkpoint_of_another_module_is_refused(tmp_path, call):
+    policy = make_actor_critic("mlp", GymEnvs("CartPole-v1").group([0]).spec)
+    trainer = quiet_trainer(limit_val_batches=1)
+    trainer.strategy.connect(Foreign(policy))
+    trainer.save_checkpoint(tmp_path / "foreign.ckpt")
+    with pytest.raises(ConfigurationError, match="the checkpoint is of no learner of hts_torchrl"):
+        getattr(quiet_trainer(limit_val_batches=1), call)(
+            A2C(policy), datamodule=cartpole(), ckpt_path=tmp_path / "foreign.ckpt"
+        )
+
+
+def test_a_data_module_is_asked_once_what_has_changed(checkpoint, monkeypatch):
+    asked, changes = [], DataState.changes_from
+    monkeypatch.setattr(
+        DataState, "changes_from", lambda *given: asked.append(1) or changes(*given)
+    )
+    go_on(checkpoint, accept_changes=True, delay=0)
+    assert asked == [1]
+
+
+def test_a_run_that_could_not_go_on_leaves_nothing_for_the_next(checkpoint):
+    learner, data = A2C(), cartpole(ROUNDS, total_frames=32)
+    with pytest.raises(ConfigurationError, match="total_frames=32, but the checkpoint's run has"):
+        watched_fit(learner, data, checkpoint)
+    assert learner.resumption is None

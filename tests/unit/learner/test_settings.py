@@ -124,3 +124,21 @@ def test_a_users_learner_that_passes_none_on_shows_its_own_alone():
 
 def test_the_base_class_shows_the_shared_ones():
     assert set(inspect.signature(Learner).parameters) == SHARED
+
+
+@pytest.mark.parametrize(
+    ("learner", "settings", "told"),
+    [
+        (PPO, {"gamma": "x"}, "gamma='x'; a number"),
+        (PPO, {"clip": None}, "clip=None; a number"),
+        (PPO, {"clip_value": "no"}, "clip_value='no'; True or False"),
+        (A2C, {"learning_rate": [1e-3]}, "learning_rate of type list; a number"),
+        (A2C, {"unroll": "5"}, "unroll='5'; a whole number"),
+        (PQN, {"minibatches": 2.5}, r"minibatches=2\.5; a whole number"),
+        (Impala, {"rho_clip": "1"}, "rho_clip='1'; a number"),
+        (Impala, {"squash": "false"}, "squash='false'; True or False"),
+    ],
+)
+def test_a_setting_of_another_type_is_refused_by_name(learner, settings, told):
+    with pytest.raises(ConfigurationError, match=told):
+        learner(**settings)

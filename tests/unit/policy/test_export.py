@@ -20,6 +20,7 @@ from hts_torchrl.models import MLP
 from hts_torchrl.policy.examination import computed, fill_at_random
 from hts_torchrl.policy.inference import PolicyInference
 from hts_torchrl.policy.memory import with_memory
+from hts_torchrl.policy.spec_json import spec_as_json
 from hts_torchrl.specs import ActionSpec, ArraySpec, EnvSpec
 
 VECTOR = spaces.Box(-1, 1, (5,))
@@ -158,6 +159,39 @@ class TestDescription:
             assert "Infinity" not in file.metadata()["spec"]
 
 
+class TestAnotherNetwork:
+    """A file that could not be loaded as what it says is not written."""
+
+    FOUR = env_spec(VECTOR, spaces.MultiDiscrete([4, 4]))  # as many logits as 3 and 5 have
+    SIX = env_spec(spaces.Box(-1, 1, (6,)), spaces.MultiDiscrete([3, 5]))
+    NAMED = EnvSpec({"place": ArraySpec((5,), np.dtype(np.float32))}, FOUR.action)
+
+    @pytest.mark.parametrize(
+        ("task", "settings", "told"),
+        [
+            ("mlp", {"network": "nips"}, "network='nips'"),
+            ("mlp", {"network": "mlp+lstm"}, "has no place"),
+            ("mlp", {"network": "mpl"}, "mpl"),
+            ("mlp", {"normalized": True}, "normalized=True"),
+            ("mlp", {"spec": SIX}, r"float32 \[64, 5\], but float32 \[64, 6\] is needed"),
+            ("mlp", {"spec": FOUR}, r"\(3, 5\)}, but .*\(4, 4\)} is needed"),
+            ("mlp", {"spec": NAMED}, r"in_keys \['observation'\], but in_keys \['place'\] is"),
+            ("mlp, squashed", {"squash": False}, "a TanhNormal with .* a IndependentNormal with"),
+        ],
+    )
+    def test_is_refused(self, place, task, settings, told):
+        with pytest.raises(ConfigurationError, match=told) as raised:
+            save(place, task, **settings)
+        assert str(raised.value).startswith("save_policy(network=")
+        assert not place.exists()
+
+    def test_draws_no_random_number(self, place):
+        policy, spec = save(place)
+        before = torch.get_rng_state()
+        save_policy(policy, place, spec=spec, network="mlp")
+        assert torch.equal(torch.get_rng_state(), before)
+
+
 class TestRefusals:
     def refusal(self, place, *arguments) -> str:
         with pytest.raises(ConfigurationError) as raised:
@@ -281,7 +315,9 @@ class TestRefusals:
             high=BOUNDS[0][:0],
         )
         wrong = EnvSpec(spec.observations, no_numbers)
-        save_policy(policy, place, spec=wrong, network="mlp")
+        with safe_open(place, "pt") as file:
+            metadata = {**file.metadata(), "spec": json.dumps(spec_as_json(wrong))}
+        save_file(policy.state_dict(), place, metadata)
         assert "mixed actions of float32 [1] with 1 choices" in self.refusal(place)
 
     @pytest.mark.parametrize(

@@ -536,3 +536,19 @@ class TestActorsOfAnotherDevice:
         assert first[0]["reward"].device == device
         assert first[1] is first[0]
         assert second[1] is second[0] is not first[0]
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"total_frames": None}, "total_frames=None; a whole number"),
+        ({"total_frames": "1e6"}, "total_frames='1e6'; a whole number"),
+        ({"evaluation_episodes": None}, "evaluation_episodes=None; a whole number"),
+        ({"evaluation_episodes": 2.5}, r"evaluation_episodes=2\.5; a whole number"),
+        ({"evaluation_frames": "100"}, "evaluation_frames='100'; a whole number"),
+        ({"normalize_reward": "false"}, "normalize_reward='false'; True or False"),
+    ],
+)
+def test_a_setting_of_another_type_is_refused_by_name(settings, told):
+    with pytest.raises(ConfigurationError, match=told):
+        cartpole(**settings)

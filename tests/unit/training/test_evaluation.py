@@ -226,7 +226,7 @@ def test_the_pictures_of_a_game_are_one_a_step():
 @pytest.mark.filterwarnings("ignore:.*calling render method without specifying any render mode")
 def test_an_environment_that_draws_nothing_is_refused():
     frames = Evaluation(lambda: gymnasium.make("CartPole-v1"), 1, seed=5).frames(cartpole_policy())
-    with pytest.raises(ConfigurationError, match="draws None, and no picture"):
+    with pytest.raises(ConfigurationError, match="renders None, and no image"):
         next(frames)
 
 
@@ -350,3 +350,34 @@ def test_the_evaluation_loader_is_one_loader_of_one_evaluation():
 def test_a_precision_in_which_nothing_is_computed_is_refused(use, precision):
     with pytest.raises(ConfigurationError, match=f"precision={precision}; 32-true or bf16-mixed"):
         use(cartpole_policy(), precision=precision)
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"episodes": 0}, "episodes=0; 1 or more"),
+        ({"episodes": -1}, "episodes=-1; 1 or more"),
+        ({"episodes": "3"}, "episodes='3'; a whole number"),
+        ({"seed": None}, "seed=None; a whole number"),
+        ({"greedy": "no"}, "greedy='no'; True or False"),
+    ],
+)
+def test_what_cannot_be_played_is_refused(settings, told):
+    with pytest.raises(ConfigurationError, match=told):
+        Evaluation(CARTPOLE, **{"episodes": 2, "seed": 0, **settings})
+
+
+def test_what_is_no_evaluation_is_refused():
+    with pytest.raises(ConfigurationError, match=r"^A2C plays evaluations, and was given a int:"):
+        quiet_trainer(limit_val_batches=1).validate(A2C(cartpole_policy()), [1])
+
+
+def test_an_exception_when_environments_are_closed_costs_no_score(caplog):
+    class Failing(CountdownEnv):
+        def close(self):
+            raise ArithmeticError("as asked")
+
+    assert Evaluation(Failing, 2, seed=0).run(echo_policy()).scores.tolist() == [10.0, 20.0]
+    assert "raised by close() of environment 1" in caplog.text
+    assert env_spec_of(Failing).action.sizes == (4,)
+    assert "raised by close() of environment 0" in caplog.text

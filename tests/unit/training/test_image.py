@@ -46,10 +46,10 @@ def test_a_small_picture_is_enlarged():
 @pytest.mark.parametrize(
     ("drawn", "told"),
     [
-        (None, "draws None, and no picture"),
-        ("three | four", r"draws 'three \| four'"),
-        (np.zeros((2, 40, 60, 3), np.uint8), r"draws uint8 \[2, 40, 60, 3\]"),
-        (NotImplementedError(), "draws no picture: NotImplementedError$"),
+        (None, "renders None, and no image"),
+        ("three | four", r"renders 'three \| four'"),
+        (np.zeros((2, 40, 60, 3), np.uint8), r"renders uint8 \[2, 40, 60, 3\]"),
+        (NotImplementedError(), "renders no image: NotImplementedError$"),
         (gymnasium.error.DependencyNotInstalled("pygame\nis missing"), "pygame is missing$"),
         (RuntimeError("an OpenGL library is missing"), "MUJOCO_GL=egl or osmesa"),
         (ConfigurationError("no render()"), r"^no render\(\)$"),

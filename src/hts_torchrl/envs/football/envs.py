@@ -11,6 +11,7 @@ from typing import Literal, get_args
 import numpy as np
 from gymnasium import spaces
 
+from hts_torchrl.config import take_plain_values
 from hts_torchrl.envs.adapter import EnvAdapter, SerialGroup, Step
 from hts_torchrl.envs.football.game import (
     ENGINE_ACTIONS,
@@ -76,6 +77,9 @@ class FootballEnvs(EnvFactory):
 
     def __post_init__(self) -> None:
         """Refuse settings of which there is nothing."""
+        take_plain_values(self)
+        kind = f"scenario of type {type(self.scenario).__name__}"
+        require(isinstance(self.scenario, str), kind, "a name, such as empty_goal_close,")
         rewards, engines = get_args(Rewards), get_args(EngineName)
         require(self.rewards in rewards, f"rewards={self.rewards!r}", " or ".join(rewards))
         require(self.frame_stack >= 1, f"frame_stack={self.frame_stack}", "1 or more")
@@ -181,7 +185,7 @@ class FootballAdapter(EnvAdapter):
     def render(self) -> Array:
         """Return the minimap in colour, uint8 ``[576, 768, 3]``."""
         if self.env is None:
-            raise ConfigurationError("reset the group before its picture is asked for")
+            raise ConfigurationError("reset the group before its image is asked for")
         image = np.full((HEIGHT, WIDTH, 3), (40, 110, 40), np.uint8)
         ours, theirs, ball, _ = self._seen[0, -PLANES:] > 0
         active = self._seen[:, -1].any(0)

@@ -239,6 +239,10 @@ class TestSettings:
         with pytest.raises(ConfigurationError, match="frame_stack=0; 1 or more"):
             FootballEnvs("corner", frame_stack=0)
 
+    def test_a_number_of_another_type_is_refused(self):
+        with pytest.raises(ConfigurationError, match="frame_stack='4'; a whole number is needed"):
+            FootballEnvs("corner", frame_stack="4")
+
     def test_another_engine_is_refused(self):
         with pytest.raises(ConfigurationError, match="'unity'; envpool or gfootball is needed"):
             FootballEnvs("corner", engine="unity")
