@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from lightning.fabric import Fabric
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from tensordict import TensorDict
@@ -470,6 +471,29 @@ def test_callbacks_of_the_user_are_called():
     counting = Counting()
     watched_fit(A2C(), cartpole(4), callbacks=[counting])
     assert counting.steps == 4
+
+
+def fit_to_a_loader(learner, collector):
+    quiet_trainer().fit(learner, collector)
+
+
+def learn_in_a_loop(learner, collector):
+    learner.training_step(RoundSlice(next(iter(collector)), 0, 1), 0)
+
+
+def learn_with_fabric(learner, collector):
+    learn_in_a_loop(Fabric(accelerator="cpu", devices=1).setup(learner), collector)
+
+
+@pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no `val_dataloader`")
+@pytest.mark.parametrize("learn", [fit_to_a_loader, learn_in_a_loop, learn_with_fabric])
+def test_a_learner_is_refused_where_no_data_module_gives_it_rounds(learn):
+    policy = cartpole_policy()
+    collector = HTSCollector(
+        CARTPOLE, policy, num_actors=0, num_envs=2, frames_per_batch=8, total_frames=8
+    )
+    with pytest.raises(ConfigurationError, match=r"^A2C learns from rounds of trainer\.fit"):
+        learn(A2C(policy), collector)
 
 
 @pytest.mark.parametrize("updates", [2, 5, -1])
