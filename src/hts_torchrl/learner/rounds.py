@@ -214,14 +214,16 @@ class RoundModule(PolicyModule):
             part: as ``training_step`` is given it.
 
         Raises:
-            ConfigurationError: if the policy draws from other generators, or the optimiser computes
-                the loss several times a step; or if it is given no part of a round.
+            ConfigurationError: if the policy draws from other generators, the optimiser computes
+                the loss several times a step, or that is no part of a Trainer's round.
             ProtocolError: if the round is older than the learner can correct.
         """
-        if not isinstance(part, RoundSlice):
+        if not (isinstance(part, RoundSlice) and hasattr(self, "_weights")):
+            name = type(self).__name__
             raise ConfigurationError(
-                f"{type(self).__name__} learns from parts of rounds, and was given a "
-                f"{type(part).__name__}: give fit a datamodule=HTSDataModule(...)"
+                f"{name} learns from rounds of trainer.fit(learner, datamodule=HTSDataModule(...)) "
+                "alone: in a loop of your own, or with Fabric, give an HTSCollector's batches to a "
+                "loss of TorchRL"
             )
         if self._round_state is RoundState.STEPPING and part is self.part:
             name = type(self.trainer.optimizers[0]).__name__

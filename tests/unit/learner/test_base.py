@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from lightning.fabric import Fabric
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from tensordict import TensorDict
@@ -473,6 +474,29 @@ def test_callbacks_of_the_user_are_called():
     assert counting.steps == 4
 
 
+def fit_to_a_loader(learner, collector):
+    quiet_trainer().fit(learner, collector)
+
+
+def learn_in_a_loop(learner, collector):
+    learner.training_step(RoundSlice(next(iter(collector)), 0, 1), 0)
+
+
+def learn_with_fabric(learner, collector):
+    learn_in_a_loop(Fabric(accelerator="cpu", devices=1).setup(learner), collector)
+
+
+@pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no `val_dataloader`")
+@pytest.mark.parametrize("learn", [fit_to_a_loader, learn_in_a_loop, learn_with_fabric])
+def test_a_learner_is_refused_where_no_data_module_gives_it_rounds(learn):
+    policy = cartpole_policy()
+    collector = HTSCollector(
+        CARTPOLE, policy, num_actors=0, num_envs=2, frames_per_batch=8, total_frames=8
+    )
+    with pytest.raises(ConfigurationError, match=r"^A2C learns from rounds of trainer\.fit"):
+        learn(A2C(policy), collector)
+
+
 @pytest.mark.parametrize("updates", [2, 5, -1])
 def test_a_round_of_any_other_lag_is_refused(updates):
     policy = cartpole_policy()
@@ -723,13 +747,6 @@ class TestAnswers:
         learner.policy.in_keys = ["pixels", "speed"]
         with pytest.raises(ConfigurationError, match=r"reads .* give a TensorDict"):
             learner(torch.zeros(8, 4))
-
-
-@pytest.mark.filterwarnings("ignore:The 'train_dataloader' does not have many workers")
-def test_data_that_is_no_round_is_refused():
-    told = r"^A2C learns from parts of rounds, and was given a int: give fit a datamodule=HTSData"
-    with pytest.raises(ConfigurationError, match=told):
-        quiet_trainer().fit(A2C(cartpole_policy()), [1, 2, 3], [1])
 
 
 def test_ppo_refuses_a_round_of_one_frame():
