@@ -9,14 +9,10 @@ from typing import Any
 
 import torch
 from tensordict import TensorDictBase
-from torch import nn
 from torchrl.collectors.utils import split_trajectories
 from torchrl.data import ReplayBuffer
-from torchrl.envs import MultiStepTransform
 
 from hts_torchrl.collectors.torchrl_settings import TorchRLSettings
-from hts_torchrl.compat.torchrl import samples_by_ends
-from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.specs import EnvSpec, Key, next_key, path_of
 
 
@@ -98,29 +94,6 @@ def _placed(postproc: Any, device: torch.device | None) -> Any:  # noqa: ANN401
     if device is None or not hasattr(postproc, "to"):
         return postproc
     return postproc.to(device) or postproc
-
-
-def require_rows_apart(settings: TorchRLSettings, num_envs: int) -> None:
-    """Refuse a buffer that would go on from one environment's last step to another's first.
-
-    Transitions are put there environment by environment, and only some of the last have an end.
-
-    Raises:
-        ConfigurationError: naming what reads transitions in their order.
-    """
-    buffer, whole = settings.replay_buffer, settings.split_trajs or settings.trajs_per_batch
-    if buffer is None or num_envs == 1 or settings.set_truncated or whole:
-        return
-    sampler, transform = getattr(buffer, "sampler", None), getattr(buffer, "transform", None)
-    readers: list[object] = [sampler] if samples_by_ends(sampler) else []
-    if isinstance(transform, nn.Module):
-        readers += [each for each in transform.modules() if isinstance(each, MultiStepTransform)]
-    if readers and getattr(buffer.storage, "ndim", 1) == 1:
-        raise ConfigurationError(
-            f"the replay_buffer's {type(readers[0]).__name__} tells trajectories by their ends, "
-            f"but the rows of {num_envs} environments follow each other there: give its storage "
-            "ndim=2, or say set_truncated=True"
-        )
 
 
 def extend(buffer: ReplayBuffer, batch: TensorDictBase, rows: tuple[int, int]) -> None:

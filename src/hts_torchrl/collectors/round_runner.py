@@ -78,37 +78,6 @@ class RoundRunner:
             self.shared.close()
             raise
 
-    def _publish_first(self, policy: nn.Module) -> None:
-        """Publish the policy's weights; those of a loaded state act for one more round."""
-        progress = self._progress
-        if progress.acting_weights is not None:
-            self.weights.publish(progress.acting_weights, progress.versions[progress.round_index])
-            self.weights.exchange()
-        self.weights.publish(policy.state_dict(), progress.first_version)
-        if progress.acting_weights is None:
-            self.weights.exchange()
-
-    def _heed_unpublished(self) -> None:
-        """Take what weights that nobody has published have become, before the first batch.
-
-        No round has started then, so that no actor has loaded any. Later it is told that they do
-        not act: TorchRL's actors have the policy itself, and need no publishing.
-        """
-        policy, progress = self._unpublished, self._progress
-        if policy is None:
-            return
-        if self.weights.newest_version != progress.first_version:
-            self._unpublished = None
-        elif not self._asked:
-            self.weights.replace_newest(policy.state_dict())
-        elif not self.weights.are_newest(policy.state_dict()):
-            self._unpublished = None
-            _log.warning(
-                "the policy's weights have changed since the first batch, but none were published: "
-                "those of the start act until update_policy_weights_() is called"
-            )
-        self._asked = True
-
     def next_batch(self, before_round: Callable[[], None] | None = None) -> TensorDictBase:
         """Finish the running round, start the following one and return the finished one ``[N, T]``.
 
@@ -170,6 +139,54 @@ class RoundRunner:
             else:
                 return
 
+    def _note(self, round_index: int) -> None:
+        """Write a finished round into the action log, before the caller can write to it."""
+        action_log = self._progress.action_logs[round_index]
+        # New games may have been begun before the next round was started, by its hook.
+        following = self._progress.action_logs.get(round_index + 1) or action_log.after(
+            self._env_spec, self.shared.storage_of(round_index).arrays
+        )
+        self._progress.action_logs = {round_index: action_log, round_index + 1: following}
+
+    def _batch(self, round_index: int) -> TensorDictBase:
+        batch = self._batches[self._schedule.storage_of(round_index)].copy()
+        batch["next", "done"] = batch["next", "terminated"] | batch["next", "truncated"]
+        version = self._progress.versions[round_index]
+        versions = torch.full(batch.shape, version, dtype=torch.int64)
+        batch["collector", "policy_version"] = versions
+        return batch
+
+    def _publish_first(self, policy: nn.Module) -> None:
+        """Publish the policy's weights; those of a loaded state act for one more round."""
+        progress = self._progress
+        if progress.acting_weights is not None:
+            self.weights.publish(progress.acting_weights, progress.versions[progress.round_index])
+            self.weights.exchange()
+        self.weights.publish(policy.state_dict(), progress.first_version)
+        if progress.acting_weights is None:
+            self.weights.exchange()
+
+    def _heed_unpublished(self) -> None:
+        """Take what weights that nobody has published have become, before the first batch.
+
+        No round has started then, so that no actor has loaded any. Later it is told that they do
+        not act: TorchRL's actors have the policy itself, and need no publishing.
+        """
+        policy, progress = self._unpublished, self._progress
+        if policy is None:
+            return
+        if self.weights.newest_version != progress.first_version:
+            self._unpublished = None
+        elif not self._asked:
+            self.weights.replace_newest(policy.state_dict())
+        elif not self.weights.are_newest(policy.state_dict()):
+            self._unpublished = None
+            _log.warning(
+                "the policy's weights have changed since the first batch, but none were published: "
+                "those of the start act until update_policy_weights_() is called"
+            )
+        self._asked = True
+
     def _recover(self, round_index: int, died: str, recovery: int) -> None:
         """Replace who died, or the whole pool where it cannot tell who else is harmed."""
         whole = not self.pool.replace_dead_nodes(self._progress.action_logs[round_index])
@@ -202,23 +219,6 @@ class RoundRunner:
                 *(action_log.round_index, action_log.most_steps, self._settings.envs_per_executor),
             )
         return self._make_pool(self.shared, action_log)
-
-    def _note(self, round_index: int) -> None:
-        """Write a finished round into the action log, before the caller can write to it."""
-        action_log = self._progress.action_logs[round_index]
-        # New games may have been begun before the next round was started, by its hook.
-        following = self._progress.action_logs.get(round_index + 1) or action_log.after(
-            self._env_spec, self.shared.storage_of(round_index).arrays
-        )
-        self._progress.action_logs = {round_index: action_log, round_index + 1: following}
-
-    def _batch(self, round_index: int) -> TensorDictBase:
-        batch = self._batches[self._schedule.storage_of(round_index)].copy()
-        batch["next", "done"] = batch["next", "terminated"] | batch["next", "truncated"]
-        version = self._progress.versions[round_index]
-        versions = torch.full(batch.shape, version, dtype=torch.int64)
-        batch["collector", "policy_version"] = versions
-        return batch
 
     def shutdown(self) -> None:
         """Stop all workers and free the shared memory; may be called twice."""

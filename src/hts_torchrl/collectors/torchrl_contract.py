@@ -15,7 +15,7 @@ from tensordict.nn import TensorDictModuleBase
 from torchrl.collectors import BaseCollector
 from torchrl.data import Composite, TensorSpec
 
-from hts_torchrl.collectors.handing_out import HandingOut, require_rows_apart
+from hts_torchrl.collectors.handing_out import HandingOut
 from hts_torchrl.collectors.progress import Progress
 from hts_torchrl.collectors.round_runner import RoundRunner, batch_over
 from hts_torchrl.collectors.run_times import RunTimes, Trace
@@ -82,7 +82,7 @@ class ContractCollector(BaseCollector):
         return rest
 
     def _set_form(self, schedule: Schedule, *, clone: bool) -> None:
-        require_rows_apart(self._torchrl, schedule.num_envs)
+        self._torchrl.require_rows_apart(schedule.num_envs)
         clone = clone and not self._torchrl.return_same_td
         self._handing_out = HandingOut(self._torchrl, self.env_spec, clone=clone)
         self.postproc = self._handing_out.postproc

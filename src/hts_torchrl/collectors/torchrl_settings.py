@@ -10,8 +10,11 @@ from typing import Any, Literal, TypeAlias
 import torch
 from tensordict import TensorDictBase
 from tensordict.nn import InteractionType
+from torch import nn
 from torchrl.data import ReplayBuffer
+from torchrl.envs import MultiStepTransform
 
+from hts_torchrl.compat.torchrl import samples_by_ends
 from hts_torchrl.config import take_plain_values
 from hts_torchrl.errors import ConfigurationError, require
 from hts_torchrl.policy.exploration import RandomActions
@@ -192,6 +195,30 @@ class TorchRLSettings:
                 "actions are drawn row by row, which no CUDA graph can hold; give one of the two"
             )
         return True
+
+    def require_rows_apart(self, num_envs: int) -> None:
+        """Refuse a buffer that would go on from one environment's last step to another's first.
+
+        Transitions are put there environment by environment, and only some of the last have an end.
+
+        Raises:
+            ConfigurationError: naming what reads transitions in their order.
+        """
+        buffer, whole = self.replay_buffer, self.split_trajs or self.trajs_per_batch
+        if buffer is None or num_envs == 1 or self.set_truncated or whole:
+            return
+        sampler, transform = getattr(buffer, "sampler", None), getattr(buffer, "transform", None)
+        readers: list[object] = [sampler] if samples_by_ends(sampler) else []
+        if isinstance(transform, nn.Module):
+            readers += [
+                each for each in transform.modules() if isinstance(each, MultiStepTransform)
+            ]
+        if readers and getattr(buffer.storage, "ndim", 1) == 1:
+            raise ConfigurationError(
+                f"the replay_buffer's {type(readers[0]).__name__} tells trajectories by their "
+                f"ends, but the rows of {num_envs} environments follow each other there: give its "
+                "storage ndim=2, or say set_truncated=True"
+            )
 
     @property
     def batch_device(self) -> torch.device | None:

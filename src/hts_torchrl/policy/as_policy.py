@@ -122,13 +122,7 @@ def as_policy(policy: Policy, spec: EnvSpec) -> TensorDictModuleBase:
 def made_by(
     factory: Callable[[], Policy], spec: EnvSpec, draws: torch.Tensor
 ) -> TensorDictModuleBase:
-    """Return the policy that a factory makes, with the same draws in every process.
-
-    Args:
-        factory: makes what :func:`as_policy` takes.
-        spec: observations and actions of the environment.
-        draws: state of torch's generator from which it draws.
-    """
+    """Return the policy of a factory that draws from torch's generator, in this state."""
     with torch.random.fork_rng(devices=[]):
         torch.set_rng_state(draws)
         return as_policy(factory(), spec)

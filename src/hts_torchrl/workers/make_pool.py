@@ -68,18 +68,11 @@ def make_pool(
     if shared.config.num_actors == 0:
         actor = Actor(shared, copy.deepcopy(make_policy()), settings)
         return SerialPool(shared, make_executors, actor)
-    try:
-        pickled_actor = cloudpickle.dumps(partial(make_actor, make_policy, settings))
-    except Exception as error:
-        reason = " ".join(str(error).split())
-        raise ConfigurationError(
-            f"the policy cannot be sent to the actors ({type(error).__name__}: {reason}); give the "
-            "collector a policy_factory that makes it, or set num_actors=0"
-        ) from error
     tasks = [
         WorkerTask(shared.for_executor(index), "executor", index, cloudpickle.dumps(make))
         for index, make in enumerate(make_executors)
     ]
+    pickled_actor = _pickled_actor(make_policy, settings)
     tasks += [
         WorkerTask(shared.for_actor(), "actor", index, pickled_actor)
         for index in range(shared.config.num_actors)
@@ -87,6 +80,18 @@ def make_pool(
     compiles = settings.compile_policy is not None
     preload = _preload(create_env_fn) + compiles * ["torch._inductor.compile_fx"]
     return ProcessPool(shared, tasks, preload, starts_s=compiles * _COMPILES_S)
+
+
+def _pickled_actor(make_policy: Callable[[], nn.Module], settings: ActorSettings) -> bytes:
+    try:
+        pickled: bytes = cloudpickle.dumps(partial(make_actor, make_policy, settings))
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        raise ConfigurationError(
+            f"the policy cannot be sent to the actors ({type(error).__name__}: {reason}); give the "
+            "collector a policy_factory that makes it, or set num_actors=0"
+        ) from error
+    return pickled
 
 
 def _preload(create_env_fn: CreateEnv | EnvFactory) -> list[str]:
