@@ -6,7 +6,7 @@ A task is configs of this repository (``_a2c``, ``_ppo``, and ``_pqn`` where the
 score, and a number of games: a run ends after the round in which the mean return of the last so
 many games in training first reached the score. It ends without it at the task's limit of frames,
 which counts as never. Nothing is evaluated. ``delay0`` of a task is the rule of the config without
-the delay; all other methods have it.
+the delay. All methods have it whose names do not begin with ``delay0``.
 
 A run is one process with one thread, and its bits are those of any worker pool. So steps depend on
 the seed and not on the load of the machine, and ``--jobs`` runs may go at once. A process trains
