@@ -207,7 +207,7 @@ class ComputedGradient:
         self.chunk, learner = chunk, self._learner
         if learner.gradient_chunks > 1:
             seed = update_seed(learner.seed, learner.updates, learner.part.index, chunk)
-            learner.draws.reseed(seed)
+            learner.seeded_draws.reseed(seed)
 
     def mean(self, vector_of: Callable[[int], Tensor]) -> Tensor:
         """Keep the mean gradient over all chunks, log their mean figures, return the mean loss.

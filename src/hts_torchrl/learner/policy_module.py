@@ -80,7 +80,7 @@ class PolicyModule(LightningModule):
         """Updates that the policy has had."""
         self.spec_json: dict[str, Any] | None = None
         """The spec that the policy was built for, as a checkpoint holds it."""
-        self.draws = SeededDraws()
+        self.seeded_draws = SeededDraws()
         """What the policy samples while it learns, and which of its layers act otherwise then."""
 
     def configure_model(self) -> None:
@@ -231,7 +231,7 @@ class PolicyModule(LightningModule):
             Values of the B chosen ones, float32 ``[B, 1]``, without gradient.
         """
         final = after.select(*inputs_of(self.actor_critic))[chosen]
-        with torch.no_grad(), evaluating(*self.draws.layers_of_two_modes):
+        with torch.no_grad(), evaluating(*self.seeded_draws.layers_of_two_modes):
             return self.evaluate(final)[1].unsqueeze(-1)
 
     def values_of(self, batch: TensorDictBase) -> Tensor:
@@ -244,7 +244,7 @@ class PolicyModule(LightningModule):
             Values, float32 ``[N, T, 1]``, without gradient.
         """
         parts = self.samples_of(batch).chunk(self.parts_per_pass)
-        with torch.no_grad(), evaluating(*self.draws.layers_of_two_modes):
+        with torch.no_grad(), evaluating(*self.seeded_draws.layers_of_two_modes):
             return torch.cat([self.evaluate(part)[1] for part in parts]).reshape(*batch.shape, 1)
 
     # Evaluation

@@ -230,7 +230,7 @@ class RoundModule(PolicyModule):
             raise ConfigurationError(f"optimizer {name}: {COMPUTES_AGAIN}")
         self.part = part
         seed = update_seed(self.seed, self.updates, part.index, self.global_rank)
-        with self.draws.seeded(seed, self.actor_critic, part.round, self.device):
+        with self.seeded_draws.seeded(seed, self.actor_critic, part.round, self.device):
             if part.is_first:
                 self._begin_round(part.round)
             self._round_state = RoundState.LEARNED
@@ -345,7 +345,7 @@ class RoundModule(PolicyModule):
         data = getattr(self.trainer, "datamodule", None)
         self.seed = int(getattr(data, "seed", 0))
         debug = bool(getattr(getattr(data, "pool", None), "debug", False))
-        self.draws = SeededDraws(inspects=True, watches=debug)
+        self.seeded_draws = SeededDraws(inspects=True, watches=debug)
         self._interrupt = DeferredInterrupt([signal.SIGINT, *requeue_signals(self.trainer)])
         if self.resumption is not None:
             self.resumption.set_rates(decay_steps=self.decay_steps)
