@@ -161,7 +161,7 @@ class TorchRLSettings:
 
     def policy_device(self, given: Device | None) -> str:
         """Return where actors compute: as given, or else on ``device``, or else on the CPU."""
-        return str(_first_of(policy_device=given, device=self.device) or "cpu")
+        return str(first_device(policy_device=given, device=self.device) or "cpu")
 
     def cudagraph(self, policy_device: str) -> bool:
         """Return whether actors, which compute on ``policy_device``, replay CUDA graphs.
@@ -186,7 +186,7 @@ class TorchRLSettings:
     @property
     def batch_device(self) -> torch.device | None:
         """Where batches lie; None leaves them where they are, and does not name it."""
-        return _first_of(storing_device=self.storing_device, device=self.device)
+        return first_device(storing_device=self.storing_device, device=self.device)
 
     def greedy(self, env_spec: EnvSpec) -> bool:
         """Return whether actors answer greedy actions instead of sampled ones.
@@ -228,7 +228,7 @@ _KINDS: tuple[tuple[str, Callable[[object], bool], str], ...] = (
 """What settings of some types must be, unless they are None."""
 
 
-def _first_of(**given: Device | None) -> torch.device | None:
+def first_device(**given: Device | None) -> torch.device | None:
     """Return the first device that a setting names; None if none does.
 
     Raises:

@@ -24,7 +24,7 @@ from torch.optim import Optimizer
 from hts_torchrl.allocator import keep_freed_memory
 from hts_torchrl.collectors.round_source import RoundSource
 from hts_torchrl.compat.lightning import requeue_signals, set_logged_steps
-from hts_torchrl.errors import ConfigurationError, ProtocolError
+from hts_torchrl.errors import ConfigurationError, ProtocolError, require
 from hts_torchrl.learner.deferred_interrupt import DeferredInterrupt
 from hts_torchrl.learner.delayed_gradient import DelayedGradient, DelayedWeights
 from hts_torchrl.learner.finite import likely_causes, require_finite_gradients
@@ -123,6 +123,9 @@ class RoundModule(LightningModule):
         super().__init__()
         if policy is not None:
             require_called(policy, learns=True)
+        kind = f"network of type {type(network).__name__}"
+        named = "a name, such as mlp or module.Class, (a module is given as policy)"
+        require(isinstance(network, str), kind, named)
         self.policy = policy
         self.policy_name = None if policy is None else class_name(policy)
         """Class of a policy of the user's own."""
