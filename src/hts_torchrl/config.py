@@ -171,6 +171,7 @@ class CollectorSettings:
                 )
         rows = self.inference_batch_size
         require(rows is None or rows >= 1, f"inference_batch_size={rows}", "at least 1")
+        require(self.first_env >= 0, f"first_env={self.first_env}", "0 or more")
         least = {"num_actors": (0, "0 or more"), "envs_per_executor": (1, "at least 1")}
         for name, (fewest, wanted) in least.items():
             count = getattr(self, name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,8 @@ def replacing(place: Path) -> Iterator[Path]:
         >>> Path("score").read_text()
         '12.5'
     """
+    if not place.name:  # the working folder, or the root
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(place))
     new = place.with_name(f".{place.name}.new")
     new.unlink(missing_ok=True)  # of a process that crashed here
     try:

@@ -22,6 +22,7 @@ def made(num_envs=16, **settings):
         ({"num_envs": 4, "envs_per_executor": 8}, "envs_per_executor=8 is more"),
         ({"num_envs": 6, "envs_per_executor": 4}, "num_envs=6 is no multiple"),
         ({"inference_batch_size": 0}, "inference_batch_size=0"),
+        ({"first_env": -1}, "first_env=-1; 0 or more"),
         ({"step_barrier": True, "num_actors": 2}, "step_barrier with num_actors=2"),
         ({"start_method": "fork"}, "start_method='fork'"),
         ({"recover": "try"}, "recover=.try.; .fail. or .replay. is needed"),

@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import pytest
 
 from hts_torchrl.durable_file import replacing
@@ -29,3 +31,8 @@ def test_what_a_crashed_process_left_is_no_obstacle(tmp_path):
         assert not new.exists()
         new.write_text("new")
     assert (tmp_path / "score").read_text() == "new"
+
+
+def test_a_place_without_a_name_is_refused():
+    with pytest.raises(IsADirectoryError), replacing(Path()):
+        pass

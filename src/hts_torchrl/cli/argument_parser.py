@@ -28,6 +28,10 @@ _ALTERNATIVES = re.compile(
 _OTHER_TYPE = re.compile(
     r" ?- (Expected a <class '[\w.]+'>|Not a valid subclass of .*? \(implicit class_path\))"
 )
+_NO_REASON = re.compile(
+    r"Does not validate against any of the Union subtypes Subtypes: \[(?P<kinds>.*?)\] Errors:"
+    r"( - Expected a <class '[\w.]+'>)*$"
+)
 _NO_CLASS = re.compile(r"- Expected a dot import path string: (?P<name>\S+)")
 _NO_ENV = 'Parser key "data.env": Expected a dot import path string: '
 _OF_GYMNASIUM = "; one of Gymnasium is named by --data.env=GymEnvs --data.env.id="
@@ -99,4 +103,13 @@ def reason_in(message: str) -> str:
         reasons,
     )
     different = dict.fromkeys(reasons.strip().removeprefix("- ").split(" - "))
-    return wrong[: alternatives.start()] + " - ".join(different) if reasons else wrong
+    wrong = wrong[: alternatives.start()] + " - ".join(different) if reasons else wrong
+    return _NO_REASON.sub(_kinds_needed, wrong.strip())
+
+
+def _kinds_needed(match: re.Match[str]) -> str:
+    """Return in words of which types a value may be, where no reason tells more."""
+    kinds = (
+        match["kinds"].replace("NoneType", "null").replace("typing.", "").replace(", <", " or <")
+    )
+    return re.sub(r"<class '([\w.]+)'>", r"\1", kinds) + " is needed"

@@ -20,13 +20,13 @@ from hts_torchrl.config import CollectorSettings, Precision
 from hts_torchrl.envs.group import CreateEnv, EnvFactory, SeededGroup, closed_at_end
 from hts_torchrl.envs.layers import warn_of_statistics
 from hts_torchrl.envs.make_group import arranged, make_group, number_of_envs
-from hts_torchrl.errors import ConfigurationError, ProtocolError
+from hts_torchrl.errors import ConfigurationError, ProtocolError, require
 from hts_torchrl.policy.as_policy import Policy, as_policy, made_by
 from hts_torchrl.policy.forward import with_parts
 from hts_torchrl.policy.limits import copied
 from hts_torchrl.policy.memory import with_memory
 from hts_torchrl.policy.shared_weights import weights_by_name
-from hts_torchrl.settings import takes_settings
+from hts_torchrl.settings import plain_value, takes_settings
 from hts_torchrl.specs import EnvSpec
 from hts_torchrl.workers.actor_settings import ActorSettings, find_settings
 from hts_torchrl.workers.make_pool import make_pool
@@ -113,6 +113,8 @@ class HTSCollector(ContractCollector):
         **settings: Any,  # noqa: ANN401
     ) -> None:
         super().__init__()
+        clone = plain_value("clone", clone, "bool")
+        all_outputs = plain_value("all_outputs", all_outputs, "bool")
         self._runner: RoundRunner | None = None
         self._closed = False
         settings = self._take_arguments(settings)
@@ -124,6 +126,9 @@ class HTSCollector(ContractCollector):
         self.schedule = self.config.schedule
         if (policy is None) == (policy_factory is None):
             raise ConfigurationError("give a policy or a policy_factory, one of the two")
+        makes = callable(policy_factory) and not isinstance(policy_factory, nn.Module)
+        kind = f"policy_factory of type {type(policy_factory).__name__}"
+        require(policy_factory is None or makes, kind, "a function that makes the policy")
         for name in ("backend", "num_collectors", "backend_options"):
             setattr(self, name, getattr(self.config, name))
         self.total_frames, self.seed = self.config.total_frames, self.config.seed

@@ -168,7 +168,7 @@ class TorchRLSettings:
         Raises:
             ConfigurationError: for another than the CPU of rollout nodes.
         """
-        device = str(_first_of(policy_device=given, device=self.device) or "cpu")
+        device = str(first_device(policy_device=given, device=self.device) or "cpu")
         if on_nodes and torch.device(device).type != "cpu":
             raise ConfigurationError(
                 f"policy_device={device!r} with backend='ray': actors compute on the CPUs of "
@@ -223,7 +223,7 @@ class TorchRLSettings:
     @property
     def batch_device(self) -> torch.device | None:
         """Where batches lie; None leaves them where they are, and does not name it."""
-        return _first_of(storing_device=self.storing_device, device=self.device)
+        return first_device(storing_device=self.storing_device, device=self.device)
 
     def greedy(self, env_spec: EnvSpec) -> bool:
         """Return whether actors answer greedy actions instead of sampled ones.
@@ -265,7 +265,7 @@ _KINDS: tuple[tuple[str, Callable[[object], bool], str], ...] = (
 """What settings of some types must be, unless they are None."""
 
 
-def _first_of(**given: Device | None) -> torch.device | None:
+def first_device(**given: Device | None) -> torch.device | None:
     """Return the first device that a setting names; None if none does.
 
     Raises:

@@ -57,6 +57,8 @@ def make_group(
     """
     if isinstance(create_env_fn, EnvFactory):
         return create_env_fn.group(indices, render=render)
+    if _is_list(create_env_fn) and len(create_env_fn) == 0:  # type: ignore[arg-type]
+        raise ConfigurationError("create_env_fn is an empty list: give a function for each env")
     if any_size and _is_list(create_env_fn):
         indices = indices[: len(create_env_fn)]  # type: ignore[arg-type]
     envs: list[Any] = []

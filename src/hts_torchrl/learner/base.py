@@ -114,7 +114,10 @@ class Learner(RoundModule):
         self.save_hyperparameters(ignore=["policy", *self.lacks])  # those of subclasses too
         for name, parameter in inspect.signature(type(self)).parameters.items():
             if name in self.hparams:
-                plain_value(name, self.hparams[name], str(parameter.annotation))
+                value = self.hparams[name]
+                plain = plain_value(name, value, str(parameter.annotation))
+                whole = isinstance(plain, int) and isinstance(value, float)
+                require(not whole, f"{name}={value!r}", repr(plain))
         require_arguments(optimizer, optimizer_kwargs or {})
         for name, number in (
             ("learning_rate", learning_rate),

@@ -46,6 +46,8 @@ def optimizer_class(name: str) -> type[Optimizer]:
     Raises:
         ConfigurationError: if there is none, or it cannot learn from rounds.
     """
+    given = f"optimizer of type {type(name).__name__}"
+    require(isinstance(name, str), given, "a name, such as adam or module.Class,")
     found: object = _BY_NAME.get(name.lower())
     if found is None:
         module, _, attribute = name.rpartition(".")
@@ -72,6 +74,8 @@ def require_arguments(name: str, arguments: Mapping[str, Any]) -> None:
         ConfigurationError: naming the argument, and what would be right.
     """
     cls = optimizer_class(name)
+    kind = f"optimizer_kwargs of type {type(arguments).__name__}"
+    require(isinstance(arguments, Mapping), kind, "a dict of the class's arguments")
     kinds = [Muon, AdamW] if cls is Muon else [cls]
     taken = {argument for each in kinds for argument in inspect.signature(each).parameters}
     require("lr" in taken, f"optimizer={name!r} has no lr", "an optimiser with a learning rate")

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from hts_torchrl.errors import ConfigurationError, require
+from hts_torchrl.errors import ConfigurationError, reason_of, require
 from hts_torchrl.models.trunks import is_built_in
 from hts_torchrl.policy.normalization import RunningStatistics
 from hts_torchrl.policy.spec_json import spec_from_json
@@ -106,6 +106,8 @@ def _content(path: Path, map_location: Any) -> tuple[dict[str, Any], dict[str, A
     except Exception as error:  # whatever a file that is something else may lead to
         has_objects = isinstance(error, pickle.UnpicklingError) and zipfile.is_zipfile(path)
         reason = _HAS_OBJECTS if has_objects else "this is no checkpoint, or half of one"
+        if isinstance(error, OSError):
+            reason = reason_of(error, path)
         raise ConfigurationError(f"{path}: {reason}") from error
     return content, saved
 

@@ -27,7 +27,7 @@ from hts_torchrl.models.distributions import action_head, parameter_keys
 from hts_torchrl.policy.exploration import RandomActions
 from hts_torchrl.policy.forward import evaluating
 from hts_torchrl.policy.inference import first_inputs
-from hts_torchrl.policy.limits import misfit, require_called, require_readable
+from hts_torchrl.policy.limits import misfit, require_called, require_module, require_readable
 from hts_torchrl.policy.memory import with_memory
 from hts_torchrl.policy.probe import differ
 from hts_torchrl.specs import ActionSpec, EnvSpec, Key
@@ -107,6 +107,7 @@ def as_policy(policy: Policy, spec: EnvSpec) -> TensorDictModuleBase:
     if not isinstance(policy, nn.Module):
         return FunctionPolicy(policy, spec)
     policy = uncompiled(policy)
+    require_module(policy)
     if isinstance(policy, TensorDictModuleBase):
         _complete(policy, spec)
         require_called(policy)

@@ -24,11 +24,12 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from hts_torchrl.durable_file import replacing
-from hts_torchrl.errors import ConfigurationError, reason_of
+from hts_torchrl.errors import ConfigurationError, reason_of, require
 from hts_torchrl.models.actor_critic import make_actor_critic
 from hts_torchrl.models.q_policy import make_q_policy, q_head_of
 from hts_torchrl.models.trunks import is_built_in
 from hts_torchrl.policy.forward import inputs_of, probabilistic_module
+from hts_torchrl.policy.limits import require_module
 from hts_torchrl.policy.normalization import NormalizedPolicy
 from hts_torchrl.policy.spec_json import spec_as_json, spec_from_json
 from hts_torchrl.specs import EnvSpec
@@ -61,6 +62,10 @@ def save_policy(
             of another ``spec``.
         OSError: if it cannot be written; what was at ``path`` is still there.
     """
+    require(isinstance(spec, EnvSpec), f"spec of type {type(spec).__name__}", "env_spec_of(env)")
+    named = isinstance(network, str | None)
+    require(named, f"network of type {type(network).__name__}", "the name of one, or None,")
+    require_module(policy)
     built = (
         None
         if network is None
@@ -119,6 +124,8 @@ def load_policy(path: str | Path, policy: nn.Module | None = None) -> nn.Module:
         >>> policy(TensorDict({"observation": torch.zeros(3, 4)}, [3]))["action"].shape
         torch.Size([3])
     """
+    if policy is not None:
+        require_module(policy)
     tensors, metadata = _read(Path(path))
     policy = _build(Path(path), metadata, tensors) if policy is None else policy
     _require_same(Path(path), policy, tensors)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from hts_torchrl.compat.tensordict import drawing_options
 from hts_torchrl.compat.torch import compiles_calls, hooks_of, tree_leaves, uncompiled
-from hts_torchrl.errors import ConfigurationError
+from hts_torchrl.errors import ConfigurationError, require
 from hts_torchrl.models.actor_critic import ActorCritic
 from hts_torchrl.policy.forward import (
     heads_of,
@@ -24,6 +24,19 @@ from hts_torchrl.policy.forward import (
 )
 from hts_torchrl.policy.sampling import specs_of
 from hts_torchrl.specs import IS_INIT, ActionSpec, EnvSpec, Key, path_of
+
+
+def require_module(policy: object) -> None:
+    """Refuse what is no module that acts.
+
+    Raises:
+        ConfigurationError: if it is none, or a learner, which has one.
+    """
+    kind = type(policy).__name__
+    hint = " (network=... names one of this package)" if isinstance(policy, str) else ""
+    require(isinstance(policy, nn.Module), f"policy of type {kind}{hint}", "a module")
+    if hasattr(type(policy), "learning_from"):
+        raise ConfigurationError(f"policy of type {kind}, which learns; its own policy is needed")
 
 
 def require_called(policy: nn.Module, *, learns: bool = False) -> None:
@@ -40,6 +53,7 @@ def require_called(policy: nn.Module, *, learns: bool = False) -> None:
     Raises:
         ConfigurationError: naming the module, and what would have no effect.
     """
+    require_module(policy)
     if learns and (uncompiled(policy) is not policy or compiles_calls(policy)):
         raise ConfigurationError(
             "a learner calls the modules of its policy one by one, so torch.compile(policy) would "

@@ -135,7 +135,12 @@ class PolicyWeights:
 
     def _require_finite(self, state: Mapping[str, Tensor]) -> None:
         """Refuse NaN, and in parameters infinity: a buffer may be a mask of -inf."""
-        floats = {name: tensor for name, tensor in state.items() if tensor.is_floating_point()}
+        # torch has no norm, and no isfinite, of numbers of a byte.
+        floats = {
+            name: tensor.float() if tensor.element_size() == 1 else tensor
+            for name, tensor in state.items()
+            if tensor.is_floating_point()
+        }
         # In one question, which a GPU is waited for.
         if not floats or torch.stack(norms(list(floats.values()))).isfinite().all():
             return

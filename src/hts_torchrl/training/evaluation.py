@@ -11,6 +11,7 @@ import numpy as np
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import nn
 
+from hts_torchrl.collectors.torchrl_settings import first_device
 from hts_torchrl.compat.lightning import must_leave
 from hts_torchrl.config import Precision, default_batch_size, take_plain_values
 from hts_torchrl.envs.group import CreateEnv, EnvFactory, EnvGroup, closed_at_end
@@ -19,7 +20,7 @@ from hts_torchrl.errors import ConfigurationError, require
 from hts_torchrl.policy.examination import require_fitting
 from hts_torchrl.policy.forward import with_parts
 from hts_torchrl.policy.inference import PolicyInference
-from hts_torchrl.policy.limits import copied
+from hts_torchrl.policy.limits import copied, require_module
 from hts_torchrl.policy.memory import with_memory
 from hts_torchrl.rng import action_draws, env_seed
 from hts_torchrl.shared.memory import Memory
@@ -60,6 +61,7 @@ class Evaluation:
     def __post_init__(self) -> None:
         """Refuse what cannot be played."""
         take_plain_values(self)
+        first_device(device=self.device)
         require(self.episodes >= 1, f"episodes={self.episodes}", "1 or more")
 
     def run(
@@ -113,6 +115,7 @@ class Evaluation:
         self, group: EnvGroup, first_game: int, policy: nn.Module
     ) -> Iterator[tuple[Array, Array]]:
         """Yield score and end of game of every step of every environment, without end."""
+        require_module(policy)
         games = range(first_game, first_game + group.num_envs)
         spec = with_parts(policy, with_memory(policy, group.spec))
         memory = Memory.blank(spec.memory, group.num_envs)

@@ -103,7 +103,7 @@ def of_one_optimizer(configure: Callable[..., Any]) -> Any:  # noqa: ANN401 - as
         optimizers = form[0] if listed and form and isinstance(form[0], list) else form
         several = len(optimizers) if isinstance(optimizers, list | tuple) else 1
         # A subclass may make one of what super() gives.
-        if several > 1 and type(module).configure_optimizers is configured:
+        if several != 1 and type(module).configure_optimizers is configured:
             raise ConfigurationError(
                 f"{type(module).__name__}.configure_optimizers returns {several} optimizers: a "
                 "round of a learner ends with the step of one; give it parameter groups, or derive "

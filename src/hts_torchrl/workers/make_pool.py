@@ -47,7 +47,7 @@ def make_pool(
         seed: of the run.
 
     Raises:
-        ConfigurationError: if the policy cannot be pickled for actor processes.
+        ConfigurationError: if the policy cannot be pickled for actor processes, or read by them.
     """
     pickled = pickle_envs(create_env_fn)
     if shared.config.num_nodes:
@@ -90,6 +90,15 @@ def _pickled_actor(make_policy: Callable[[], nn.Module], settings: ActorSettings
         raise ConfigurationError(
             f"the policy cannot be sent to the actors ({type(error).__name__}: {reason}); give the "
             "collector a policy_factory that makes it, or set num_actors=0"
+        ) from error
+    try:
+        cloudpickle.loads(pickled)
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        raise ConfigurationError(
+            f"actors cannot read the policy ({type(error).__name__}: {reason}); torch cannot "
+            "read its own pickles of float8, uint16, uint32 and uint64: give it buffers of other "
+            "types, or set num_actors=0"
         ) from error
     return pickled
 

@@ -331,6 +331,14 @@ WRONG = {
     "a shortened --config": (["--conf=none.yaml"], "unrecognized arguments: --conf=none.yaml"),
     "a shortened --ckpt_path": (["--ckpt=none.ckpt"], "unrecognized arguments: --ckpt=none.ckpt"),
     "a wrong type": (["--data.num_envs=four"], 'Parser key "data.num_envs": Expected a'),
+    "a value of none of several types": (
+        ["--trace=x"],
+        'Parser key "trace": int or null is needed',
+    ),
+    "no arguments by name": (
+        ["--model.optimizer_kwargs=5"],
+        'Parser key "model": Parser key "optimizer_kwargs": dict[str, Any] or null is needed',
+    ),
     "an argument of no optimiser": (
         ["--model.optimizer=adamw", '--model.optimizer_kwargs={"weigth_decay": 0.1}'],
         "optimizer_kwargs has 'weigth_decay', which adamw does not take; it takes amsgrad, betas, ",

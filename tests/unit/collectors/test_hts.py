@@ -10,7 +10,7 @@ from tensordict import TensorDict
 from tensordict.nn import TensorDictParams
 from torch import nn
 
-from hts_torchrl import ConfigurationError, GymEnvs, HTSCollector, ProtocolError
+from hts_torchrl import PPO, ConfigurationError, GymEnvs, HTSCollector, ProtocolError
 from hts_torchrl.envs.make_group import make_group
 from hts_torchrl.models import make_actor_critic
 from hts_torchrl.shared.rollout import RolloutStorage
@@ -654,3 +654,18 @@ def test_a_fork_server_imports_what_every_executor_needs(monkeypatch, factory, w
     collector.start()
     collector.shutdown()
     assert preloaded == [wanted]
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"policy_factory": "x"}, "policy_factory of type str; a function that makes the policy"),
+        ({"policy_factory": nn.Linear(1, 1)}, "policy_factory of type Linear; a function"),
+        ({"policy": PPO()}, "policy of type PPO, which learns; its own policy is needed"),
+        ({"policy": echo_policy(), "clone": "no"}, "clone='no'; True or False"),
+        ({"policy": echo_policy(), "all_outputs": 3}, "all_outputs=3; True or False"),
+    ],
+)
+def test_what_cannot_collect_is_refused_by_name(settings, told):
+    with pytest.raises(ConfigurationError, match=told):
+        HTSCollector(CoordinateEnvs(), num_envs=2, frames_per_batch=4, **settings)

@@ -242,6 +242,11 @@ def test_an_id_is_refused_with_the_factory_that_takes_it():
         make_group("CartPole-v1", [0])
 
 
+def test_an_empty_list_is_refused():
+    with pytest.raises(ConfigurationError, match="create_env_fn is an empty list"):
+        env_spec_of([])
+
+
 def test_environments_of_two_kinds_are_refused():
     makers = [CoordinateEnv, lambda _: Quiet()]
     with pytest.raises(ConfigurationError, match=r"a Quiet; another gymnasium\.Env, as the first"):

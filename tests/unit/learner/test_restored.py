@@ -315,3 +315,11 @@ def test_strict_says_for_one_call_whether_weights_may_be_missing(tmp_path):
     for kind in (Extended, Loosely):
         with pytest.raises(ConfigurationError, match="another network"):
             kind.load_from_checkpoint(path, strict=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "told"), [("", "Is a directory"), ("missing.ckpt", "No such file or directory")]
+)
+def test_a_path_of_no_file_is_refused_as_such(tmp_path, name, told):
+    with pytest.raises(ConfigurationError, match=f": {told}$"):
+        PPO.load_from_checkpoint(tmp_path / name)

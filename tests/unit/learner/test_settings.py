@@ -4,6 +4,8 @@ import inspect
 from typing import Any
 
 import pytest
+from torch import nn
+from torch.optim import Adam
 
 from hts_torchrl import A2C, PPO, PQN, Impala, Learner
 from hts_torchrl.errors import ConfigurationError
@@ -134,6 +136,11 @@ def test_the_base_class_shows_the_shared_ones():
         (PPO, {"clip_value": "no"}, "clip_value='no'; True or False"),
         (A2C, {"learning_rate": [1e-3]}, "learning_rate of type list; a number"),
         (A2C, {"unroll": "5"}, "unroll='5'; a whole number"),
+        (PPO, {"epochs": 2.0}, "epochs=2.0; 2 is needed"),
+        (PPO, {"policy": "MlpPolicy"}, r"policy of type str \(network=... names one .*; a module"),
+        (PPO, {"network": nn.Linear(4, 2)}, "network of type Linear; a name, such as mlp"),
+        (A2C, {"optimizer": Adam}, "optimizer of type type; a name, such as adam"),
+        (A2C, {"optimizer_kwargs": 3}, "optimizer_kwargs of type int; a dict"),
         (PQN, {"minibatches": 2.5}, r"minibatches=2\.5; a whole number"),
         (Impala, {"rho_clip": "1"}, "rho_clip='1'; a number"),
         (Impala, {"squash": "false"}, "squash='false'; True or False"),

@@ -21,6 +21,7 @@ from hts_torchrl import A2C, PPO, AtariEnvs, HTSDataModule, make_actor_critic
 from hts_torchrl.errors import ConfigurationError, NotFiniteError, WorkerError
 from hts_torchrl.training.callbacks import (
     LearningCurve,
+    RoundTrace,
     StopTogether,
     TrainingStatistics,
     statistics,
@@ -463,3 +464,22 @@ class InParts(LightningModule):
 
     def configure_optimizers(self):
         return torch.optim.SGD(self.policy.parameters(), 0.01)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("10",), "round_index='10'; a whole number"),
+        ((2.5,), r"round_index=2\.5; a whole number"),
+        ((2, "."), "path=. of a trace is a folder; the name of a file"),
+    ],
+)
+def test_a_trace_of_no_round_or_into_no_file_is_refused(arguments, told):
+    with pytest.raises(ConfigurationError, match=told):
+        RoundTrace(*arguments)
+
+
+def test_a_trace_without_a_data_module_is_refused():
+    trainer = SimpleNamespace(datamodule=None)
+    with pytest.raises(ConfigurationError, match="trace=2: a run without HTSDataModule has no"):
+        RoundTrace(2).on_train_start(trainer, A2C())

@@ -360,11 +360,21 @@ def test_a_precision_in_which_nothing_is_computed_is_refused(use, precision):
         ({"episodes": "3"}, "episodes='3'; a whole number"),
         ({"seed": None}, "seed=None; a whole number"),
         ({"greedy": "no"}, "greedy='no'; True or False"),
+        ({"device": "gpu"}, "device='gpu'; a device of this machine"),
     ],
 )
 def test_what_cannot_be_played_is_refused(settings, told):
     with pytest.raises(ConfigurationError, match=told):
         Evaluation(CARTPOLE, **{"episodes": 2, "seed": 0, **settings})
+
+
+@pytest.mark.parametrize(
+    ("policy", "told"),
+    [(None, "policy of type NoneType; a module"), (A2C(), "policy of type A2C, which learns; its")],
+)
+def test_what_is_no_policy_is_refused(policy, told):
+    with pytest.raises(ConfigurationError, match=told):
+        Evaluation(CARTPOLE, 2, seed=0).run(policy)
 
 
 def test_what_is_no_evaluation_is_refused():

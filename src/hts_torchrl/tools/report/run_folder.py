@@ -85,9 +85,9 @@ class Run:
     @property
     def ended_early(self) -> bool:
         """Whether its last evaluation is a round or more before its ``total_frames``."""
-        total, of_a_round = (
-            self.settings.get(f"data.{name}") or 0 for name in ("total_frames", "frames_per_batch")
-        )
+        given = (self.settings.get(f"data.{name}") for name in ("total_frames", "frames_per_batch"))
+        # A config that a person has changed may have text there.
+        total, of_a_round = (each if isinstance(each, int | float) else 0 for each in given)
         return bool(self.evaluations["frames"].iloc[-1] <= total - of_a_round)
 
 

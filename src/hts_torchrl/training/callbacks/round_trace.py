@@ -10,7 +10,8 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from hts_torchrl.collectors.hts import HTSCollector
-from hts_torchrl.errors import ConfigurationError
+from hts_torchrl.errors import ConfigurationError, require
+from hts_torchrl.settings import plain_value
 from hts_torchrl.training.round_slice import RoundSlice
 
 _WORK = {"executor": "step", "actor": "pass", "learner": "update", "parts": "part"}
@@ -32,14 +33,15 @@ class RoundTrace(Callback):
         path: of the file; None is ``trace.json`` in the Trainer's log directory.
 
     Raises:
-        ConfigurationError: if ``round_index`` is negative.
+        ConfigurationError: if ``round_index`` is no number of a round, or ``path`` a folder.
     """
 
     def __init__(self, round_index: int = 10, path: str | Path | None = None) -> None:
-        if round_index < 0:
-            raise ConfigurationError(f"round_index={round_index} of a trace; 0 or more is needed")
-        self.round_index = round_index
+        self.round_index = plain_value("round_index", round_index, "int")
+        require(self.round_index >= 0, f"round_index={round_index} of a trace", "0 or more")
         self.path = None if path is None else Path(path)
+        is_folder = self.path is not None and self.path.is_dir()
+        require(not is_folder, f"path={path} of a trace is a folder", "the name of a file")
         self._parts: list[tuple[float, float]] = []
         self._part_began_s = 0.0
         self.written = False
@@ -50,10 +52,11 @@ class RoundTrace(Callback):
         Raises:
             ConfigurationError: where there are no rounds.
         """
-        collector = trainer.datamodule.collector  # type: ignore[attr-defined]
+        data = trainer.datamodule  # type: ignore[attr-defined]
+        collector = getattr(data, "collector", None)
         if not isinstance(collector, HTSCollector):
-            form = trainer.datamodule.collection  # type: ignore[attr-defined]
-            raise ConfigurationError(f"trace={self.round_index}: collection={form} has no rounds")
+            form = f"collection={data.collection}" if collector else "a run without HTSDataModule"
+            raise ConfigurationError(f"trace={self.round_index}: {form} has no rounds")
         if self.round_index >= collector.rounds:
             collector.trace_round(self.round_index)
         if self.path is None:

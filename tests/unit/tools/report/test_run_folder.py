@@ -53,7 +53,7 @@ class TestRun:
         run = Run.read(write_run("a", [1.0], rows=training((1, 0, 0.9))))
         assert run.waiting["learner"] == 0.9
 
-    @pytest.mark.parametrize(("total_frames", "early"), [(349, False), (350, True)])
+    @pytest.mark.parametrize(("total_frames", "early"), [(349, False), (350, True), ("1e6", False)])
     def test_ended_early_if_a_round_is_missing(self, write_run, total_frames, early):
         folder = write_run("a", [1, 2, 3])
         config = yaml.safe_load((folder / "config.yaml").read_text())
