@@ -30,7 +30,13 @@ from hts_torchrl.learner.delayed_gradient import DelayedGradient, DelayedWeights
 from hts_torchrl.learner.finite import likely_causes, require_finite_gradients
 from hts_torchrl.learner.modes import SeededDraws
 from hts_torchrl.learner.optimizers import COMPUTES_AGAIN
-from hts_torchrl.learner.resumption import Resumption, RoundStart, describe, require_same_network
+from hts_torchrl.learner.resumption import (
+    Resumption,
+    RoundStart,
+    describe,
+    is_loaded,
+    require_same_network,
+)
 from hts_torchrl.models import make_actor_critic
 from hts_torchrl.policy.as_policy import initialise
 from hts_torchrl.policy.forward import inputs_of, probabilistic_module
@@ -51,7 +57,7 @@ from hts_torchrl.training.extended_hooks import (
     refuse_replaced_hooks,
 )
 from hts_torchrl.training.round_slice import RoundSlice
-from hts_torchrl.training.run_settings import class_name
+from hts_torchrl.training.run_settings import class_name, for_loggers
 from hts_torchrl.training.trainer_limits import warn_of_schedules
 
 _FEW = 64
@@ -240,6 +246,11 @@ class RoundModule(LightningModule):
         return greedy_actions(self.actor_critic, observation)
 
     # A run, and its rounds
+
+    @property
+    def hparams_initial(self) -> Any:  # noqa: ANN401 - Lightning's own dictionary
+        """What loggers are told."""
+        return for_loggers(super().hparams_initial)
 
     @property
     def parts_per_round(self) -> int:
@@ -450,18 +461,18 @@ class RoundModule(LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Keep settings and updates; and before a round that was cut off, all as it was then."""
-        # Modules are there once more, as objects: the policy where a subclass saves its
-        # hyperparameters, and others that are arguments of its constructor.
-        given = checkpoint.get("hyper_parameters", {})
-        for name in [name for name, value in given.items() if isinstance(value, nn.Module)]:
-            del given[name]
         checkpoint["updates"] = self.updates
         checkpoint["learner"] = describe(self)
         if self._round_state is not RoundState.ENDED:
             self._round_start.put_into(checkpoint, self._weights.newest())
-        for part in ("learner", "hyper_parameters", "optimizer_states", "lr_schedulers"):
+        arguments = ("hyper_parameters", "datamodule_hyper_parameters")
+        for part in ("learner", *arguments, "optimizer_states", "lr_schedulers"):
             if part in checkpoint:
                 checkpoint[part] = loadable(checkpoint[part])
+        # Some may be objects, with which nothing would load the file; "learner" has their types.
+        for given in (checkpoint.get(part, {}) for part in arguments):
+            for name in [name for name, value in given.items() if not is_loaded(value)]:
+                del given[name]
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Go on counting updates.
