@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import pickle
 import warnings
 import zipfile
@@ -128,7 +129,8 @@ def _settings(
     settings: dict[str, Any] = {**known, **given}
     named = saved.get("policy") or settings.get("network", "mlp")
     own = saved.get("policy") is None and (is_built_in(named) or "network" in given)
-    if not own and settings.get("policy") is None:
+    takes_policy = "policy" in inspect.signature(make).parameters
+    if takes_policy and not own and settings.get("policy") is None:
         raise ConfigurationError(
             f"{path}: its policy ({named}) is none of this package: give the module to load into, "
             f"{make.__name__}.load_from_checkpoint(path, policy=...)"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import io
 import logging
 from collections.abc import Mapping
 from typing import Any
@@ -49,6 +50,18 @@ def require_same_network(module: Any, weights: Mapping[str, Tensor]) -> None:  #
             f"the checkpoint is of another network: its {name} has shape {saved.get(name)}, "
             f"but {own.get(name)} is needed"
         )
+
+
+def is_loaded(value: object) -> bool:
+    """Return whether ``torch.load`` takes a value from a file without running code of it."""
+    file = io.BytesIO()
+    try:
+        torch.save(value, file)
+        file.seek(0)
+        torch.load(file, weights_only=True)
+    except Exception:
+        return False
+    return True
 
 
 class Resumption:

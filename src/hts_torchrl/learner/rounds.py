@@ -29,7 +29,12 @@ from hts_torchrl.learner.gradient_chunks import GradientChunks
 from hts_torchrl.learner.modes import SeededDraws
 from hts_torchrl.learner.optimizers import COMPUTES_AGAIN
 from hts_torchrl.learner.policy_module import PolicyModule
-from hts_torchrl.learner.resumption import Resumption, describe, require_same_network
+from hts_torchrl.learner.resumption import (
+    Resumption,
+    describe,
+    is_loaded,
+    require_same_network,
+)
 from hts_torchrl.policy.forward import probabilistic_module
 from hts_torchrl.policy.limits import require_called
 from hts_torchrl.policy.normalization import NormalizedPolicy, RunningStatistics
@@ -43,6 +48,7 @@ from hts_torchrl.training.extended_hooks import (
     refuse_replaced_hooks,
 )
 from hts_torchrl.training.round_slice import RoundSlice
+from hts_torchrl.training.run_settings import for_loggers
 from hts_torchrl.training.trainer_limits import warn_of_schedules
 
 
@@ -178,6 +184,11 @@ class RoundModule(PolicyModule):
         """What is to be undone when ``fit`` ends, also by an exception."""
         self.resumption: Resumption | None = None
         """What the Trainer has yet to take up of the run that this one goes on with."""
+
+    @property
+    def hparams_initial(self) -> Any:  # noqa: ANN401 - Lightning's own dictionary
+        """What loggers are told."""
+        return for_loggers(super().hparams_initial)
 
     @property
     def parts_per_round(self) -> int:
@@ -371,18 +382,18 @@ class RoundModule(PolicyModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Keep settings and updates; and before a round that was cut off, all as it was then."""
-        # Modules are there once more, as objects: the policy where a subclass saves its
-        # hyperparameters, and others that are arguments of its constructor.
-        given = checkpoint.get("hyper_parameters", {})
-        for name in [name for name, value in given.items() if isinstance(value, nn.Module)]:
-            del given[name]
         checkpoint["updates"] = self.updates
         checkpoint["learner"] = describe(self)
         if self._round_state is not RoundState.ENDED:
             self._round_start.put_into(checkpoint, self._weights.newest())
-        for part in ("learner", "hyper_parameters", "optimizer_states", "lr_schedulers"):
+        arguments = ("hyper_parameters", "datamodule_hyper_parameters")
+        for part in ("learner", *arguments, "optimizer_states", "lr_schedulers"):
             if part in checkpoint:
                 checkpoint[part] = loadable(checkpoint[part])
+        # Some may be objects, with which nothing would load the file; "learner" has their types.
+        for given in (checkpoint.get(part, {}) for part in arguments):
+            for name in [name for name, value in given.items() if not is_loaded(value)]:
+                del given[name]
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Go on counting updates.

@@ -32,7 +32,7 @@ from hts_torchrl.training.data_state import DataState, deciding_bits
 from hts_torchrl.training.evaluation import Evaluation, EvaluationLoader
 from hts_torchrl.training.extended_hooks import require_extended
 from hts_torchrl.training.round_slice import RoundLoader, RoundSlice
-from hts_torchrl.training.run_settings import Changes
+from hts_torchrl.training.run_settings import Changes, for_loggers
 from hts_torchrl.training.trainer_limits import (
     evaluation_interval,
     parts_of_epoch,
@@ -143,7 +143,7 @@ class HTSDataModule(LightningDataModule):
 
         Others may change when a run goes on, and MLflow refuses to be told another value.
         """
-        told = super().hparams_initial
+        told = for_loggers(super().hparams_initial)
         of_module = getattr(getattr(self.trainer, "lightning_module", None), "hparams", {})
         if "data" not in of_module:  # Lightning refuses two values of a name
             told["data"] = deciding_bits(self._state.settings)

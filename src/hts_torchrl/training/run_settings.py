@@ -6,6 +6,7 @@ import inspect
 import types
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import is_dataclass
 from typing import Any, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
 
 from hts_torchrl.errors import ConfigurationError
@@ -50,6 +51,16 @@ def _plain(value: object) -> Any:  # noqa: ANN401
         return [_plain(each) for each in value]
     is_plain = value is None or type(value) in (bool, int, float, str)
     return value if is_plain else f"<{type(value).__name__}>"
+
+
+def for_loggers(hyperparameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Return hyperparameters with dataclasses as plain data: loggers refuse frozen ones.
+
+    Args:
+        hyperparameters: of a module; an environment factory, or a spec, is such a dataclass.
+    """
+    given = hyperparameters.items()
+    return {name: described(each) if is_dataclass(each) else each for name, each in given}
 
 
 def is_type_name(value: object) -> bool:

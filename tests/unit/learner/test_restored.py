@@ -6,10 +6,21 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from torch import nn
 
-from hts_torchrl import A2C, PPO, PQN, ConfigurationError, Impala, make_actor_critic
+from hts_torchrl import (
+    A2C,
+    PPO,
+    PQN,
+    ConfigurationError,
+    GymEnvs,
+    HTSDataModule,
+    Impala,
+    make_actor_critic,
+)
 from hts_torchrl.cli.commands import HTSTrainer
 from tests.command_line import Valued
 from tests.fits import cartpole, flat, quiet_trainer, watched_fit
@@ -249,8 +260,58 @@ def test_a_module_that_is_an_argument_is_to_be_given_again(tmp_path):
 
 def test_another_object_there_is_told(tmp_path):
     path = saved(tmp_path, Saving(helper=Path("there")))
-    with pytest.raises(ConfigurationError, match=r"objects beside tensors .* ignore=\[\.\.\.\]"):
+    with pytest.raises(ConfigurationError, match=r"its helper was .*Path>.* helper=\.\.\.\)"):
         Saving.load_from_checkpoint(path)
+    assert Saving.load_from_checkpoint(path, helper=Path("there")).helper == Path("there")
+
+
+def test_an_object_that_a_callback_saves_is_told(tmp_path):
+    path = saved(tmp_path, A2C())
+    torch.save({**torch.load(path, weights_only=True), "mine": Path("there")}, path)
+    with pytest.raises(ConfigurationError, match=r"objects beside tensors .* ignore=\[\.\.\.\]"):
+        A2C.load_from_checkpoint(path)
+
+
+class Building(PPO):
+    """PPO that makes its policy itself, for a spec that it is given."""
+
+    lacks = ("policy",)
+
+    def __init__(self, spec, **settings):
+        super().__init__(make_actor_critic("mlp", spec), **settings)
+
+
+class Named(HTSDataModule):
+    """A data module that keeps its factory as a hyperparameter."""
+
+    def __init__(self, env, **settings):
+        super().__init__(env, **settings)
+        self.save_hyperparameters()
+
+
+@pytest.mark.parametrize("make_logger", [CSVLogger, TensorBoardLogger])
+def test_a_learner_that_is_given_a_spec_is_logged_resumed_and_restored(make_logger, tmp_path):
+    def fit(rounds, ckpt_path=None):
+        torch.manual_seed(0)
+        env = GymEnvs("CartPole-v1")
+        data = Named(env, num_envs=4, num_actors=0, frames_per_batch=32, total_frames=rounds * 32)
+        learner = Building(data.env_spec, epochs=2, minibatches=2, learning_rate=0.01)
+        trainer = quiet_trainer(logger=make_logger(tmp_path), log_every_n_steps=1)
+        trainer.fit(learner, data, ckpt_path=ckpt_path, weights_only=True)
+        trainer.save_checkpoint(tmp_path / f"{rounds}.ckpt")
+        told = yaml.safe_load(Path(trainer.log_dir, "hparams.yaml").read_text())
+        return learner, data.env_spec, told
+
+    half, spec, told = fit(2)
+    assert told["spec"]["class_path"] == "EnvSpec"
+    assert told["env"]["init_args"]["id"] == "CartPole-v1"
+    whole, resumed = fit(4)[0], fit(4, tmp_path / "2.ckpt")[0]
+    assert torch.equal(flat(whole.policy), flat(resumed.policy))
+    with pytest.raises(ConfigurationError, match=r"its spec was an object, <EnvSpec>.* spec=\.\."):
+        Building.load_from_checkpoint(tmp_path / "2.ckpt")
+    again = Building.load_from_checkpoint(tmp_path / "2.ckpt", spec=spec)
+    assert torch.equal(flat(again.policy), flat(half.policy))
+    assert (again.learning_rate, again.epochs) == (0.01, 2)
 
 
 class Partly(A2C):
