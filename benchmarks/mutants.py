@@ -120,6 +120,7 @@ def run_tests(folder: str, log: Path, tests: list[str]) -> None:
     sys.path[:1] = [folder, str(ROOT)]
     os.environ |= {"PYTHONPATH": folder, "PYTHONDONTWRITEBYTECODE": "1"}  # of processes it starts
     sys.dont_write_bytecode = True
+    tempfile.tempdir = folder  # where nothing is left of a process that ends without cleaning up
     status = 4
     try:
         package = importlib.import_module(PACKAGE.name)

@@ -6,6 +6,7 @@ import gc
 import multiprocessing
 import random
 import signal
+import tempfile
 from multiprocessing import forkserver
 from pathlib import Path
 
@@ -46,6 +47,18 @@ def _fork_server_with_torch():
     heavy = ["hts_torchrl.workers.actor", "torchrl.modules"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(forkserver, "set_forkserver_preload", lambda names: preload(names + heavy))
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _folder_of_programs():
+    """A program that a test kills leaves its temporary files: not beyond the tests."""
+    tempfile.gettempdir()  # this process keeps its own
+    with (
+        tempfile.TemporaryDirectory(prefix="hts", ignore_cleanup_errors=True) as folder,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setenv("TMPDIR", folder)
         yield
 
 

@@ -442,6 +442,7 @@ def require_the_same_bits_from_any_checkpoint(learner, tmp_path):
     assert train(learner, tmp_path, tmp_path / "stopped.ckpt").ends_like(whole)
 
 
+@pytest.mark.timeout(300)  # on an overloaded machine; seconds elsewhere
 @pytest.mark.filterwarnings(TWO_MODES)
 @pytest.mark.parametrize(
     "learner",

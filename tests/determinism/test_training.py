@@ -97,7 +97,10 @@ def test_a_run_that_is_stopped_and_resumed_has_the_same_digest(env, algorithm):
     assert determinism.train_and_resume(env, algorithm, updates=4) == whole
 
 
-@pytest.mark.parametrize(("env", "algorithm"), RUNS)
+SEEDED = [("CartPole", "PQN"), ("Pendulum", "PPO displacement"), ("Breakout", "A2C")]
+
+
+@pytest.mark.parametrize(("env", "algorithm"), SEEDED)
 def test_another_seed_trains_to_other_bits(env, algorithm):
     assert digest(env, algorithm, seed=2) != digest(env, algorithm)
 

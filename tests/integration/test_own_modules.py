@@ -6,9 +6,9 @@ import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.callbacks import ModelCheckpoint
-from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModule
+from tensordict.nn import ProbabilisticTensorDictSequential
 from torch import nn
-from torchrl.modules import ProbabilisticActor, ValueOperator
+from torchrl.modules import ValueOperator
 from torchrl.objectives import ClipPPOLoss
 from torchrl.objectives.value import GAE
 
@@ -22,14 +22,20 @@ from hts_torchrl import (
     RoundModule,
 )
 from tests.determinism.tasks import CARTPOLE
-from tests.fits import cartpole, flat, quiet_trainer, watched_fit
-from tests.policies import echo_policy, policy_with
+from tests.fits import (
+    RESUMES,
+    cartpole,
+    checkpoints,
+    flat,
+    quiet_trainer,
+    saving,
+    watched_fit,
+)
+from tests.policies import categorical_actor, echo_policy, policy_with
 from tests.runs import digest
 
-# The callback that saved is not always there when a run is resumed.
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`, callbacks"),
-    pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty"),
+    *RESUMES,
     # Weights after a step are what is wanted here.
     pytest.mark.filterwarnings("ignore:Using ModelCheckpoint with manual optimization"),
 ]
@@ -63,6 +69,20 @@ class Plain(LightningModule):
 
     def configure_optimizers(self):
         return self.optimizer(self.parameters(), 0.01)
+
+
+class Drawing(Plain):
+    """Keeps a number that it draws for each of two parts of a round."""
+
+    parts_per_round = 2
+
+    def __init__(self):
+        super().__init__()
+        self.drawn = []
+
+    def training_step(self, part, index):
+        self.drawn.append(torch.rand(()).item())
+        return super().training_step(part, index)
 
 
 class ByHand(Plain):
@@ -157,6 +177,11 @@ class TestAPlainModule:
             assert digest([kept]) == digest([other])
         assert torch.equal(plain.weights[-1], rounds.weights[-1])
 
+    def test_draws_other_numbers_for_each_part(self):
+        module = Drawing()
+        seen_fit(module)
+        assert len(set(module.drawn)) == len(module.drawn) == 2 * ROUNDS
+
     def test_is_evaluated(self):
         trainer = quiet_trainer(limit_val_batches=1)
         trainer.fit(Plain(), cartpole(2, env=CARTPOLE, evaluation_episodes=2))
@@ -181,14 +206,6 @@ MODULES = {
     "by hand": ByHand,
     "RoundModule": Rounds,
 }
-
-
-def saving(folder, **when):
-    return ModelCheckpoint(folder, filename="{step}", save_top_k=-1, **when)
-
-
-def checkpoints(folder):
-    return sorted(folder.glob("step=*.ckpt"), key=lambda path: int(path.stem.split("=")[1]))
 
 
 class TestResume:
@@ -440,12 +457,7 @@ class Objective(RoundModule):
 
     def __init__(self):
         critic = ValueOperator(nn.Linear(4, 1))
-        actor = ProbabilisticActor(
-            TensorDictModule(nn.Linear(4, 2), ["observation"], ["logits"]),
-            in_keys=["logits"],
-            distribution_class=torch.distributions.Categorical,
-            return_log_prob=True,
-        )
+        actor = categorical_actor(nn.Linear(4, 2))
         super().__init__(ProbabilisticTensorDictSequential(critic, *actor.module))
         self.objective = ClipPPOLoss(actor, critic)
         self.gae = GAE(gamma=0.99, lmbda=0.95, value_network=critic)

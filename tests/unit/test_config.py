@@ -106,7 +106,7 @@ def test_what_is_no_whole_number_is_refused_by_name(settings, named):
 
 
 WHOLE = CollectorSettings(
-    num_envs=12, frames_per_batch=120, total_frames=1000, num_actors=2, first_env=20
+    num_envs=12, frames_per_batch=120, total_frames=961, num_actors=2, first_env=20
 )
 
 
@@ -119,7 +119,7 @@ class TestOfARank:
         assert [share.num_envs for share in shares] == [4, 4, 4]
         assert [share.first_env for share in shares] == [20, 24, 28]
         assert {share.schedule.steps_per_round for share in shares} == {10}
-        assert {share.schedule.num_rounds for share in shares} == {9}  # 1000 frames, rounded up
+        assert {share.schedule.num_rounds for share in shares} == {9}  # 961 frames, rounded up
 
     def test_the_rows_of_a_pass_are_those_of_the_whole_run(self):
         assert WHOLE.of_rank(0, 3).batch_size == 8 == WHOLE.batch_size

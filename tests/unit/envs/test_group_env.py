@@ -55,13 +55,9 @@ def test_what_an_environment_counts_itself_is_kept():
     assert torch.equal(batch["next", "step_count"], steps)
 
 
-def test_a_game_that_ends_is_followed_by_the_next_ones_first_observation():
+def test_a_game_is_followed_by_the_next_ones_first_observation_and_has_its_last_under_next():
     batch = rollout()
     assert places(batch["observation"]) == [[0, 0], [0, 1], [0, 2], [1, 0], [1, 1], [1, 2], [1, 3]]
-
-
-def test_the_last_observation_of_a_game_is_under_next():
-    batch = rollout()
     assert places(batch["next", "observation"])[:4] == [[0, 1], [0, 2], [0, 3], [1, 1]]
     assert batch["next", "terminated"][0, :, 0].tolist() == [False, False, True] + [False] * 4
     assert batch["next", "truncated"][1, 4].item()

@@ -43,6 +43,7 @@ from tests.fits import (
     quiet_trainer,
     watched_fit,
 )
+from tests.policies import categorical_actor, policy_with
 
 CARTPOLE = GymEnvs("CartPole-v1")
 GRADIENT = {"delayed_step": "gradient"}
@@ -86,12 +87,7 @@ class PairsEnv(gymnasium.Env):
 
 def counting_policy(scale: float):
     """Values are ``scale`` times the observation."""
-    actor = ProbabilisticActor(
-        TensorDictModule(nn.Linear(1, 2), ["observation"], ["logits"]),
-        in_keys=["logits"],
-        distribution_class=torch.distributions.Categorical,
-        return_log_prob=True,
-    )
+    actor = categorical_actor(nn.Linear(1, 2))
     critic = nn.Linear(1, 1, bias=False)
     nn.init.constant_(critic.weight, scale)
     return SafeSequential(actor, ValueOperator(critic, in_keys=["observation"])), critic
@@ -546,16 +542,23 @@ NAN = float("nan")
             {"learning_rate": -0.5},
             "learning_rate=-0.5; a finite number of 0 or more is needed",
         ),
+        (
+            A2C,
+            {"learning_rate": math.inf},
+            "learning_rate=inf; a finite number of 0 or more is needed",
+        ),
         (A2C, {"epsilon": -1.0}, "epsilon=-1.0; a finite number of 0 or more is needed"),
         (A2C, {"entropy_coef": NAN}, "entropy_coef=nan; a finite number of 0 or more is needed"),
         (A2C, {"value_coef": -0.5}, "value_coef=-0.5; a finite number of 0 or more is needed"),
         (A2C, {"gamma": 1.5}, "gamma=1.5; 0 to 1 is needed"),
         (A2C, {"gae_lambda": -0.5}, "gae_lambda=-0.5; 0 to 1 is needed"),
         (A2C, {"unroll": 0}, "unroll=0; None, or 1 or more, is needed"),
+        (A2C, {"num_threads": 1025}, "num_threads=1025; None, or 1 to 1024, is needed"),
         (A2C, {"num_threads": 0}, "num_threads=0; None, or 1 to 1024, is needed"),
         (PPO, {"gamma": -1.0}, "gamma=-1.0; 0 to 1 is needed"),
         (PPO, {"epochs": 0}, "epochs=0; 1 or more is needed"),
         (PPO, {"minibatches": 0}, "minibatches=0; 1 or more is needed"),
+        (PPO, {"clip": math.inf}, "clip=inf; a finite number of more than 0 is needed"),
         (PPO, {"clip": 0.0}, "clip=0.0; a finite number of more than 0 is needed"),
         (
             PPO,
@@ -626,6 +629,16 @@ def test_a_compiled_policy_is_refused():
         PPO(policy)
 
 
+def test_values_of_any_precision_are_told_in_single_precision():
+    class Short(nn.Linear):
+        def forward(self, observation):
+            return super().forward(observation).bfloat16()
+
+    samples = TensorDict({"observation": torch.randn(8, 4)}, [8])
+    _, value = A2C(with_critic(Short(4, 1))).evaluate(samples)
+    assert (value.shape, value.dtype) == ((8,), torch.float32)
+
+
 def test_lazy_layers_of_a_policy_are_initialised_before_its_weights_are_copied():
     critic = nn.LazyLinear(1)
     watched_fit(A2C(with_critic(critic)), cartpole(2))
@@ -674,6 +687,7 @@ class CutOff(Callback):
     def on_exception(self, trainer, pl_module, _):
         self.held = flat(pl_module)
         trainer.save_checkpoint(self.path)
+        trainer.save_checkpoint(self.path.with_name("weights.ckpt"), weights_only=True)
 
 
 @pytest.mark.parametrize(
@@ -697,6 +711,20 @@ def test_a_checkpoint_of_a_round_cut_off_has_the_weights_before_it(make, setting
     assert not torch.equal(
         cut_off.held, torch.cat([w.flatten() for w in saved["state_dict"].values()])
     )
+    alone = torch.load(tmp_path / "weights.ckpt", weights_only=True)
+    assert alone.keys() & {"optimizer_states", "global_step"} == {"global_step"}
+
+
+def test_a_run_after_one_that_failed_within_a_round_begins_between_two(tmp_path):
+    class Saves(Callback):
+        def on_train_start(self, trainer, _):
+            trainer.save_checkpoint(tmp_path / "start.ckpt")
+
+    learner = PPO(cartpole_policy(), epochs=2, minibatches=1)
+    with pytest.raises(CutOff.Error):
+        quiet_trainer(callbacks=[CutOff(tmp_path / "cut.ckpt")]).fit(learner, cartpole(4))
+    quiet_trainer(callbacks=[Saves()]).fit(learner, cartpole(4))
+    assert torch.load(tmp_path / "start.ckpt", weights_only=True)["global_step"] == 0
 
 
 class TestAnswers:
@@ -720,12 +748,21 @@ class TestAnswers:
         tensordict = TensorDict({"observation": observations, "reward": torch.zeros(8, 1)}, [8])
         assert torch.equal(learner(tensordict), learner(observations))
 
+    def test_that_are_those_of_eval_mode_and_leave_the_mode_as_it_is(self):
+        learner = A2C(policy_with(nn.Dropout(0.9), CARTPOLE))
+        observations = torch.randn(64, 4, generator=torch.Generator().manual_seed(0))
+        acting = deepcopy(learner.policy).eval()
+        expected = acting(TensorDict({"observation": observations}, [64]))["logits"].argmax(-1)
+        assert torch.equal(learner(observations), expected)
+        assert learner.policy.training
+
     def test_that_are_means_where_actions_are_continuous(self):
         learner = A2C()
         learner.build_policy(GymEnvs("Pendulum-v1").group([0]).spec)
         observations = torch.randn(8, 3)
         out = learner.policy(TensorDict({"observation": observations}, [8]))
         torch.testing.assert_close(learner(observations), out["loc"])
+        assert not learner(observations).requires_grad
 
     def test_that_a_safe_policy_projects(self, learner):
         learner.policy = ProbabilisticActor(

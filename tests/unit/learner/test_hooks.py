@@ -54,7 +54,9 @@ def test_a_round_module_computes_its_gradients_as_lightning_does():
     ],
 )
 def test_a_hook_that_replaces_the_learners_is_refused(learner, hook):
-    replaced = type("Replaced", (learner,), {hook: lambda *_: None})
+    """Also that of a module whose name begins with the package's."""
+    own = {hook: lambda *_: None, "__module__": "hts_torchrl_mine"}
+    replaced = type("Replaced", (learner,), own)
     below = type("Below", (replaced,), {})
     message = rf"Replaced\.{hook} replaces .* call super\(\)\.{hook}\(\.\.\.\) in it"
     with pytest.raises(ConfigurationError, match=message):
@@ -207,9 +209,11 @@ def test_a_subclass_may_step_by_itself_before_the_last_part():
 
 
 @pytest.mark.filterwarnings("ignore:`training_step` returned `None`")
-@pytest.mark.parametrize("without", [0, 1])
+@pytest.mark.parametrize("without", [0, 1, 2])
 def test_a_part_that_is_not_learned_from_as_such_is_refused_by_name(without):
     class Forgets(RoundModule):
+        parts_per_round = 2
+
         def training_step(self, part, index):
             if index == without:
                 return None

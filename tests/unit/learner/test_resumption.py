@@ -10,22 +10,22 @@ from lightning.pytorch.callbacks import Callback, LambdaCallback, ModelCheckpoin
 
 from hts_torchrl import A2C, PPO, ConfigurationError, GymEnvs, RoundModule, make_actor_critic
 from hts_torchrl.training.data_state import DataState
-from tests.fits import cartpole, flat, quiet_trainer, watched_fit
+from tests.fits import RESUMES, cartpole, flat, quiet_trainer, saving, watched_fit
 
 ROUNDS = 4
 DONE = 2
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`, callbacks"),
-    pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty"),
-]
+pytestmark = RESUMES
 
 
 def stopped(folder, learner, rounds=ROUNDS, **trainer):
     """Train, and return the checkpoint after ``DONE`` of the rounds."""
-    saving = ModelCheckpoint(folder, filename="{step}", every_n_train_steps=1, save_top_k=-1)
     torch.manual_seed(0)
-    settings = {"callbacks": [saving], "enable_checkpointing": True, **trainer}
+    settings = {
+        "callbacks": [saving(folder, every_n_train_steps=1)],
+        "enable_checkpointing": True,
+        **trainer,
+    }
     watched_fit(learner, cartpole(rounds), **settings)
     return folder / f"step={DONE * (learner.parts_per_round if rounds == ROUNDS else 1)}.ckpt"
 
@@ -195,16 +195,29 @@ class TestAcceptedChanges:
         watch = go_on(path, A2C(learning_rate=0.4), accept_changes=True)
         assert watch.learning_rates == [0.4, 0.4]
 
-    def test_arguments_of_the_optimiser_reach_it_and_no_others_appear(self, tmp_path):
-        path = stopped(tmp_path, A2C(optimizer="sgd", optimizer_kwargs={"momentum": 0.5}))
-        learner = A2C(optimizer="sgd", optimizer_kwargs={"momentum": 0.25}, epsilon=0.1)
-        groups = []
+    @pytest.mark.parametrize(
+        ("before", "now", "expected"),
+        [
+            (
+                {"optimizer": "sgd", "optimizer_kwargs": {"momentum": 0.5}},
+                {"optimizer_kwargs": {"momentum": 0.25}},
+                {"momentum": 0.25},
+            ),
+            ({"optimizer": "adam"}, {"epsilon": 0.125}, {"eps": 0.125}),
+            ({"optimizer": "sgd"}, {"epsilon": 0.125}, {"eps": None}),
+        ],
+        ids=["argument", "epsilon", "no epsilon"],
+    )
+    def test_a_setting_of_the_optimiser_reaches_it_if_it_has_one(
+        self, before, now, expected, tmp_path
+    ):
+        path, groups = stopped(tmp_path, A2C(**before)), []
         keep = LambdaCallback(
             on_before_optimizer_step=lambda *args: groups.append(dict(args[-1].param_groups[0]))
         )
-        go_on(path, learner, {"callbacks": [keep]}, accept_changes=True)
-        assert [group["momentum"] for group in groups] == [0.25, 0.25]
-        assert "eps" not in groups[0]
+        go_on(path, A2C(**before | now), {"callbacks": [keep]}, accept_changes=True)
+        found = [{name: group.get(name) for name in expected} for group in groups]
+        assert found == [expected] * 2
 
     def test_a_learning_rate_reaches_both_of_muon(self, tmp_path):
         path = stopped(tmp_path, A2C(optimizer="muon", learning_rate_decay=True))
@@ -327,10 +340,10 @@ class Unfreezes(Callback):
 
 def test_what_is_unfrozen_within_a_round_that_is_cut_off_is_resumed_as_at_its_start(tmp_path):
     torch.manual_seed(0)
-    saving = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=7, save_top_k=-1)
     few = {"epochs": 2, "minibatches": 2}
     whole = PPO(**few)
-    trainer = quiet_trainer(callbacks=[Unfreezes(), saving], enable_checkpointing=True)
+    kept = saving(tmp_path, every_n_train_steps=7)
+    trainer = quiet_trainer(callbacks=[Unfreezes(), kept], enable_checkpointing=True)
     trainer.fit(whole, cartpole(3))
     resumed = PPO(**few)
     trainer = quiet_trainer(callbacks=[Unfreezes()])

@@ -10,7 +10,6 @@ import re
 import subprocess
 import sys
 
-import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -19,7 +18,7 @@ from torch import nn
 from torchrl.data import Categorical
 from torchrl.modules import EGreedyModule, ProbabilisticActor, QValueActor, TruncatedNormal
 
-from hts_torchrl import ConfigurationError, HTSCollector, env_spec_of, make_actor_critic
+from hts_torchrl import ConfigurationError, GymEnvs, HTSCollector, env_spec_of, make_actor_critic
 from hts_torchrl.policy.as_policy import as_policy
 from hts_torchrl.policy.compiled_pass import CompiledPass, _refuse_device
 from hts_torchrl.policy.examination import depends_on_row_alone, examine
@@ -302,19 +301,11 @@ class TestRefusals:
             _refuse_device(torch.device("cuda:0"))
 
     def test_the_collector_refuses_before_any_process_is_started(self):
-        spec = env_spec_of(cartpole)
+        cartpole = GymEnvs("CartPole-v1")
+        policy = make_actor_critic("mlp", env_spec_of(cartpole))
         settings = {"frames_per_batch": 8, "num_envs": 2, "num_actors": 1}
         with pytest.raises(ConfigurationError, match="no C\\+\\+ compiler"):
-            HTSCollector(
-                cartpole,
-                make_actor_critic("mlp", spec),
-                compile_policy={"backend": no_compiler},
-                **settings,
-            )
-
-
-def cartpole() -> gymnasium.Env:
-    return gymnasium.make("CartPole-v1")
+            HTSCollector(cartpole, policy, compile_policy={"backend": no_compiler}, **settings)
 
 
 @pytest.mark.slow

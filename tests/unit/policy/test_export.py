@@ -204,10 +204,8 @@ class TestRefusals:
         place.write_bytes(content)
         assert "this is no policy that can be read" in self.refusal(place)
 
-    def test_a_missing_file_is_refused(self, place):
+    def test_a_missing_file_is_refused_and_one_cut_off(self, place):
         assert "this is no policy that can be read" in self.refusal(place)
-
-    def test_a_file_cut_off_is_refused(self, place):
         save(place)
         place.write_bytes(place.read_bytes()[:-100])
         assert "this is no policy that can be read" in self.refusal(place)

@@ -36,6 +36,16 @@ def torch_lstm():
     return policy
 
 
+def two_memories():
+    """One that TorchRL runs over whole sequences, and one that it does not."""
+    torch.manual_seed(2)
+    policy = counting_policy()
+    count, head = policy.module
+    count.in_keys = ["hidden", "count"]
+    memory = GRUModule(input_size=4, hidden_size=5, in_key="observation", out_key="hidden")
+    return ProbabilisticTensorDictSequential(memory, count, head)
+
+
 @torch.no_grad()
 def played(policy, is_init: torch.Tensor):
     """Inputs of a round as they are stored, with logits and values of each step of an actor."""
@@ -144,7 +154,7 @@ def test_a_memory_of_another_precision_is_carried_in_that_of_its_primer():
 
 def test_only_the_memory_of_the_first_step_and_of_new_trajectories_is_read():
     """The others are computed again: the gradient reaches the first step."""
-    for policy in (built_in("lstm"), counting_policy()):
+    for policy in (built_in("lstm"), counting_policy(), two_memories()):
         inputs, _, _ = played(policy, some_ends())
         expected = evaluate_sequences(policy, inputs, some_ends()).distribution.logits
         spoiled = dict(inputs)

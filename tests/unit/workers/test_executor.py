@@ -373,6 +373,4 @@ class TestAnnouncements:
         for key, array in seen["storage"].items():
             assert np.array_equal(array, arrays[key][2:])
         assert seen["storage"]["next", "step_count"].all()
-
-    def test_the_time_of_its_end_is_there_when_a_round_is_reported(self, seen):
         assert seen["finished_s"] > 0
