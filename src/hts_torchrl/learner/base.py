@@ -113,8 +113,8 @@ class Learner(RoundModule):
         super().__init__(policy, network=network, squash=squash)
         self.save_hyperparameters(ignore=["policy", *self.lacks])  # those of subclasses too
         for name, parameter in inspect.signature(type(self)).parameters.items():
-            if name in self.hparams:
-                value = self.hparams[name]
+            value = self.hparams.get(name, parameter.default)
+            if value is not parameter.default:  # which may be `None` beside any annotation
                 plain = plain_value(name, value, str(parameter.annotation))
                 whole = isinstance(plain, int) and isinstance(value, float)
                 require(not whole, f"{name}={value!r}", repr(plain))

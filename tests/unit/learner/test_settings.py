@@ -149,3 +149,14 @@ def test_the_base_class_shows_the_shared_ones():
 def test_a_setting_of_another_type_is_refused_by_name(learner, settings, told):
     with pytest.raises(ConfigurationError, match=told):
         learner(**settings)
+
+
+class NoneByDefault(A2C):
+    def __init__(self, policy=None, *, target: "float" = None, **settings):  # noqa: RUF013
+        super().__init__(policy, **settings)
+
+
+def test_a_default_of_a_users_learner_need_not_be_of_the_type_beside_it():
+    assert NoneByDefault().hparams["target"] is None
+    with pytest.raises(ConfigurationError, match="target='x'; a number"):
+        NoneByDefault(target="x")
