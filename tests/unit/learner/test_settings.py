@@ -154,6 +154,7 @@ def test_a_setting_of_another_type_is_refused_by_name(learner, settings, told):
 class NoneByDefault(A2C):
     def __init__(self, policy=None, *, target: "float" = None, **settings):  # noqa: RUF013
         super().__init__(policy, **settings)
+        self.target = target
 
 
 def test_a_default_of_a_users_learner_need_not_be_of_the_type_beside_it():
