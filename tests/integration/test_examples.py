@@ -67,7 +67,7 @@ class Told(PPO):
     """PPO whose divergence is known: that of the round in the last epoch, and large before."""
 
     def log_losses(self, losses, group="loss"):
-        divergence = 9.0 if self.in_first_epoch else DIVERGENCES[self.updates]
+        divergence = 9.0 if self.part.index < self.minibatches else DIVERGENCES[self.updates]
         super().log_losses({**losses, "approx_kl": torch.tensor(divergence)}, group)
 
 
