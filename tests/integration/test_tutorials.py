@@ -107,7 +107,7 @@ def write_yaml(text):
 SHIMS = {
     "python": sys.executable,
     "hts-torchrl": f"{sys.executable} -m hts_torchrl.cli",
-    "torchrun": f"{sys.executable} -m torch.distributed.run",
+    "torchrun": f"{sys.executable} -m torch.distributed.run --log-dir torchrun",  # not in /tmp
 }
 
 
