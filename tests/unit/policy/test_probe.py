@@ -183,7 +183,7 @@ def opaque(name):
     return torch.jit.script(layers) if name == "scripted" else torch.compile(layers)
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.torch.jit.script")
 @pytest.mark.parametrize(("form", "named"), [("scripted", "body.1"), ("compiled", "body.1.inner")])
 def test_what_holds_a_compiled_or_scripted_module_is_named_for_it(form, named):
     with torch.compiler.set_stance("force_eager"):
