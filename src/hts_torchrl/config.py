@@ -134,7 +134,8 @@ class CollectorSettings:
             if nodes not in (None, 1) or options:
                 given = f"backend_options={options}" if options else f"num_collectors={nodes}"
                 raise ConfigurationError(
-                    f"{given}: this is for rollout nodes; give backend='ray', or leave it out"
+                    f"{given}: this is for rollout nodes; give backend='ray', or leave it out, as "
+                    "num_envs and envs_per_executor say how many processes step environments"
                 )
             return
         known = ("ray_init_config", "remote_configs")

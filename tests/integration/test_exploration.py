@@ -13,12 +13,14 @@ from torchrl.envs.utils import ExplorationType, set_exploration_type
 from torchrl.modules import (
     MLP,
     AdditiveGaussianModule,
+    Delta,
     EGreedyModule,
     NormalParamExtractor,
     OrnsteinUhlenbeckProcessModule,
     ProbabilisticActor,
     QValueActor,
     RandomPolicy,
+    TanhDelta,
     TanhModule,
     TanhNormal,
 )
@@ -190,6 +192,20 @@ def test_gaussian_noise_has_the_deviation_it_was_given():
     noise = batch["action"] - decided(batch)
     assert noise.mean() == pytest.approx(0, abs=0.03)
     assert noise.std() == pytest.approx(0.3, abs=0.03)
+
+
+@pytest.mark.parametrize("one_action", [Delta, TanhDelta])
+def test_a_module_may_explore_behind_a_distribution_of_one_action(one_action):
+    """As in TorchRL's tutorial on DDPG."""
+    torch.manual_seed(0)
+    net = TensorDictModule(MLP(3, 1, num_cells=[16]), ["observation"], ["param"])
+    decides = ProbabilisticActor(net, ["param"], distribution_class=one_action)
+    policy = TensorDictSequential(decides, AdditiveGaussianModule(TORQUE, sigma_init=0.3))
+    batch = large(lambda: policy, PENDULUM)
+    with torch.no_grad():
+        noise = batch["action"] - decides(batch.select("observation"))["action"]
+    assert noise.std() == pytest.approx(0.3, abs=0.03)
+    assert "action_log_prob" not in batch
 
 
 def decided(batch) -> torch.Tensor:

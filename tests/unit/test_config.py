@@ -38,7 +38,7 @@ def made(num_envs=16, **settings):
         ({"inference_batch_size": 10**23}, "inference_batch_size=1000"),
         ({"num_envs": 4, "num_actors": 5}, "num_actors=5 is more than num_envs=4"),
         ({"backend": "rpc"}, "backend='rpc' is not supported, only None, 'direct' or 'ray'"),
-        ({"num_collectors": 2}, "num_collectors=2: this is for rollout nodes"),
+        ({"num_collectors": 2}, "num_collectors=2: this is for rollout nodes.* processes step env"),
         ({"backend_options": {"a": 1}}, "this is for rollout nodes; give backend='ray'"),
         ({**RAY, "num_collectors": 0}, "num_collectors=0; a number of rollout nodes"),
         ({**RAY, "num_collectors": True}, "num_collectors=True; a number of rollout nodes"),

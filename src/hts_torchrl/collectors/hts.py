@@ -125,7 +125,10 @@ class HTSCollector(ContractCollector):
         self.config = CollectorSettings(num_envs=num_envs, **settings)
         self.schedule = self.config.schedule
         if (policy is None) == (policy_factory is None):
-            raise ConfigurationError("give a policy or a policy_factory, one of the two")
+            raise ConfigurationError(
+                "give a policy or a policy_factory, one of the two; torchrl's RandomPolicy() is "
+                "what its Collector takes where neither is given"
+            )
         makes = callable(policy_factory) and not isinstance(policy_factory, nn.Module)
         kind = f"policy_factory of type {type(policy_factory).__name__}"
         require(policy_factory is None or makes, kind, "a function that makes the policy")

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from torch.nn.parameter import UninitializedBuffer
 from torchrl.envs import EnvBase, StepCounter, TransformedEnv
 
 from hts_torchrl.envs.adapter import AdapterGroup, EnvAdapter, SerialGroup, Step
@@ -38,6 +39,7 @@ class TorchRLAdapter(EnvAdapter):
         super().__init__(env, index, _spec_of(env, index), TORCH)
         self._shape = () if self.single else (len(self.indices),)
         self.parts = _environments_in(env)
+        _take_stacks(env)
         self._actions_of, self._reward_key = action_maker(env), env.reward_key
         self._act_on: Any = None
         self._has_ended = False
@@ -142,6 +144,14 @@ def limited(env: EnvBase, most_steps: int) -> EnvBase:
 def _environments_in(env: EnvBase) -> list[Any]:
     kinds = ("torchrl.EnvBase", "gymnasium.Env")
     return [layer for layer in layers_of(env) if any(is_a(layer, kind) for kind in kinds)]
+
+
+def _take_stacks(env: EnvBase) -> None:
+    """Give transforms that stack steps memory of their own: ``clone()`` made them share it."""
+    for layer in layers_of(env):
+        if is_a(layer, "torchrl.CatFrames") or is_a(layer, "torchrl.TimeMaxPool"):
+            for name, _ in [*layer.named_buffers()]:
+                setattr(layer, name, UninitializedBuffer())
 
 
 def _require_reset(env: EnvBase) -> None:

@@ -14,7 +14,6 @@ from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor, nn
 from torch import distributions as d
-from torchrl.modules import Delta, TanhDelta
 
 from hts_torchrl.errors import ConfigurationError, ProtocolError, require
 from hts_torchrl.learner.modes import SeededDraws
@@ -211,12 +210,6 @@ class PolicyModule(LightningModule):
                 "for each observation, in a last dimension, as torchrl's ValueOperator gives it"
             )
         dist = result.distribution
-        if isinstance(dist, Delta | TanhDelta):
-            raise ConfigurationError(
-                f"the policy draws from a {type(dist).__name__}, which has one action alone: its "
-                "log-probability is infinite, and no gradient comes of it; a distribution with "
-                "chance, such as torchrl's TanhNormal, is needed"
-            )
         # torch's Normal by itself counts the numbers of an action apart.
         apart = len(dist.batch_shape) - samples.ndim
         if apart > 0:

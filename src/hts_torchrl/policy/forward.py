@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -17,7 +17,7 @@ from tensordict.nn import (
 )
 from torch import Tensor, nn
 from torch import distributions as d
-from torchrl.modules import GRUModule, LSTMModule, ValueOperator
+from torchrl.modules import Delta, GRUModule, LSTMModule, TanhDelta, ValueOperator
 
 from hts_torchrl.compat.torch import hooks_of
 from hts_torchrl.errors import ConfigurationError
@@ -76,7 +76,7 @@ def evaluate(
     tensordict = TensorDict(inputs, batch_size)
     distribution = None
     for module in modules_of(policy):
-        if isinstance(module, ProbabilisticTensorDictModule):
+        if is_head(module):
             distribution = distribution_of(module, tensordict)
         else:
             tensordict = _called(module, tensordict)
@@ -119,7 +119,13 @@ def is_fused(policy: ActorCritic) -> bool:
 
 def heads_of(policy: nn.Module) -> list[ProbabilisticTensorDictModule]:
     """Return what makes a policy's distributions of actions; without any, it writes actions."""
-    return [step for step in modules_of(policy) if isinstance(step, ProbabilisticTensorDictModule)]
+    return [step for step in modules_of(policy) if is_head(step)]
+
+
+def is_head(module: nn.Module) -> TypeGuard[ProbabilisticTensorDictModule]:
+    """Return whether a module draws an action: one from a ``Delta`` is written, as any other is."""
+    probabilistic = isinstance(module, ProbabilisticTensorDictModule)
+    return probabilistic and module.distribution_class not in (Delta, TanhDelta)
 
 
 def probabilistic_module(policy: nn.Module) -> ProbabilisticTensorDictModule:
@@ -132,7 +138,7 @@ def probabilistic_module(policy: nn.Module) -> ProbabilisticTensorDictModule:
     if len(found) != 1:
         raise ConfigurationError(
             f"the policy has {len(found)} probabilistic modules; exactly one, such as torchrl's "
-            "ProbabilisticActor, is needed"
+            "ProbabilisticActor, is needed, and a Delta or TanhDelta, of one action alone, is none"
         )
     return found[0]
 

@@ -128,6 +128,11 @@ def require_readable(policy: nn.Module, spec: EnvSpec) -> None:
                 f"the policy's {step} changes an action that was drawn, whose log-probability "
                 "would be another's: exploration belongs into the distribution"
             )
+        if actions & known & {path_of(key) for key in getattr(module, "in_keys", ())}:
+            raise ConfigurationError(
+                f"the policy's {step} reads the action, which is drawn when all modules have run: "
+                "compute from the batch what depends on it"
+            )
         known |= written
     if unread := sorted(remembered - read):
         raise ConfigurationError(

@@ -621,7 +621,7 @@ class TestPolicies:
         ids=["neither", "both"],
     )
     def test_policy_and_factory_are_alternatives(self, settings):
-        with pytest.raises(ConfigurationError, match="policy_factory"):
+        with pytest.raises(ConfigurationError, match=r"policy_factory, one .* RandomPolicy\(\)"):
             HTSCollector(CoordinateEnvs(), num_envs=4, frames_per_batch=12, **settings)
 
 

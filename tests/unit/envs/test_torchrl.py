@@ -15,6 +15,7 @@ from torchrl.data import (
     Unbounded,
 )
 from torchrl.envs import (
+    CatFrames,
     Compose,
     EnvBase,
     GymEnv,
@@ -665,3 +666,16 @@ def test_pictures_of_an_environment_that_observes_none_are_refused():
     with pytest.raises(ConfigurationError, match=r"observes no 'pixels'.*from_pixels=True"):
         group.render()
     group.close()
+
+
+@pytest.mark.parametrize("reset_before", [False, True])
+def test_stacks_of_a_transform_that_was_cloned_hold_steps_of_one_environment(reset_before):
+    stack = CatFrames(N=2, dim=-1, in_keys=["place"])
+    if reset_before:
+        TransformedEnv(CountingEnv(5), stack).reset()
+        stack = stack.clone()
+    envs = make_group(lambda index: TransformedEnv(CountingEnv(index), stack.clone()), [0, 1])
+    envs.reset([7, 8])
+    seen = envs.step(np.array([1, 1])).observation["place"]
+    assert seen[:, [0, 4]].tolist() == [[0, 0], [1, 1]]  # the environment, in both of its frames
+    assert seen[:, [2, 6]].tolist() == [[0, 1], [0, 1]]  # the step

@@ -232,9 +232,10 @@ class TestReads:
         policy = sequence((["observation"], ["made"]), ([("made", "part")], ["logits"]))
         assert as_policy(policy, SPEC) is policy
 
-    def test_an_action_may_be_read_after_it_was_drawn(self):
+    def test_an_action_that_is_read_after_it_was_drawn_is_refused(self):
         policy = TensorDictSequential(
             sequence((["observation"], ["logits"])),
             ValueOperator(nn.Linear(7, 1), in_keys=["observation", "action"]),
         )
-        assert as_policy(policy, SPEC) is policy
+        with pytest.raises(ConfigurationError, match=r"ValueOperator .* reads the action"):
+            as_policy(policy, SPEC)
