@@ -216,6 +216,8 @@ def compile_settings() -> Iterator[None]:
         # The compiler itself uses what torch deprecates.
         warnings.simplefilter("ignore", DeprecationWarning)
         warnings.simplefilter("ignore", FutureWarning)
+        # torch says so with Python 3.13.0, and there are no guards here.
+        warnings.filterwarnings("ignore", "Guards may run slower", RuntimeWarning)
         yield
 
 

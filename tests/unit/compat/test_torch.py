@@ -1,3 +1,5 @@
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
@@ -48,6 +50,18 @@ def test_distributions_check_no_values_for_a_while(monkeypatch):
             Bernoulli(probs=torch.tensor(2.0))
         with pytest.raises(ValueError, match="Expected parameter probs"):
             Bernoulli(probs=torch.tensor(2.0))
+
+
+def test_slow_guards_of_python_3_13_0_are_no_warning_of_a_compile(monkeypatch):
+    with private_names_of("torch") as compat:
+        from torch._dynamo import guards  # noqa: PLC0415 - takes a second
+
+        monkeypatch.setattr(guards, "sys", SimpleNamespace(version_info=(3, 13, 0)))
+        guard = guards.GuardBuilder._get_generic_dict_manager_example_value
+        with pytest.warns(RuntimeWarning, match=r"3\.13\.0"):
+            guard({})
+        with compat.compile_settings():
+            guard({})
 
 
 def test_copies_from_the_cpu_are_noted_and_numbers_are_not():
