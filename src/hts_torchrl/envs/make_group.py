@@ -22,7 +22,7 @@ from hts_torchrl.envs.group import (
     closed_if_refused,
 )
 from hts_torchrl.envs.layers import is_a
-from hts_torchrl.envs.observed import called
+from hts_torchrl.envs.observed import OF_OLD_GYM, called
 from hts_torchrl.envs.own_generators import making
 from hts_torchrl.envs.registered import made
 from hts_torchrl.envs.vector import VectorAdapter
@@ -278,8 +278,9 @@ def _group(envs: list[Any], indices: Sequence[int]) -> EnvGroup:
         if kind is None or not is_a(env, kind):
             wanted = "a gymnasium.Env, a gymnasium VectorEnv or a TorchRL EnvBase"
             alike = f"another {kind}, as the first is," if kind else wanted
+            hint = f"; {OF_OLD_GYM}" if is_a(env, "gym.Env") else ""
             raise ConfigurationError(
-                f"create_env_fn returned a {type(env).__name__}; {alike} is needed"
+                f"create_env_fn returned a {type(env).__name__}; {alike} is needed{hint}"
             )
     if kind == "gymnasium.VectorEnv":
         return AdapterGroup([VectorAdapter(envs[0], indices)])

@@ -15,6 +15,9 @@ from hts_torchrl.envs.spaces import Path, key_of, leaves_of
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.specs import Array, ArraySpec, EnvSpec, Key
 
+OF_OLD_GYM = (
+    "shimmy's GymV21CompatibilityV0 and GymV26CompatibilityV0 wrap environments of the old Gym"
+)
 _OTHER_RESET = re.compile(r"reset\(\) (got an unexpected|missing \d+ required) .*'(seed|options)'")
 
 
@@ -125,8 +128,7 @@ def as_returned(value: Any, names: Sequence[str]) -> Sequence[Any]:  # noqa: ANN
     if not several or len(value) != len(names):
         found = f"{len(value)} values" if several else kind_of(value)
         raise ConfigurationError(
-            f"{found}, but Gymnasium's ({', '.join(names)}) are needed; shimmy's "
-            "GymV21CompatibilityV0 and GymV26CompatibilityV0 wrap environments of the old Gym"
+            f"{found}, but Gymnasium's ({', '.join(names)}) are needed; {OF_OLD_GYM}"
         )
     returned: Sequence[Any] = value
     return returned

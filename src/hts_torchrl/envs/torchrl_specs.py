@@ -192,7 +192,7 @@ def _action_of(spec: TensorSpec) -> ActionSpec:
     match spec:
         case MultiOneHot():  # which is a OneHot too
             return several_choices([*spec.nvec] * spec.shape[:-1].numel())
-        case OneHot() if spec.shape[:-1].numel() == 1:
+        case OneHot() if spec.ndim == 1:
             return ActionSpec("one_hot", _array_spec(spec), (int(spec.n),))
         case OneHot():
             return several_choices([int(spec.n)] * spec.shape[:-1].numel())

@@ -55,6 +55,15 @@ def test_a_list_that_is_too_short_is_refused():
         make_group([CoordinateEnvs()] * 2, [3])
 
 
+@pytest.mark.parametrize(
+    ("module", "hint"), [("gym.core", "; shimmy's GymV21CompatibilityV0"), ("mine", "$")]
+)
+def test_an_environment_of_the_old_gym_is_refused_with_what_wraps_it(module, hint):
+    env = type("Env", (), {"__module__": module})
+    with pytest.raises(ConfigurationError, match=rf"returned a Env; .*EnvBase is needed{hint}"):
+        make_group(env, [0])
+
+
 def test_making_an_environment_leaves_torchs_global_generator_alone():
     """The tutorials of TorchRL seed it in the constructor."""
     before = torch.get_rng_state()

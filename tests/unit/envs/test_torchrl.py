@@ -171,6 +171,7 @@ def test_actions_of_every_kind_reach_the_environment(kind, actions):
             [[0, 1, 0, 0, 1], [1, 0, 0, 1, 0]],
         ),
         (OneHot(3, shape=(2, 3)), [2, 0], [[0, 0, 1], [1, 0, 0]]),
+        (OneHot(3, shape=(1, 3)), [2], [[0, 0, 1]]),
         (Categorical(3, shape=(2, 2)), [0, 1, 2, 0], [[0, 1], [2, 0]]),
         (Binary(3, shape=(2, 3)), [1, 0, 1, 0, 0, 1], [[1, 0, 1], [0, 0, 1]]),
         (Bounded(-1, 5, shape=(2,), dtype=torch.int64), [0, 6], [-1, 5]),
