@@ -226,7 +226,8 @@ def command(run: Run, **further: object) -> list[str | Path]:
     """Return what runs it; what is given further goes to its program too.
 
     Learner threads that spin while they wait for each other take the cores of all who act
-    meanwhile. Where nobody acts during an update, they wait as OpenMP has it.
+    meanwhile, so they sleep, as those of ``hts-torchrl`` do. Where nobody acts during an update,
+    they wait as OpenMP has it.
     """
     row = ROWS[run.system]
     prefix = list(PASSIVE if row.overlaps and run.delay else ("env",))

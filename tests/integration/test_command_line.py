@@ -107,7 +107,10 @@ class TestFit:
         ("in_hardware", "device"),
         [
             (True, "cpu, precision bf16-mixed"),
-            (False, "cpu, precision bf16-mixed (emulated by this processor: 32-true is faster)"),
+            (
+                False,
+                "cpu, precision bf16-mixed (emulated by this processor: 32-true is much faster)",
+            ),
         ],
     )
     def test_tells_where_bfloat16_is_emulated(
@@ -579,6 +582,21 @@ def test_nobody_has_to_read_what_is_told(tmp_path):
     )
     assert closed.returncode == 0
     assert (tmp_path / "runs/run/version_0/checkpoints/last.ckpt").is_file()
+
+
+@pytest.mark.parametrize(("given", "sleeps"), [({}, True), ({"OMP_WAIT_POLICY": "active"}, False)])
+def test_threads_of_a_learner_sleep_while_they_wait_unless_the_user_says_otherwise(given, sleeps):
+    environment = {k: value for k, value in os.environ.items() if k != "OMP_WAIT_POLICY"}
+    path = os.pathsep.join(sys.path)
+    ended = subprocess.run(
+        [sys.executable, "-m", "hts_torchrl.cli", "--version"],
+        env={**environment, **given, "PYTHONPATH": path, "OMP_DISPLAY_ENV": "verbose"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "GOMP_SPINCOUNT" in ended.stderr  # of GNU's OpenMP, which torch has
+    assert ("GOMP_SPINCOUNT = '0'" in ended.stderr) == sleeps
 
 
 def test_the_config_of_a_run_is_verified_and_advised_on(run_directory, capsys):

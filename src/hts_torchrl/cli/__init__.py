@@ -18,8 +18,14 @@ except FileNotFoundError:
 
 
 def program() -> None:
-    """Run the command line as a process of its own; signals while torch is loaded end it, too."""
+    """Run the command line as a process of its own; signals while torch is loaded end it, too.
+
+    Threads of a learner sleep while they wait for each other, unless the user's environment says
+    otherwise: OpenMP would let them spin, on cores that executors and actors need. It reads the
+    variable when torch is loaded.
+    """
     signal.signal(signal.SIGTERM, _end)
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     try:
         from hts_torchrl.cli.main import program  # noqa: PLC0415 - takes seconds
     except KeyboardInterrupt:

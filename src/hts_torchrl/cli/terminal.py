@@ -122,7 +122,7 @@ def _first_lines(trainer: Trainer, learner: Any, folder: str | None) -> _Lines: 
     yield "frames", f"{rounds * frames:,} in {rounds:,} rounds of {frames:,}"
     device = trainer.strategy.root_device
     slow = trainer.precision == "bf16-mixed" and device.type == "cpu" and not bfloat16_in_hardware()
-    remark = " (emulated by this processor: 32-true is faster)" if slow else ""
+    remark = " (emulated by this processor: 32-true is much faster)" if slow else ""
     yield "device", f"{device}, precision {trainer.precision}{remark}"
     yield "seed", str(data.seed)
     if folder is not None:
