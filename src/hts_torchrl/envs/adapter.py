@@ -66,8 +66,8 @@ class EnvAdapter(ABC):
             for key, array in spec.observations.items()
         }
         """What its observations must be."""
-        self._resetting = called("reset", self.index, observes=True)
-        self._stepping = called("step", self.index, observes=True)
+        self._resetting = called("reset", self.index)
+        self._stepping = called("step", self.index)
 
     @abstractmethod
     def reset(self, seeds: Sequence[int]) -> Observation:
