@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,11 +22,11 @@ OF_OLD_GYM = (
 _OTHER_RESET = re.compile(r"reset\(\) (got an unexpected|missing \d+ required) .*'(seed|options)'")
 
 
-def as_declared(key: Key, value: Any, spec: ArraySpec) -> Array:  # noqa: ANN401
 class Undeclared(ConfigurationError):
     """An environment returned something else than it declares, or than its interface says."""
 
 
+def as_declared(key: Key, value: Any, spec: ArraySpec) -> Array:  # noqa: ANN401
     """Return one entry of an observation as an array of the declared shape and type.
 
     Its own type must be one that the declared type holds without loss: float32 where float64 is
@@ -195,7 +196,7 @@ class DeclaredGroup:
     def __init__(self, spec: EnvSpec, envs: Sequence[int]) -> None:
         self._spec, self._envs = spec, list(envs)
         self._declared = {
-            key: ArraySpec((len(envs), *array.shape), array.dtype)
+            key: replace(array, shape=(len(envs), *array.shape))
             for key, array in spec.observations.items()
         }
         self._calls = {n: called(n, self._envs) for n in ("reset", "step")}
@@ -279,7 +280,7 @@ class called:
         if error is None:
             return
         place = self._place
-        if self._observes and isinstance(error, ConfigurationError):
+        if isinstance(error, Undeclared):
             message = f"{place} returned what is not declared: {error}"
             raise ConfigurationError(message) from None
         if isinstance(error, SystemExit) and not error.code:

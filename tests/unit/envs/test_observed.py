@@ -3,10 +3,10 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from hts_torchrl.envs.observed import DeclaredSpace, as_declared, called
+from hts_torchrl.envs.observed import DeclaredGroup, DeclaredSpace, as_declared, called
 from hts_torchrl.envs.spaces import env_spec
 from hts_torchrl.errors import ConfigurationError
-from hts_torchrl.specs import ArraySpec
+from hts_torchrl.specs import ActionSpec, ArraySpec, EnvSpec
 
 
 def declared(shape, dtype) -> ArraySpec:
@@ -181,3 +181,15 @@ class TestCalled:
             raise ConfigurationError("no such opponent")
         assert str(raised.value) == "no such opponent"
         assert raised.value.__notes__ == ["raised by reset() of environment 4"]
+
+
+class TestDeclaredGroup:
+    def test_what_is_none_of_the_declared_choices_is_refused(self):
+        integers = np.dtype(np.int64)
+        place = ArraySpec((), integers, (range(1, 4),))
+        action = ActionSpec("discrete", ArraySpec((), integers), (2,))
+        group = DeclaredGroup(EnvSpec({"place": place}, action), [6, 7])
+        group.require_observation({"place": np.array([1, 3])}, "step")
+        message = r"step\(\) of environments \[6, 7\] .*'place' is 4, but range\(1, 4\) is declared"
+        with pytest.raises(ConfigurationError, match=message):
+            group.require_observation({"place": np.array([3, 4])}, "step")
