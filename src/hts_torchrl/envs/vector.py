@@ -133,9 +133,7 @@ class VectorAdapter(EnvAdapter):
     def render(self) -> Array:
         """Return the first environment's image."""
         frames = self.env.render()
-        if not frames:
-            raise ConfigurationError("the vector environment renders nothing")
-        return np.asarray(frames[0])
+        return np.asarray(None if frames is None else frames[0])
 
 
 def _mode_of(envs: VectorEnv[Any, Any, Any]) -> AutoresetMode:
