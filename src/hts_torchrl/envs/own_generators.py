@@ -114,10 +114,10 @@ class OwnGenerators:
 
 @contextlib.contextmanager
 def making(index: int) -> Iterator[None]:
-    """Seed what is drawn while an environment is made by its index, in whatever process.
+    """Seed what is drawn while an environment is made, in whatever process.
 
     Args:
-        index: of the environment, at least 0.
+        index: of the environment; 0 while modules are imported, which others have too.
     """
     with OwnGenerators() as generators:
         generators.seed(index)

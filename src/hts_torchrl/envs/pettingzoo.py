@@ -64,7 +64,8 @@ class PettingZooEnvs(EnvFactory):
         adapters: list[EnvAdapter] = []
         try:
             with closed_if_refused(games):
-                make = self.id if callable(self.id) else _function(self.id)
+                with making(0):  # whichever game is the first of this process
+                    make = self.id if callable(self.id) else _function(self.id)
                 first, end = indices[0], indices[0] + len(indices)
                 while first < end:
                     with called("parallel_env", list(indices)), making(first):

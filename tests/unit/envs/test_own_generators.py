@@ -1,5 +1,7 @@
 import dataclasses
+import importlib
 import random
+import sys
 from typing import ClassVar
 
 import gymnasium
@@ -12,7 +14,8 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from hts_torchrl import GymEnvs, PettingZooEnvs
 from hts_torchrl.envs import own_generators
 from hts_torchrl.envs.make_group import make_group
-from hts_torchrl.envs.own_generators import OwnGenerators
+from hts_torchrl.envs.own_generators import OwnGenerators, making
+from hts_torchrl.envs.registered import pickle_envs, unpickle_envs
 from tests.fakes import Duel
 
 STATES = {
@@ -200,3 +203,46 @@ class TestWatching:
             assert theirs.random_raw() == np.random.PCG64(3).random_raw()
         finally:
             np.random.set_bit_generator(before)
+
+
+MODULE = """
+import gymnasium
+import numpy as np
+from tests.fakes import CoordinateEnv, Duel
+
+DRAWN = np.random.random_sample()
+
+def make():
+    return CoordinateEnv(0)
+
+gymnasium.registry.pop("Drawn-v0", None)
+gymnasium.register("Drawn-v0", entry_point=make)
+"""
+
+
+def unpickled():
+    with making(1):
+        pickled = pickle_envs(importlib.import_module("drawing_module").make)
+    del sys.modules["drawing_module"]
+    unpickle_envs(pickled)
+
+
+@pytest.mark.parametrize(
+    "load",
+    [
+        lambda: GymEnvs("drawing_module:Drawn-v0").group([5]),
+        lambda: GymEnvs("Drawn-v0", imports=["drawing_module"]).group([5]),
+        lambda: PettingZooEnvs("drawing_module:Duel").group([4, 5]),
+        unpickled,
+    ],
+    ids=["an id", "imports", "PettingZoo", "a function"],
+)
+def test_a_module_draws_the_same_whichever_environment_brings_it(tmp_path, monkeypatch, load):
+    tmp_path.joinpath("drawing_module.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(tmp_path)
+    try:
+        load()
+        assert drawn_from(0, 1)[0][1] == sys.modules["drawing_module"].DRAWN
+    finally:
+        sys.modules.pop("drawing_module", None)
+        gymnasium.registry.pop("Drawn-v0", None)
