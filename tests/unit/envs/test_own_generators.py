@@ -65,6 +65,22 @@ class LotteryEnv(gymnasium.Env):
         return np.array(draw()), 0.0, self.steps == 3, False, {}
 
 
+class LateEnv(LotteryEnv):
+    """Draws from numpy's for the first time in its 60th step."""
+
+    def __init__(self) -> None:
+        pass
+
+    def reset(self, *, seed=None, options=None):  # noqa: ARG002
+        self.steps = 0
+        return np.zeros(3), {}
+
+    def step(self, _):
+        self.steps += 1
+        drawn = np.random.random_sample() if self.steps == 60 else 0.0  # noqa: NPY002
+        return np.full(3, drawn), 0.0, False, False, {}
+
+
 class LotteryDuel(Duel):
     """A game whose agents observe what it draws."""
 
@@ -120,6 +136,10 @@ class TestGroups:
         found = observed(envs, [7, 8], 2)
         assert found.reshape(6, 3).tolist() == drawn_from(7, 6)
         envs.step(np.zeros(2, np.int64))  # which ends the games
+
+    def test_numpys_may_be_drawn_from_late(self):
+        found = observed(make_group(LateEnv, [0, 1]), [7, 8], 60)
+        assert found[-1, :, 0].tolist() == [drawn_from(seed, 1)[0][1] for seed in (7, 8)]
 
     def test_it_is_made_of_what_its_index_begins(self):
         for index in (0, 5):
