@@ -15,7 +15,6 @@ from gymnasium.envs.registration import EnvSpec
 
 from hts_torchrl.envs.adapter import GymAdapter, SerialGroup
 from hts_torchrl.envs.group import EnvFactory, EnvGroup
-from hts_torchrl.envs.observed import called
 from hts_torchrl.errors import ConfigurationError, require
 from hts_torchrl.specs import Array
 
@@ -74,10 +73,7 @@ class EnvPoolEnvs(EnvFactory):
             raise ConfigurationError(f"EnvPool has no environment {self.id!r}{hint}")
         kwargs = {**self.kwargs, **({"render_mode": "rgb_array"} if render else {})}
         try:
-            envs = []
-            for index in indices:
-                with called("make_spec", index):
-                    envs.append(PoolOfOne(envpool, self.id, kwargs))
+            envs = [PoolOfOne(envpool, self.id, kwargs) for _ in indices]
         except (ImportError, TypeError, ValueError, AssertionError, RuntimeError) as error:
             told = _of_another_type(envpool, self.id, kwargs) or " ".join(str(error).split())
             raise ConfigurationError(f"EnvPool's environment {self.id!r}: {told}") from error

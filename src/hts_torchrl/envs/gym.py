@@ -7,6 +7,7 @@ import difflib
 import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.metadata import entry_points
 from typing import Any
 
@@ -64,11 +65,15 @@ class GymEnvs(EnvFactory):
         self, indices: Sequence[int], kwargs: dict[str, Any], envs: list[gymnasium.Env[Any, Any]]
     ) -> None:
         try:
-            for module in self.imports:
-                importlib.import_module(module)
-            _let_plugin_register(self.id)
+            with called("make", indices[0]), making(0):  # whichever is the first of this process
+                for module in self.imports:
+                    importlib.import_module(module)
+                _let_plugin_register(self.id)
+                # Torch may come with it, and is seeded below only if it is there.
+                _import_modules(self.id)
             for index in indices:
-                envs.append(self._make(index, kwargs))  # noqa: PERF401 - what was made is closed
+                with called("make", index), making(index):
+                    envs.append(made(partial(gymnasium.make, self.id, **kwargs)))
         except gymnasium.error.UnregisteredEnv as error:
             near = difflib.get_close_matches(self.id, gymnasium.registry, n=3)
             hint = f"; near to it: {', '.join(near)}" if near else ""
@@ -81,12 +86,6 @@ class GymEnvs(EnvFactory):
             if not str(error):  # the traceback alone tells what it is
                 raise
             raise ConfigurationError(f"environment {self.id!r}: {error}") from error
-
-    def _make(self, index: int, kwargs: dict[str, Any]) -> gymnasium.Env[Any, Any]:
-        with called("make", index), making(index):
-            _import_modules(self.id)  # torch may come with them, and is seeded only if it is there
-        with called("make", index), making(index):
-            return made(lambda: gymnasium.make(self.id, **kwargs))
 
 
 def _import_modules(env_id: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,10 @@ OF_OLD_GYM = (
 _OTHER_RESET = re.compile(r"reset\(\) (got an unexpected|missing \d+ required) .*'(seed|options)'")
 
 
+class Undeclared(ConfigurationError):
+    """An environment returned something else than it declares, or than its interface says."""
+
+
 def as_declared(key: Key, value: Any, spec: ArraySpec) -> Array:  # noqa: ANN401
     """Return one entry of an observation as an array of the declared shape and type.
 
@@ -34,13 +39,13 @@ def as_declared(key: Key, value: Any, spec: ArraySpec) -> Array:  # noqa: ANN401
         spec: what it declares; that of a batch has the choices of one environment.
 
     Raises:
-        ConfigurationError: if the entry is another than was declared, or is none of the choices.
+        Undeclared: if the entry is another than was declared, or is none of the choices.
     """
     array = value if isinstance(value, np.ndarray) else _array_of(value, spec.dtype)
     same_type = array.dtype == spec.dtype
     if array.shape != spec.shape or not (same_type or _holds(spec.dtype, array)):
         found = "missing" if value is None else kind_of(array)
-        raise ConfigurationError(f"{key!r} is {found}, but {spec} is declared")
+        raise Undeclared(f"{key!r} is {found}, but {spec} is declared")
     if spec.choices:
         _require_known(key, array, spec.choices)
     return array if same_type else array.astype(spec.dtype)
@@ -69,7 +74,7 @@ def _require_known(key: Key, array: Array, choices: Sequence[range]) -> None:
     unknown = ((rows < first) | (rows >= after)).any(1)
     if unknown.any():
         row = rows[int(unknown.argmax())]
-        raise ConfigurationError(
+        raise Undeclared(
             f"{key!r} is {row if len(row) > 1 else row[0]}, but {' '.join(map(str, choices))} is "
             "declared"
         )
@@ -90,13 +95,13 @@ def as_reward(reward: Any) -> float:  # noqa: ANN401
     """Return the reward of one step.
 
     Raises:
-        ConfigurationError: if it is not one number.
+        Undeclared: if it is not one number.
     """
     if isinstance(reward, _NUMBERS):
         return float(reward)
     array = np.asarray(reward)
     if array.size != 1 or array.dtype.kind not in "biuf":
-        raise ConfigurationError(
+        raise Undeclared(
             f"the reward is {kind_of(reward)}, but one number is needed: where it has several "
             "objectives, gymnasium.wrappers.TransformReward or mo-gymnasium's LinearReward weighs "
             "them into one"
@@ -108,13 +113,13 @@ def as_flag(name: str, value: Any) -> bool:  # noqa: ANN401
     """Return whether a step ended the episode in this way.
 
     Raises:
-        ConfigurationError: if that is not one truth value.
+        Undeclared: if that is not one truth value.
     """
     if isinstance(value, _FLAGS):
         return bool(value)
     array = np.asarray(value)
     if array.size != 1 or array.dtype.kind not in "biu":
-        raise ConfigurationError(f"{name} is {kind_of(value)}, but True or False is needed")
+        raise Undeclared(f"{name} is {kind_of(value)}, but True or False is needed")
     return bool(array.item())
 
 
@@ -122,14 +127,12 @@ def as_returned(value: Any, names: Sequence[str]) -> Sequence[Any]:  # noqa: ANN
     """Return what a call of Gymnasium's interface returned.
 
     Raises:
-        ConfigurationError: if these are not as many values, as from environments of the old Gym.
+        Undeclared: if these are not as many values, as from environments of the old Gym.
     """
     several = isinstance(value, _SEVERAL)
     if not several or len(value) != len(names):
         found = f"{len(value)} values" if several else kind_of(value)
-        raise ConfigurationError(
-            f"{found}, but Gymnasium's ({', '.join(names)}) are needed; {OF_OLD_GYM}"
-        )
+        raise Undeclared(f"{found}, but Gymnasium's ({', '.join(names)}) are needed; {OF_OLD_GYM}")
     returned: Sequence[Any] = value
     return returned
 
@@ -169,11 +172,11 @@ class DeclaredSpace:
         """Return the entries of an observation by key.
 
         Raises:
-            ConfigurationError: if it is no dictionary or tuple, but such a space was declared; or
+            Undeclared: if it is no dictionary or tuple, but such a space was declared; or
                 if an entry is missing, or is another than was declared (:func:`as_declared`).
         """
         if self._form is not None and not isinstance(observation, self._form):
-            raise ConfigurationError(
+            raise Undeclared(
                 f"a {type(observation).__name__} came, but a {self._form[0].__name__} is declared"
             )
         return {
@@ -193,10 +196,10 @@ class DeclaredGroup:
     def __init__(self, spec: EnvSpec, envs: Sequence[int]) -> None:
         self._spec, self._envs = spec, list(envs)
         self._declared = {
-            key: ArraySpec((len(envs), *array.shape), array.dtype)
+            key: replace(array, shape=(len(envs), *array.shape))
             for key, array in spec.observations.items()
         }
-        self._calls = {n: called(n, self._envs, observes=True) for n in ("reset", "step")}
+        self._calls = {n: called(n, self._envs) for n in ("reset", "step")}
         key, sizes = spec.action_mask, spec.action.sizes
         fits = key is not None and spec.observations[key].shape == (sum(sizes),)
         self._mask = key if fits else None
@@ -225,7 +228,7 @@ class DeclaredGroup:
         with self._calls[call]:
             if not isinstance(observation, Mapping):
                 kind = type(observation).__name__
-                raise ConfigurationError(f"a {kind} came, but a dict of arrays by key is declared")
+                raise Undeclared(f"a {kind} came, but a dict of arrays by key is declared")
             for key, spec in self._declared.items():
                 as_declared(key, observation.get(key), spec)
 
@@ -249,7 +252,7 @@ class DeclaredGroup:
                 fits = isinstance(array, np.ndarray) and array.shape == (count,)
                 if not fits or array.dtype.kind not in kinds:
                     wanted = f"{'bool' if kinds == 'b' else 'float32'} [{count}]"
-                    raise ConfigurationError(f"{name} is {kind_of(array)}; {wanted} is needed")
+                    raise Undeclared(f"{name} is {kind_of(array)}; {wanted} is needed")
 
 
 class called:
@@ -258,12 +261,11 @@ class called:
     Args:
         call: of the environments.
         envs: the index of one, or those of several.
-        observes: refuse an observation that is not as declared in words of its own.
     """
 
-    def __init__(self, call: str, envs: int | Sequence[int], *, observes: bool = False) -> None:
+    def __init__(self, call: str, envs: int | Sequence[int]) -> None:
         some = f"environment{'s' * (not isinstance(envs, int))} {envs}"
-        self._place, self._observes = f"{call}() of {some}", observes
+        self._place = f"{call}() of {some}"
 
     def __enter__(self) -> None:
         """Begin."""
@@ -278,7 +280,7 @@ class called:
         if error is None:
             return
         place = self._place
-        if self._observes and isinstance(error, ConfigurationError):
+        if isinstance(error, Undeclared):
             message = f"{place} returned what is not declared: {error}"
             raise ConfigurationError(message) from None
         if isinstance(error, SystemExit) and not error.code:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import pickle
 import random
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -24,23 +23,20 @@ class GlobalGenerator:
     state: Callable[[], Any]
     put: Callable[[Any], None]
     seed: Callable[[int], Any]
-    mark: Callable[[Any], object]
-    """What tells whether a state is still the same; it takes long for some."""
+    mark: Callable[[Any], object] = lambda state: state
+    """What tells whether a state is still the same."""
 
 
 def _torch() -> Any:  # noqa: ANN401
     return sys.modules["torch"].default_generator
 
 
-PYTHON = GlobalGenerator(
-    random.getstate, random.getstate, random.setstate, random.seed, lambda state: state
-)
+PYTHON = GlobalGenerator(random.getstate, random.getstate, random.setstate, random.seed)
 NUMPY = GlobalGenerator(
     lambda: np.random.MT19937(0),
     np.random.get_bit_generator,  # type: ignore[attr-defined]
     np.random.set_bit_generator,  # type: ignore[attr-defined]
     lambda seed: np.random.seed(seed % 2**32),  # noqa: NPY002
-    lambda bits: pickle.dumps(bits.state),
 )
 TORCH = GlobalGenerator(
     lambda: _torch().get_state(),
@@ -54,16 +50,17 @@ TORCH = GlobalGenerator(
 class OwnGenerators:
     """The global generators as one environment has them: put in place by ``with``.
 
-    What others draw leaves its states alone, and the other way round. That takes time, so those are
-    let go of that the environment did not draw from in its first 50 calls.
+    What others draw leaves its states alone, and the other way round. numpy's is exchanged in a
+    microsecond. The others take longer, so those are let go of that the environment did not draw
+    from in its first 50 calls.
 
     Args:
-        kept: those that it draws from for certain.
+        kept: others that it draws from for certain.
     """
 
     def __init__(self, *kept: GlobalGenerator) -> None:
-        self._own = {generator: generator.new() for generator in kept}
-        self._kept = set(kept)
+        self._own = {generator: generator.new() for generator in (NUMPY, *kept)}
+        self._kept = set(self._own)
         self._watched_calls = _WATCHED_CALLS
         self._others: dict[GlobalGenerator, Any] = {}
         self._marks: dict[GlobalGenerator, object] = {}
@@ -72,13 +69,12 @@ class OwnGenerators:
         """Put them in place."""
         if self._watched_calls:
             has_torch = hasattr(sys.modules.get("torch"), "default_generator")
-            for generator in [PYTHON, NUMPY, *[TORCH] * has_torch]:
+            for generator in [PYTHON, *[TORCH] * has_torch]:
                 if generator not in self._own:
                     self._own[generator] = generator.new()
-        if self._own:
-            self._others = {generator: generator.state() for generator in self._own}
-            for generator, state in self._own.items():
-                generator.put(state)
+        for generator, own in self._own.items():
+            self._others[generator] = generator.state()
+            generator.put(own)
         return self
 
     def seed(self, seed: int) -> None:
@@ -92,7 +88,8 @@ class OwnGenerators:
         for generator in self._own:
             generator.seed(seed)
         if self._watched_calls:
-            self._marks = {each: each.mark(each.state()) for each in self._own}
+            watched = self._own.keys() - self._kept
+            self._marks = {each: each.mark(each.state()) for each in watched}
 
     def _note(self, states: Mapping[GlobalGenerator, Any]) -> None:
         """Note which were drawn from since they were seeded."""
@@ -101,23 +98,23 @@ class OwnGenerators:
 
     def __exit__(self, *_: object) -> None:
         """Keep how far they have come, and put back what was in place before."""
-        if self._own:
-            for generator, others in self._others.items():
-                self._own[generator] = generator.state()
-                generator.put(others)
+        for generator, others in self._others.items():
+            self._own[generator] = generator.state()
+            generator.put(others)
         if self._watched_calls:
             self._watched_calls -= 1
             if not self._watched_calls:
                 self._note(self._own)
                 self._own = {each: own for each, own in self._own.items() if each in self._kept}
+                self._others.clear()
 
 
 @contextlib.contextmanager
 def making(index: int) -> Iterator[None]:
-    """Seed what is drawn while an environment is made by its index, in whatever process.
+    """Seed what is drawn while an environment is made, in whatever process.
 
     Args:
-        index: of the environment, at least 0.
+        index: of the environment; 0 while modules are imported, which others have too.
     """
     with OwnGenerators() as generators:
         generators.seed(index)

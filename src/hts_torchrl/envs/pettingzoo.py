@@ -11,7 +11,14 @@ import numpy as np
 
 from hts_torchrl.envs.adapter import EnvAdapter, SerialGroup, Step
 from hts_torchrl.envs.group import EnvFactory, EnvGroup, Observation, closed_if_refused
-from hts_torchrl.envs.observed import DeclaredSpace, as_flag, as_returned, as_reward, called
+from hts_torchrl.envs.observed import (
+    DeclaredSpace,
+    Undeclared,
+    as_flag,
+    as_returned,
+    as_reward,
+    called,
+)
 from hts_torchrl.envs.own_generators import making
 from hts_torchrl.envs.spaces import action_maker, env_spec
 from hts_torchrl.errors import ConfigurationError, require
@@ -57,7 +64,8 @@ class PettingZooEnvs(EnvFactory):
         adapters: list[EnvAdapter] = []
         try:
             with closed_if_refused(games):
-                make = self.id if callable(self.id) else _function(self.id)
+                with making(0):  # whichever game is the first of this process
+                    make = self.id if callable(self.id) else _function(self.id)
                 first, end = indices[0], indices[0] + len(indices)
                 while first < end:
                     with called("parallel_env", list(indices)), making(first):
@@ -116,12 +124,12 @@ class AgentsAdapter(EnvAdapter):
     def _entries(self, observations: Mapping[str, Any]) -> Observation:
         """Return what the agents observe, in their order."""
         if unknown := [name for name in observations if name not in self._agents]:
-            raise ConfigurationError(
+            raise Undeclared(
                 f"agent {unknown[0]!r} observes something, but is none of the possible_agents "
                 f"{self._agents}: nobody would act for it"
             )
         if missing := [name for name in self._agents if name not in observations]:
-            raise ConfigurationError(
+            raise Undeclared(
                 f"agent {missing[0]!r} observes nothing, but every agent must act from the start "
                 "to the end of a game"
             )
@@ -143,7 +151,7 @@ class AgentsAdapter(EnvAdapter):
             truncated = np.array([as_flag("truncated", truncates[name]) for name in names])
             ends = terminated | truncated
             if ends.any() and not ends.all():
-                raise ConfigurationError(
+                raise Undeclared(
                     f"agent {names[int(ends.argmax())]!r} left the game before "
                     f"{names[int(ends.argmin())]!r}, but all must end together; SuperSuit's "
                     "black_death_v3 keeps it in the game, with observations of zeros"

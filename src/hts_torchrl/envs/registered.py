@@ -15,6 +15,7 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec
 
 from hts_torchrl.envs.group import CreateEnv, EnvFactory
+from hts_torchrl.envs.own_generators import making
 from hts_torchrl.errors import ConfigurationError
 
 Made = TypeVar("Made")
@@ -46,7 +47,8 @@ def pickle_envs(create_env_fn: CreateEnv | EnvFactory) -> bytes:
 
 def unpickle_envs(pickled: bytes) -> CreateEnv | EnvFactory:
     """Return what makes environments; :func:`made` knows what was registered for them."""
-    process, registrations, create_env_fn = cloudpickle.loads(pickled)
+    with making(0):  # what modules draw while they are imported
+        process, registrations, create_env_fn = cloudpickle.loads(pickled)
     if process != _PROCESS:
         for name, spec in registrations.items():
             if name in gymnasium.registry:  # where a program replaces it, all processes do
@@ -88,7 +90,7 @@ def _register() -> bool:
     """Register all that was carried here; return whether Gymnasium knows more than before."""
     known = len(gymnasium.registry)
     for pickled in _carried.values():
-        with contextlib.suppress(Exception):  # the one that is wanted is reported as unknown
+        with making(0), contextlib.suppress(Exception):  # what is wanted is reported as unknown
             spec = cloudpickle.loads(pickled)
             if isinstance(spec.entry_point, str):  # most packages register theirs when imported
                 importlib.import_module(spec.entry_point.partition(":")[0])

@@ -11,6 +11,7 @@ import numpy as np
 from gymnasium import spaces
 
 from hts_torchrl.envs.joined_action import joined, split
+from hts_torchrl.envs.layers import is_a
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.specs import ActionSpec, Array, ArraySpec, EnvSpec, Key
 
@@ -47,6 +48,10 @@ def env_spec(observation_space: spaces.Space, action_space: spaces.Space) -> Env
 
 
 def _array_spec(space: spaces.Space, what: str) -> ArraySpec:  # type: ignore[type-arg]
+    if is_a(space, "gym.Space"):
+        raise ConfigurationError(
+            f"the {what} space {in_one_line(space)} is of the old Gym; gymnasium.spaces is needed"
+        )
     supported = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
     if not isinstance(space, supported) or space.shape is None or space.dtype is None:
         part = what.startswith("observation ")

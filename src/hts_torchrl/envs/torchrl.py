@@ -48,12 +48,11 @@ class TorchRLAdapter(EnvAdapter):
     def reset(self, seeds: Sequence[int]) -> Observation:
         """Begin a game, after the end of the last one if there was one."""
         env, goes_on = self.env, self._has_ended
-        with called("reset", self.index):
+        with self._resetting:
             if seeds:
                 env.set_seed(seeds[0])
             self._act_on = type(env).maybe_reset(env, self._act_on) if goes_on else env.reset()
-        self._has_ended = False
-        with self._resetting:
+            self._has_ended = False
             return self._observed(self._act_on)
 
     def _observed(self, tensordict: Any) -> Observation:  # noqa: ANN401

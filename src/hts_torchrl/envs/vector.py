@@ -11,7 +11,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, VectorEnv
 
 from hts_torchrl.envs.adapter import EnvAdapter, Step, spec_of, store
 from hts_torchrl.envs.group import Observation
-from hts_torchrl.envs.observed import DeclaredSpace, as_flag, as_reward, called, kind_of
+from hts_torchrl.envs.observed import DeclaredSpace, Undeclared, as_flag, as_reward, called, kind_of
 from hts_torchrl.envs.spaces import action_maker
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.specs import Array
@@ -98,8 +98,9 @@ class VectorAdapter(EnvAdapter):
 
     def step(self, action: Array) -> Step:
         """Step all environments at once."""
-        observation, reward, terminated, truncated, info = self.env.step(self._action_of(action))
         with self._stepping:
+            returned = self.env.step(self._action_of(action))
+            observation, reward, terminated, truncated, info = returned
             self._last = self._following = self._batch.entries(observation)
             terminated = self._of_each("terminated", terminated, "b")
             truncated = self._of_each("truncated", truncated, "b")
@@ -109,7 +110,7 @@ class VectorAdapter(EnvAdapter):
             self._last = {key: array.copy() for key, array in self._following.items()}
             if self._resets_itself:
                 for row in np.flatnonzero(self._ends).tolist():
-                    with called("step", self.indices[row], observes=True):
+                    with called("step", self.indices[row]):
                         store(self._one.entries(_last_of(info, row)), self._last, row)
         return self._last, reward, reward, terminated, truncated
 
@@ -117,11 +118,11 @@ class VectorAdapter(EnvAdapter):
         """Return one number or flag of each environment; those of ``kinds`` as they are.
 
         Raises:
-            ConfigurationError: if there is another number of them.
+            Undeclared: if there is another number of them.
         """
         array = np.asarray(values)
         if array.shape[:1] != (len(self.indices),):
-            raise ConfigurationError(
+            raise Undeclared(
                 f"{name} is {kind_of(array)}, but one is needed for each of "
                 f"{len(self.indices)} environments"
             )
@@ -132,9 +133,7 @@ class VectorAdapter(EnvAdapter):
     def render(self) -> Array:
         """Return the first environment's image."""
         frames = self.env.render()
-        if not frames:
-            raise ConfigurationError("the vector environment renders nothing")
-        return np.asarray(frames[0])
+        return np.asarray(None if frames is None else frames[0])
 
 
 def _mode_of(envs: VectorEnv[Any, Any, Any]) -> AutoresetMode:
@@ -167,12 +166,12 @@ def _mode_of(envs: VectorEnv[Any, Any, Any]) -> AutoresetMode:
 
 def _last_of(info: Any, row: int) -> Any:  # noqa: ANN401
     if not isinstance(info, dict):
-        raise ConfigurationError(
+        raise Undeclared(
             f"info is a {type(info).__name__}, but the last observation of an episode is needed as "
             "info['final_obs']: leave out gymnasium's DictInfoToList"
         )
     if "final_obs" not in info:
-        raise ConfigurationError(
+        raise Undeclared(
             "the last observation of an episode is missing: vector environments of Gymnasium give "
             "it as info['final_obs']"
         )

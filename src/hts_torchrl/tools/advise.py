@@ -15,6 +15,7 @@ from hts_torchrl.collectors.hts import HTSCollector
 from hts_torchrl.config import PRECISIONS, Precision
 from hts_torchrl.envs.group import closed_at_end
 from hts_torchrl.envs.make_group import make_group
+from hts_torchrl.errors import require
 from hts_torchrl.learner import Learner
 from hts_torchrl.machine import allowed_cores
 from hts_torchrl.specs import Array
@@ -57,6 +58,7 @@ class Advisor:
         precisions = list(dict.fromkeys((own, *PRECISIONS)))
         with busy_cores(self._data.env, self._cores - 1), closed_at_end(self._group):
             step_s = np.array(list(measured_step_times(self._group, seconds / 2)))
+            require(len(step_s) > 1, f"--seconds={seconds:g}", "time for two steps")
             yield from _describe(step_s)
             serial = {"num_actors": 0}
             update_s = {p: self._train(serial, p, seconds / 8).update_s for p in precisions}

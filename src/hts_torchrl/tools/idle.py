@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -31,15 +32,17 @@ class IdleEnvs(EnvFactory):
 
 
 class IdleGroup:
-    """Zeros for observations, masks that allow all, no rewards, no end (an :class:`EnvGroup`)."""
+    """Zeros and first choices, masks that allow all, no rewards, no end (an :class:`EnvGroup`)."""
 
     def __init__(self, spec: EnvSpec, num_envs: int) -> None:
         self.spec = spec
         self.num_envs = num_envs
-        observation: Observation = {
-            key: np.full((num_envs, *array.shape), key == spec.action_mask, array.dtype)
-            for key, array in spec.observations.items()
-        }
+        observation: Observation = {}
+        for key, array in spec.observations.items():
+            seen: Any = key == spec.action_mask
+            if array.choices and not seen:
+                seen = np.reshape([each.start for each in array.choices], array.shape)
+            observation[key] = np.full((num_envs, *array.shape), seen, array.dtype)
         zero, no = np.zeros(num_envs, np.float32), np.zeros(num_envs, bool)
         self._transition = Transition(observation, observation, zero, zero, no, no, no)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import os
+import threading
 import time
 from collections.abc import Iterator
 from multiprocessing.synchronize import Semaphore
@@ -14,6 +16,7 @@ from hts_torchrl.envs.group import EnvFactory, EnvGroup
 from hts_torchrl.envs.make_group import make_group
 from hts_torchrl.envs.registered import pickle_envs, unpickle_envs
 from hts_torchrl.specs import ActionSpec, Array
+from hts_torchrl.workers.process import end_group
 
 _MOST_START_S = 60.0
 
@@ -86,13 +89,24 @@ def busy_cores(env: EnvFactory, count: int) -> Iterator[None]:
         yield
     finally:
         for other in others:
+            end_group(other.pid or 0)  # what its environment has started, too
             other.kill()
             other.join()
             other.close()
 
 
 def _step_on(make: bytes, stepping: Semaphore) -> None:
+    os.setpgid(0, 0)
+    multiprocessing.current_process().daemon = False  # else environments may start no processes
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     group = make_group(unpickle_envs(make), [0])
     stepping.release()
     for _ in measured_step_times(group, float("inf")):
         pass
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    end_group(os.getpid())

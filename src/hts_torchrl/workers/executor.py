@@ -132,7 +132,8 @@ class Executor:
             transition = self._group.step(self._actions)
             self._declared.require_transition(transition, is_first=not step)
         except ConfigurationError as error:
-            raise ConfigurationError(f"round {self._round}, step {step}: {error}") from error
+            error.args = (f"round {self._round}, step {step}: {error}",)  # it keeps its notes
+            raise
         for key, answer in self._answers.items():
             self._cells[key][step] = answer
         self._count(transition)

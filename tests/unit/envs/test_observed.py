@@ -3,10 +3,10 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from hts_torchrl.envs.observed import DeclaredSpace, as_declared, called
+from hts_torchrl.envs.observed import DeclaredGroup, DeclaredSpace, as_declared, called
 from hts_torchrl.envs.spaces import env_spec
 from hts_torchrl.errors import ConfigurationError
-from hts_torchrl.specs import ArraySpec
+from hts_torchrl.specs import ActionSpec, ArraySpec, EnvSpec
 
 
 def declared(shape, dtype) -> ArraySpec:
@@ -159,7 +159,7 @@ class TestDeclaredSpace:
 
 class TestCalled:
     def test_names_call_and_environment_in_a_refusal(self):
-        with pytest.raises(ConfigurationError) as raised, called("reset", 4, observes=True):
+        with pytest.raises(ConfigurationError) as raised, called("reset", 4):
             as_declared("place", 1.0, FLOATS)
         assert str(raised.value) == (
             "reset() of environment 4 returned what is not declared: 'place' is float32 [], but "
@@ -168,13 +168,28 @@ class TestCalled:
 
     def test_names_all_environments_of_a_group(self):
         message = r"step\(\) of environments \[2, 3\] returned"
-        with (
-            pytest.raises(ConfigurationError, match=message),
-            called("step", [2, 3], observes=True),
-        ):
+        with pytest.raises(ConfigurationError, match=message), called("step", [2, 3]):
             as_declared("place", 1.0, FLOATS)
 
     def test_leaves_a_note_on_any_other_exception(self):
-        with pytest.raises(KeyError) as raised, called("step", 4, observes=True):
+        with pytest.raises(KeyError) as raised, called("step", 4):
             raise KeyError
         assert raised.value.__notes__ == ["raised by step() of environment 4"]
+
+    def test_leaves_what_an_environment_refuses_itself_in_its_own_words(self):
+        with pytest.raises(ConfigurationError) as raised, called("reset", 4):
+            raise ConfigurationError("no such opponent")
+        assert str(raised.value) == "no such opponent"
+        assert raised.value.__notes__ == ["raised by reset() of environment 4"]
+
+
+class TestDeclaredGroup:
+    def test_what_is_none_of_the_declared_choices_is_refused(self):
+        integers = np.dtype(np.int64)
+        place = ArraySpec((), integers, (range(1, 4),))
+        action = ActionSpec("discrete", ArraySpec((), integers), (2,))
+        group = DeclaredGroup(EnvSpec({"place": place}, action), [6, 7])
+        group.require_observation({"place": np.array([1, 3])}, "step")
+        message = r"step\(\) of environments \[6, 7\] .*'place' is 4, but range\(1, 4\) is declared"
+        with pytest.raises(ConfigurationError, match=message):
+            group.require_observation({"place": np.array([3, 4])}, "step")

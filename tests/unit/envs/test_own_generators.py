@@ -1,5 +1,7 @@
 import dataclasses
+import importlib
 import random
+import sys
 from typing import ClassVar
 
 import gymnasium
@@ -12,7 +14,8 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from hts_torchrl import GymEnvs, PettingZooEnvs
 from hts_torchrl.envs import own_generators
 from hts_torchrl.envs.make_group import make_group
-from hts_torchrl.envs.own_generators import OwnGenerators
+from hts_torchrl.envs.own_generators import OwnGenerators, making
+from hts_torchrl.envs.registered import pickle_envs, unpickle_envs
 from tests.fakes import Duel
 
 STATES = {
@@ -60,6 +63,22 @@ class LotteryEnv(gymnasium.Env):
     def step(self, _):
         self.steps += 1
         return np.array(draw()), 0.0, self.steps == 3, False, {}
+
+
+class LateEnv(LotteryEnv):
+    """Draws from numpy's for the first time in its 60th step."""
+
+    def __init__(self) -> None:
+        pass
+
+    def reset(self, *, seed=None, options=None):  # noqa: ARG002
+        self.steps = 0
+        return np.zeros(3), {}
+
+    def step(self, _):
+        self.steps += 1
+        drawn = np.random.random_sample() if self.steps == 60 else 0.0  # noqa: NPY002
+        return np.full(3, drawn), 0.0, False, False, {}
 
 
 class LotteryDuel(Duel):
@@ -117,6 +136,10 @@ class TestGroups:
         found = observed(envs, [7, 8], 2)
         assert found.reshape(6, 3).tolist() == drawn_from(7, 6)
         envs.step(np.zeros(2, np.int64))  # which ends the games
+
+    def test_numpys_may_be_drawn_from_late(self):
+        found = observed(make_group(LateEnv, [0, 1]), [7, 8], 60)
+        assert found[-1, :, 0].tolist() == [drawn_from(seed, 1)[0][1] for seed in (7, 8)]
 
     def test_it_is_made_of_what_its_index_begins(self):
         for index in (0, 5):
@@ -200,3 +223,46 @@ class TestWatching:
             assert theirs.random_raw() == np.random.PCG64(3).random_raw()
         finally:
             np.random.set_bit_generator(before)
+
+
+MODULE = """
+import gymnasium
+import numpy as np
+from tests.fakes import CoordinateEnv, Duel
+
+DRAWN = np.random.random_sample()
+
+def make():
+    return CoordinateEnv(0)
+
+gymnasium.registry.pop("Drawn-v0", None)
+gymnasium.register("Drawn-v0", entry_point=make)
+"""
+
+
+def unpickled():
+    with making(1):
+        pickled = pickle_envs(importlib.import_module("drawing_module").make)
+    del sys.modules["drawing_module"]
+    unpickle_envs(pickled)
+
+
+@pytest.mark.parametrize(
+    "load",
+    [
+        lambda: GymEnvs("drawing_module:Drawn-v0").group([5]),
+        lambda: GymEnvs("Drawn-v0", imports=["drawing_module"]).group([5]),
+        lambda: PettingZooEnvs("drawing_module:Duel").group([4, 5]),
+        unpickled,
+    ],
+    ids=["an id", "imports", "PettingZoo", "a function"],
+)
+def test_a_module_draws_the_same_whichever_environment_brings_it(tmp_path, monkeypatch, load):
+    tmp_path.joinpath("drawing_module.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(tmp_path)
+    try:
+        load()
+        assert drawn_from(0, 1)[0][1] == sys.modules["drawing_module"].DRAWN
+    finally:
+        sys.modules.pop("drawing_module", None)
+        gymnasium.registry.pop("Drawn-v0", None)

@@ -134,6 +134,15 @@ def test_other_observations_are_refused(space):
         env_spec(space, TWO)
 
 
+def test_spaces_of_the_old_gym_are_refused_with_those_that_are_needed():
+    old = type("Space", (), {"__module__": "gym.spaces.space"})
+    box = type("Box", (old,), {"__repr__": lambda _: "Box(3,)"})()
+    message = r"^the (observation|action) space Box\(3,\) is of the old Gym; gymnasium"
+    for pair in ((box, TWO), (BOX, box)):
+        with pytest.raises(ConfigurationError, match=message):
+            env_spec(*pair)
+
+
 def test_what_leaves_a_part_out_is_named_for_parts_alone():
     mission = spaces.Dict({"image": PICTURE, "mission": spaces.Text(5)})
     with pytest.raises(ConfigurationError, match=r"'mission' space.*FilterObservation leaves"):

@@ -14,6 +14,7 @@ from hts_torchrl.envs.adapter import AdapterGroup
 from hts_torchrl.envs.make_group import make_group
 from hts_torchrl.envs.vector import VectorAdapter
 from hts_torchrl.errors import ConfigurationError
+from hts_torchrl.training.evaluation import image_of
 from tests.fakes import CoordinateEnv
 
 LATER = pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.DISABLED])
@@ -257,3 +258,18 @@ def test_what_is_none_of_the_declared_choices_is_refused(mode):
         ConfigurationError, match=r"step\(\) .* is 2, but range\(0, 2\) is declared"
     ):
         group.step(np.array([0, 0]))
+
+
+@pytest.mark.parametrize("several", [np.stack, tuple])
+def test_the_first_environments_picture_is_shown(several):
+    group = make_group(native(), [0, 1])
+    frames = [np.full((4, 6, 3), shade, np.uint8) for shade in (7, 8)]
+    group.envs[0].render = lambda: several(frames)
+    assert np.array_equal(image_of(group)[0, 0], [7, 7, 7])
+
+
+def test_a_vector_environment_without_pictures_is_told():
+    group = make_group(native(), [0, 1])
+    group.envs[0].render = lambda: None
+    with pytest.raises(ConfigurationError, match="the environment renders None, and no image"):
+        image_of(group)

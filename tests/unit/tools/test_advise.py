@@ -3,7 +3,7 @@
 import multiprocessing
 import re
 import time
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -14,6 +14,7 @@ from benchmarks.timed_envs import TimedEnv, step_times
 
 from hts_torchrl import A2C, EnvFactory, GymEnvs, HTSCollector
 from hts_torchrl.envs.make_group import make_group
+from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.tools.advise import Advisor, _staleness, _suggestion
 from tests.command_line import A2C as A2C_FLAGS
 from tests.command_line import CARTPOLE, refused, run
@@ -173,3 +174,12 @@ def test_the_command_line_advises(env, tmp_path, monkeypatch, capsys):
 def test_no_time_is_refused(capsys):
     message = refused(capsys, "advise", *CARTPOLE, *A2C_FLAGS, "--seconds=0")
     assert message == "--seconds=0; more than 0 is needed"
+
+
+def test_too_little_time_for_two_steps_is_refused(monkeypatch):
+    monkeypatch.setattr("hts_torchrl.tools.advise.busy_cores", lambda *_: nullcontext())
+    monkeypatch.setattr("hts_torchrl.tools.advise.measured_step_times", lambda *_: [0.5])
+    advisor = Advisor(A2C(), cartpole(num_actors=1), quiet_trainer())
+    with pytest.raises(ConfigurationError) as raised:
+        next(advisor.report(seconds=1.0))
+    assert str(raised.value) == "--seconds=1; time for two steps is needed"

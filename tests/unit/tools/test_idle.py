@@ -3,9 +3,11 @@
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 
 from hts_torchrl import AtariEnvs, GymEnvs, HTSCollector, make_actor_critic
 from hts_torchrl.envs.make_group import env_spec_of
+from hts_torchrl.envs.spaces import env_spec
 from hts_torchrl.tools.idle import IdleEnvs
 from tests.fakes import MaskedEnvs
 
@@ -50,3 +52,10 @@ def test_their_masks_allow_every_action():
     )  # fmt: skip
     (batch,) = collector
     assert batch["action"].unique().tolist() == [0, 1, 2, 3]
+
+
+def test_they_observe_choices_that_there_are():
+    space = spaces.MultiDiscrete([[2, 3]], start=[[4, -1]])
+    spec = env_spec(space, spaces.Discrete(2))
+    seen = IdleEnvs(spec).group([0, 1]).reset([0, 0])["observation"]
+    assert seen.tolist() == [[[4, -1]], [[4, -1]]]

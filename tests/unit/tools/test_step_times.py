@@ -2,6 +2,8 @@
 
 import multiprocessing
 import os
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +16,8 @@ from hts_torchrl.envs.make_group import make_group
 from hts_torchrl.envs.pettingzoo import PettingZooEnvs
 from hts_torchrl.envs.spaces import action_maker, env_spec
 from hts_torchrl.tools.step_times import _random_action, busy_cores, measured_step_times
-from tests.fakes import MaskedEnvs, NestedActionEnv
+from tests.fakes import MaskedEnvs, NestedActionEnv, ParentalEnvs
+from tests.protocol.test_parent import wait_until_gone
 
 
 @dataclass(frozen=True)
@@ -71,3 +74,31 @@ def test_the_other_cores_are_busy_before_anything_is_measured(tmp_path):
     with busy_cores(Witnessed(str(tmp_path)), 2):
         assert len(list(tmp_path.iterdir())) == 2
     assert multiprocessing.active_children() == []
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("kind", ["fork", "program"])
+def test_what_environments_start_meanwhile_ends_too(tmp_path, kind):
+    envs = ParentalEnvs(str(tmp_path), kind)
+    with busy_cores(envs, 1):
+        children = envs.noted("children")
+    assert len(children) == 1
+    assert wait_until_gone(children) == []
+
+
+BUSY = """
+import multiprocessing, os, signal
+from hts_torchrl import GymEnvs
+from hts_torchrl.tools.step_times import busy_cores
+
+with busy_cores(GymEnvs("CartPole-v1"), 1):
+    print(multiprocessing.active_children()[0].pid, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.processes
+def test_nobody_steps_on_where_the_measuring_process_is_killed():
+    with subprocess.Popen([sys.executable, "-c", BUSY], stdout=subprocess.PIPE) as killed:
+        stepping = int(killed.stdout.readline())
+    assert wait_until_gone([stepping]) == []

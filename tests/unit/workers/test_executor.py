@@ -199,6 +199,22 @@ def test_an_observation_that_is_not_declared_is_refused_with_environment_round_a
     executor.close()
 
 
+class Refusing(CoordinateEnv):
+    """Refuses something itself in the second step, as a policy that it loads might."""
+
+    def step(self, action):
+        if self.steps == 1:
+            raise ConfigurationError("no such opponent")
+        return super().step(action)
+
+
+def test_what_an_environment_refuses_itself_is_told_in_its_own_words(shared):
+    with pytest.raises(ConfigurationError) as raised:
+        play_round(shared, make(shared, Refusing))
+    assert str(raised.value) == "round 0, step 1: no such opponent"
+    assert raised.value.__notes__ == ["raised by step() of environment 12"]
+
+
 class NoChoiceEnv(CoordinateEnv):
     """Environment 13 allows nothing in its 7th step; ends of games do, too, and may."""
 
