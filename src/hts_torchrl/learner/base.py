@@ -197,10 +197,11 @@ class Learner(RoundModule):
         """Compute the gradient, or put that of all chunks into place.
 
         Raises:
-            ConfigurationError: if the training step knows nothing of chunks, or layers mix them.
+            ConfigurationError: if the training step returns another loss than that of the chunks,
+                or layers mix them.
         """
         if self.computed_for:
-            self._gradient.put_into_place(self._weights)
+            self._gradient.put_into_place(loss, self._weights)
         else:
             super().backward(loss, *args, **kwargs)
 

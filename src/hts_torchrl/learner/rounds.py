@@ -27,14 +27,9 @@ from hts_torchrl.learner.delayed_gradient import DelayedGradient, DelayedWeights
 from hts_torchrl.learner.finite import likely_causes, require_finite_gradients
 from hts_torchrl.learner.gradient_chunks import GradientChunks
 from hts_torchrl.learner.modes import SeededDraws
-from hts_torchrl.learner.optimizers import COMPUTES_AGAIN
+from hts_torchrl.learner.optimizers import COMPUTES_AGAIN, align_gradients
 from hts_torchrl.learner.policy_module import PolicyModule
-from hts_torchrl.learner.resumption import (
-    Resumption,
-    describe,
-    is_loaded,
-    require_same_network,
-)
+from hts_torchrl.learner.resumption import Resumption, describe, is_loaded, require_same_network
 from hts_torchrl.policy.forward import probabilistic_module
 from hts_torchrl.policy.limits import require_called
 from hts_torchrl.policy.normalization import NormalizedPolicy, RunningStatistics
@@ -279,6 +274,7 @@ class RoundModule(PolicyModule):
         batch, causes = self.part.round, likely_causes(self.actor_critic)
         first_env = self.global_rank * batch.shape[0]
         require_finite_gradients(self, optimizer, batch, causes, first_env=first_env)
+        align_gradients(optimizer)
         self._round_state = RoundState.STEPPING
         if self._gives_statistics_only:
             optimizer.zero_grad()
