@@ -16,7 +16,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
-from hts_torchrl.compat.lightning import is_accumulating, log_figures
+from hts_torchrl.compat.lightning import class_alone, is_accumulating, log_figures
 from hts_torchrl.errors import ConfigurationError, require
 from hts_torchrl.learner.gradient_chunks import ComputedGradient, GradientChunks
 from hts_torchrl.learner.optimizers import make_optimizer, require_arguments
@@ -146,7 +146,7 @@ class Learner(RoundModule):
         self._returns: dict[tuple[int, int], Tensor] = {}
         """Of the round, by chunk and part."""
 
-    load_from_checkpoint: ClassVar[Callable[..., Self]] = classmethod(load_from_checkpoint)  # type: ignore[assignment]
+    load_from_checkpoint: ClassVar[Callable[..., Self]] = class_alone(load_from_checkpoint)  # type: ignore[assignment]
 
     @property
     def computed_for(self) -> str | None:
