@@ -83,13 +83,14 @@ class Learner(RoundModule):
     """
 
     lacks: ClassVar[tuple[str, ...]] = ()
-    """Settings of its base classes that a learner has not."""
+    """Settings of its base classes that a learner has not, beside those that these have not."""
     _captures = False
     """Whether a loss is captured, which may ask the GPU for nothing then."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:  # noqa: ANN401
         """Let a subclass show the settings that it inherits."""
         super().__init_subclass__(**kwargs)
+        cls.lacks = tuple({name for each in cls.__mro__ for name in vars(each).get("lacks", ())})
         show_inherited(cls, besides=cls.lacks)
 
     def __init__(  # noqa: PLR0913 - flags of the command line, keyword only
