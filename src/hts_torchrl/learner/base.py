@@ -120,22 +120,18 @@ class Learner(RoundModule):
                 whole = isinstance(plain, int) and isinstance(value, float)
                 require(not whole, f"{name}={value!r}", repr(plain))
         require_arguments(optimizer, optimizer_kwargs or {})
-        for name, number in (
-            ("learning_rate", learning_rate),
-            ("epsilon", epsilon),
-            ("value_coef", value_coef),
-            ("entropy_coef", entropy_coef),
-        ):
-            require(0 <= number < math.inf, f"{name}={number}", "a finite number of 0 or more")
-        require(0 <= gamma <= 1, f"gamma={gamma}", "0 to 1")
-        threads_work = num_threads is None or 0 < num_threads <= _MOST_THREADS
-        require(threads_work, f"num_threads={num_threads}", f"None, or 1 to {_MOST_THREADS},")
         self.optimizer_name, self.optimizer_kwargs = optimizer, dict(optimizer_kwargs or {})
         self.learning_rate, self.learning_rate_decay = learning_rate, learning_rate_decay
         self.epsilon, self.gamma = epsilon, gamma
         self.value_coef, self.entropy_coef = value_coef, entropy_coef
         self.num_threads = num_threads
         self.gradient_chunks = gradient_chunks
+        for name in ("learning_rate", "epsilon", "value_coef", "entropy_coef"):
+            number = getattr(self, name)
+            require(0 <= number < math.inf, f"{name}={number}", "a finite number of 0 or more")
+        require(0 <= gamma <= 1, f"gamma={gamma}", "0 to 1")
+        threads_work = num_threads is None or 0 < num_threads <= _MOST_THREADS
+        require(threads_work, f"num_threads={num_threads}", f"None, or 1 to {_MOST_THREADS},")
         self.chunks = GradientChunks(gradient_chunks)
         self.copies_samples = gradient_chunks > 1  # bits may depend on where an input lies
         self._gradient = ComputedGradient(self)
@@ -288,8 +284,9 @@ class Learner(RoundModule):
             gae_lambda=gae_lambda,
             unroll=unroll,
         )
-        returns = self._returns[self._gradient.chunk, self.part.index] = targets.returns.squeeze(-1)
+        returns = targets.returns.squeeze(-1)
         if self.value_scale is not None:
+            self._returns[self._gradient.chunk, self.part.index] = returns
             returns = self.value_scale.normalized(returns)
         return Targets(targets.advantage.squeeze(-1), returns)
 
