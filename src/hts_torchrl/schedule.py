@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hts_torchrl.errors import ConfigurationError
+from hts_torchrl.errors import ConfigurationError, require
 
 NUM_STORAGES = 2
 """One is written while the other is learned from."""
@@ -47,8 +47,7 @@ class Schedule:
             ConfigurationError: if a count is not positive, ``frames_per_batch`` is no multiple of
                 ``num_envs``, or ``delay`` is neither 0 nor 1.
         """
-        if num_envs < 1:
-            raise ConfigurationError(f"num_envs is {num_envs}; at least 1 environment is needed")
+        require(num_envs >= 1, f"num_envs is {num_envs}", "at least 1 environment")
         if frames_per_batch < 1 or frames_per_batch % num_envs:
             nearest = max(1, round(frames_per_batch / num_envs)) * num_envs
             raise ConfigurationError(
@@ -63,10 +62,8 @@ class Schedule:
             raise ConfigurationError(
                 f"delay={delay}; 1 learns during the next round, 0 waits for the update"
             )
-        for name, frames in (
-            ("frames_per_batch", frames_per_batch),
-            ("total_frames", total_frames),
-        ):
+        counts = {"frames_per_batch": frames_per_batch, "total_frames": total_frames}
+        for name, frames in counts.items():
             if frames > _MOST_FRAMES:
                 raise ConfigurationError(f"{name}={frames}; at most {_MOST_FRAMES} is possible")
         num_rounds = None if total_frames < 0 else -(-total_frames // frames_per_batch)

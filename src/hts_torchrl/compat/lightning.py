@@ -14,8 +14,12 @@ from lightning.pytorch.cli import LightningCLI
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.strategies import Strategy
 from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
+from lightning.pytorch.utilities.model_helpers import _restricted_classmethod
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
+
+class_alone = _restricted_classmethod
+"""A ``classmethod`` that an instance refuses, as it would return another and not change."""
 
 
 def set_logged_steps(trainer: Trainer, steps: int) -> None:

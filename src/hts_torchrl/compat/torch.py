@@ -82,6 +82,13 @@ def set_last_rates(scheduler: LRScheduler, rates: Sequence[float | Tensor]) -> N
         group["lr"] = rate
 
 
+def set_base_rates(scheduler: LRScheduler) -> None:
+    """Let a schedule, and those that it is made of, compute from its optimiser's initial rates."""
+    for each in (scheduler, *getattr(scheduler, "_schedulers", ())):
+        if hasattr(each, "base_lrs"):
+            each.base_lrs = [group["initial_lr"] for group in each.optimizer.param_groups]
+
+
 def flushes_denormals() -> bool:
     """Return what ``torch.set_flush_denormal`` has set, for which torch has no function."""
     return not (torch.full((), torch.finfo(torch.float32).tiny) / 2).item()

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from tensordict import TensorDictBase
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from hts_torchrl.errors import ConfigurationError, require
 from hts_torchrl.learner.base import Learner
@@ -69,15 +70,13 @@ class A2C(Learner):
         self._graph: CapturedLoss | None = None
         self._graph_of: Any = None
         """What the graph was captured for."""
-        for name, value, refused in (
-            ("delayed_step", delayed_step, "gradient"),
-            ("normalize_value", self.value_scale is not None, True),
-        ):
-            if cudagraph_loss and value == refused:
-                raise ConfigurationError(
-                    f"cudagraph_loss=True with {name}={value}: no graph has what it exchanges or "
-                    "keeps; leave one of them out"
-                )
+        exchanges = delayed_step == "gradient"
+        if cudagraph_loss and (exchanges or self.value_scale is not None):
+            other = "delayed_step=gradient" if exchanges else "normalize_value=True"
+            raise ConfigurationError(
+                f"cudagraph_loss=True with {other}: no graph has what it exchanges or keeps; leave "
+                "one of them out"
+            )
 
     @property
     def reweights(self) -> bool:
@@ -152,8 +151,14 @@ class A2C(Learner):
 
     def on_after_backward(self) -> None:
         """Put the newest weights back, from which the optimiser steps; the gradient stays."""
-        if self.lag and not self.reweights:
+        if self.delayed.holds_behaviour:
             self.delayed.restore_newest()
+
+    def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
+        """Put them back where there was no backward pass, as ``training_step`` returned None."""
+        if self.delayed.holds_behaviour:
+            self.delayed.restore_newest()
+        super().on_before_optimizer_step(optimizer)
 
     def _replayed(self, batch: TensorDictBase) -> Tensor:
         """Return gradient, loss and figures of a chunk, by a graph if the chunk is as most are."""

@@ -16,7 +16,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
-from hts_torchrl.compat.lightning import is_accumulating, log_figures
+from hts_torchrl.compat.lightning import class_alone, is_accumulating, log_figures
 from hts_torchrl.errors import ConfigurationError, require
 from hts_torchrl.learner.gradient_chunks import ComputedGradient, GradientChunks
 from hts_torchrl.learner.optimizers import make_optimizer, require_arguments
@@ -83,13 +83,14 @@ class Learner(RoundModule):
     """
 
     lacks: ClassVar[tuple[str, ...]] = ()
-    """Settings of its base classes that a learner has not."""
+    """Settings of its base classes that a learner has not, beside those that these have not."""
     _captures = False
     """Whether a loss is captured, which may ask the GPU for nothing then."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:  # noqa: ANN401
         """Let a subclass show the settings that it inherits."""
         super().__init_subclass__(**kwargs)
+        cls.lacks = tuple({name for each in cls.__mro__ for name in vars(each).get("lacks", ())})
         show_inherited(cls, besides=cls.lacks)
 
     def __init__(  # noqa: PLR0913 - flags of the command line, keyword only
@@ -119,22 +120,18 @@ class Learner(RoundModule):
                 whole = isinstance(plain, int) and isinstance(value, float)
                 require(not whole, f"{name}={value!r}", repr(plain))
         require_arguments(optimizer, optimizer_kwargs or {})
-        for name, number in (
-            ("learning_rate", learning_rate),
-            ("epsilon", epsilon),
-            ("value_coef", value_coef),
-            ("entropy_coef", entropy_coef),
-        ):
-            require(0 <= number < math.inf, f"{name}={number}", "a finite number of 0 or more")
-        require(0 <= gamma <= 1, f"gamma={gamma}", "0 to 1")
-        threads_work = num_threads is None or 0 < num_threads <= _MOST_THREADS
-        require(threads_work, f"num_threads={num_threads}", f"None, or 1 to {_MOST_THREADS},")
         self.optimizer_name, self.optimizer_kwargs = optimizer, dict(optimizer_kwargs or {})
         self.learning_rate, self.learning_rate_decay = learning_rate, learning_rate_decay
         self.epsilon, self.gamma = epsilon, gamma
         self.value_coef, self.entropy_coef = value_coef, entropy_coef
         self.num_threads = num_threads
         self.gradient_chunks = gradient_chunks
+        for name in ("learning_rate", "epsilon", "value_coef", "entropy_coef"):
+            number = getattr(self, name)
+            require(0 <= number < math.inf, f"{name}={number}", "a finite number of 0 or more")
+        require(0 <= gamma <= 1, f"gamma={gamma}", "0 to 1")
+        threads_work = num_threads is None or 0 < num_threads <= _MOST_THREADS
+        require(threads_work, f"num_threads={num_threads}", f"None, or 1 to {_MOST_THREADS},")
         self.chunks = GradientChunks(gradient_chunks)
         self.copies_samples = gradient_chunks > 1  # bits may depend on where an input lies
         self._gradient = ComputedGradient(self)
@@ -146,7 +143,7 @@ class Learner(RoundModule):
         self._returns: dict[tuple[int, int], Tensor] = {}
         """Of the round, by chunk and part."""
 
-    load_from_checkpoint: ClassVar[Callable[..., Self]] = classmethod(load_from_checkpoint)  # type: ignore[assignment]
+    load_from_checkpoint: ClassVar[Callable[..., Self]] = class_alone(load_from_checkpoint)  # type: ignore[assignment]
 
     @property
     def computed_for(self) -> str | None:
@@ -197,10 +194,11 @@ class Learner(RoundModule):
         """Compute the gradient, or put that of all chunks into place.
 
         Raises:
-            ConfigurationError: if the training step knows nothing of chunks, or layers mix them.
+            ConfigurationError: if the training step returns another loss than that of the chunks,
+                or layers mix them.
         """
         if self.computed_for:
-            self._gradient.put_into_place(self._weights)
+            self._gradient.put_into_place(loss, self._weights)
         else:
             super().backward(loss, *args, **kwargs)
 
@@ -286,8 +284,9 @@ class Learner(RoundModule):
             gae_lambda=gae_lambda,
             unroll=unroll,
         )
-        returns = self._returns[self._gradient.chunk, self.part.index] = targets.returns.squeeze(-1)
+        returns = targets.returns.squeeze(-1)
         if self.value_scale is not None:
+            self._returns[self._gradient.chunk, self.part.index] = returns
             returns = self.value_scale.normalized(returns)
         return Targets(targets.advantage.squeeze(-1), returns)
 

@@ -46,6 +46,7 @@ class DeferredInterrupt:
         handlers, held = self._handlers, self._held
         self._handlers, self._held = {}, []
         for number, handler in handlers.items():
-            signal.signal(number, handler)
+            if signal.getsignal(number) == self._hold:  # Lightning has put its own back at the end
+                signal.signal(number, handler)
         for number in held:
             handlers[number](number, None)

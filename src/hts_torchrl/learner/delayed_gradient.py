@@ -13,7 +13,6 @@ learning rate of 1 and a delay of one round.
 from __future__ import annotations
 
 import contextlib
-import itertools
 from collections.abc import Iterable, Iterator, Mapping
 
 import torch
@@ -203,9 +202,9 @@ class DelayedWeights:
     def moved_buffers(self) -> list[str]:
         """Return the names of the buffers that are not as at the start of the round."""
         self._find_buffers()
-        pairs = zip(self.statistics.parameters, self.statistics.newest, strict=True)
-        moved = [not torch.equal(now, before) for now, before in pairs]
-        return list(itertools.compress(self._buffer_names, moved))
+        values = self.statistics
+        each = zip(self._buffer_names, values.parameters, values.newest, strict=True)
+        return [name for name, now, before in each if not torch.equal(now, before)]
 
     def end_round(self, *, broadcast: bool) -> None:
         """Make the weights of the round's start the behaviour weights of the next round.

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from tensordict import TensorDictBase
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hts_torchrl.compat.torch import norms
@@ -45,34 +45,37 @@ def require_finite_gradients(
     parameters = (p for group in optimizer.param_groups for p in group["params"])
     gradients = [gradient for p in parameters if (gradient := p.grad) is not None]
     if any(gradient.is_sparse for gradient in gradients):
-        sparse = (name for name, p in module.named_parameters() if getattr(p.grad, "is_sparse", 0))
         raise ConfigurationError(
-            f"the gradient of {next(sparse).removeprefix('policy.')} is sparse, and gradients are "
-            "dense here: leave sparse=True of nn.Embedding out"
+            f"the gradient of {_name_of(module, lambda gradient: gradient.is_sparse)} is sparse, "
+            "and gradients are dense here: leave sparse=True of nn.Embedding out"
         )
     if not gradients or math.isfinite(torch.stack(norms(gradients)).max().item()):
         return
     for key in keys:
-        broken = ~round_[key].isfinite()
-        if broken.any():
-            env, step = broken.reshape(*round_.shape, -1).any(-1).nonzero()[0].tolist()
-            raise NotFiniteError(
-                f"{array_name(key)} of environment {first_env + env}, step {step} of its round, "
-                "is not finite"
-            )
-    name = next(
-        name.removeprefix("policy.")
-        for name, p in module.named_parameters()
-        if p.grad is not None and not p.grad.norm().isfinite()
-    )
+        entry = round_.get(key, None)  # a policy without a critic gives no values
+        if entry is None or (finite := entry.isfinite()).all():
+            continue
+        env, step = (~finite).reshape(*round_.shape, -1).any(-1).nonzero()[0].tolist()
+        raise NotFiniteError(
+            f"{array_name(key)} of environment {first_env + env}, step {step} of its round, "
+            "is not finite"
+        )
+    name = _name_of(module, lambda gradient: not gradient.norm().isfinite())
     raise NotFiniteError(
         f"the gradient of {name} is not finite, though all that was collected is: a lower "
         "learning_rate, or gradient_clip_val, may help"
     )
 
 
+def _name_of(module: nn.Module, is_sought: Callable[[Tensor], bool]) -> str:
+    """Return the first parameter with such a gradient; an optimiser may have other tensors too."""
+    named = ((name, p.grad) for name, p in module.named_parameters() if p.grad is not None)
+    found = (name.removeprefix("policy.") for name, gradient in named if is_sought(gradient))
+    return next(found, "a tensor that is no parameter of the module")
+
+
 def likely_causes(policy: nn.Module) -> Iterator[Key]:
-    """Yield what in a round may have made a gradient of a policy infinite or NaN."""
+    """Yield what in a round, if it has it, may have made a gradient of a policy infinite or NaN."""
     read = inputs_of(policy)
     yield ("next", "reward")
     yield from (("next", *path_of(key)) for key in read)

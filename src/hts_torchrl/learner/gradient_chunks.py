@@ -134,7 +134,7 @@ class ComputedGradient:
     A learner with several chunks, or with a captured loss, makes each step so::
 
         loss = gradient.mean(lambda index: gradient.of(loss_of_chunk))   # in training_step
-        gradient.put_into_place(weights)                                 # in backward
+        gradient.put_into_place(loss, weights)                           # in backward
 
     Args:
         learner: whose trained parameters have the gradient.
@@ -229,21 +229,22 @@ class ComputedGradient:
             log_figures(learner, dict(zip(self._names, total[end + 1 :], strict=True)))
         return total[end]
 
-    def put_into_place(self, weights: DelayedWeights) -> None:
+    def put_into_place(self, loss: Tensor, weights: DelayedWeights) -> None:
         """Give the parameters their gradients, before they are clipped and looked at.
 
         Args:
+            loss: what the training step has returned; what has a gradient of its own is refused.
             weights: of the policy, whose buffers must not have moved in the first step.
 
         Raises:
-            ConfigurationError: if the training step has computed none, or a layer has statistics
-                that change with each pass.
+            ConfigurationError: if the training step has computed none or adds to it, or a layer has
+                statistics that change with each pass.
         """
         setting = self._learner.computed_for
-        if self._mean is None:
+        if self._mean is None or loss.requires_grad:
             raise ConfigurationError(
                 f"{setting}: {type(self._learner).__name__}.training_step computes one gradient "
-                "of the round; let it return loss_by_chunks(...), or leave the setting out"
+                "of the round; let it return loss_by_chunks(...) alone, or leave the setting out"
             )
         if self._is_first and (moved := weights.moved_buffers()):
             several = self._learner.gradient_chunks > 1

@@ -81,7 +81,7 @@ class PolicyModule(LightningModule):
         self.updates = 0
         """Updates that the policy has had."""
         self.spec_json: dict[str, Any] | None = None
-        """The spec that the policy was built for, as a checkpoint holds it."""
+        """The spec that the policy was built or is normalised for, as a checkpoint holds it."""
         self.seeded_draws = SeededDraws()
         """What the policy samples while it learns, and which of its layers act otherwise then."""
 
@@ -128,6 +128,7 @@ class PolicyModule(LightningModule):
     def normalize_observations(self, spec: EnvSpec) -> None:
         """Put normalised observations before the policy, if they are not yet there."""
         if not self.normalizes:
+            self.spec_json = spec_as_json(spec)  # by which a checkpoint is loaded again
             self.policy = NormalizedPolicy(self.actor_critic, spec)
 
     @property

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from typing import Any, Literal
 
-import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
@@ -121,8 +120,8 @@ class PPO(Learner):
     def on_samples_ready(self, samples: TensorDictBase) -> None:
         """Normalise the advantages over the round: of this rank, or with chunks of all ranks.
 
-        With ``decoupled``, make room for what the first epoch finds: ``proximal_log_prob`` and
-        ``proximal_value``.
+        With ``decoupled``, make room for what the first epoch finds, ``proximal_log_prob`` and
+        ``proximal_value``. They begin as those of the behaviour.
 
         Raises:
             ConfigurationError: if the round is a single frame, which has no deviation.
@@ -140,9 +139,9 @@ class PPO(Learner):
             mean = moments.mean.float()
             deviation = (moments.variance * moments.count / (moments.count - 1)).sqrt().float()
         samples["advantage"] = (advantage - mean) / (deviation + 1e-8)
-        if self.decouples:  # the first epoch fills them
-            samples["proximal_log_prob"] = torch.zeros_like(samples["behaviour_log_prob"])
-            samples["proximal_value"] = torch.zeros_like(samples["behaviour_value"])
+        if self.decouples:
+            samples["proximal_log_prob"] = samples["behaviour_log_prob"].clone()
+            samples["proximal_value"] = samples["behaviour_value"].clone()
 
     def loss(self, samples: TensorDictBase) -> Tensor:
         """Return the loss of B samples, which have what :meth:`samples_to_learn` adds."""

@@ -68,16 +68,11 @@ class PQN(Learner):
         minibatches: int = 4,
         **settings: Any,  # noqa: ANN401 - those of Learner
     ) -> None:
-        for name in self.lacks:
+        for name in PQN.lacks:
             if name in settings:
                 raise ConfigurationError(
                     f"{name}={settings[name]!r}: PQN has no such setting; A2C and PPO have it"
                 )
-        if policy is not None and q_head_of(policy) is None:
-            raise ConfigurationError(
-                f"PQN learns action values, and a policy of type {type(policy).__name__} has none: "
-                "leave policy out and name a network, or take make_q_policy(network, spec)"
-            )
         super().__init__(
             policy,
             optimizer=optimizer,
@@ -87,6 +82,11 @@ class PQN(Learner):
             entropy_coef=0.0,
             **settings,
         )
+        if policy is not None and q_head_of(policy) is None:
+            raise ConfigurationError(
+                f"PQN learns action values, and a policy of type {type(policy).__name__} has none: "
+                "leave policy out and name a network, or take make_q_policy(network, spec)"
+            )
         for name, number in (
             ("q_lambda", q_lambda),
             ("exploration_initial_eps", exploration_initial_eps),

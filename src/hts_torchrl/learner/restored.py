@@ -38,10 +38,10 @@ def load_from_checkpoint(
     Args:
         cls: of the learner.
         checkpoint_path: of the file.
-        map_location: where its tensors go.
+        map_location: where its tensors go, and the learner with them.
         hparams_file: Lightning's; the checkpoint has its settings itself.
         strict: whether the weights must be those of the learner, all and no others; None for
-            what ``strict_loading`` says. If not, a warning names those that differ.
+            what ``strict_loading`` says. With False a warning names those that differ.
         weights_only: Lightning's; only tensors and plain values are read.
         settings: arguments of the class that count more than the checkpoint's; ``policy``, the
             module to load into, is needed for one that is none of this package.
@@ -49,6 +49,7 @@ def load_from_checkpoint(
     Raises:
         ConfigurationError: if that is no checkpoint of such a learner, its policy is not given,
             or one of Lightning's arguments asks for something else.
+        TypeError: if an instance is called, as in Lightning.
 
     For example, to evaluate the best policy of a run again::
 
@@ -81,9 +82,10 @@ def load_from_checkpoint(
         warnings.warn(
             f"{path} lacks {found.missing_keys}, and has {found.unexpected_keys} that "
             f"{cls.__name__} has not",
-            stacklevel=2,
+            stacklevel=3,
         )
-    return learner
+    tensors = (each for each in content["state_dict"].values() if isinstance(each, torch.Tensor))
+    return learner.to(next(tensors).device)
 
 
 def _made(cls: type[Any], path: Path, arguments: dict[str, Any]) -> Any:  # noqa: ANN401

@@ -12,7 +12,7 @@ import torch
 from lightning.pytorch import Trainer
 from torch import Tensor
 
-from hts_torchrl.compat.torch import set_last_rates
+from hts_torchrl.compat.torch import set_base_rates, set_last_rates
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.training import run_settings
 from hts_torchrl.training.data_state import place_loops, state_in
@@ -42,8 +42,10 @@ def require_same_network(module: Any, weights: Mapping[str, Tensor]) -> None:  #
     Raises:
         ConfigurationError: naming the first that differs.
     """
-    own = {name: tuple(value.shape) for name, value in module.state_dict().items()}
-    saved = {name: tuple(value.shape) for name, value in weights.items()}
+    own, saved = (
+        {name: tuple(value.shape) for name, value in state.items() if isinstance(value, Tensor)}
+        for state in (module.state_dict(), weights)
+    )
     names = {*own, *saved} if module.strict_loading else own.keys() & saved.keys()
     for name in sorted(name for name in names if own.get(name) != saved.get(name)):
         raise ConfigurationError(
@@ -99,12 +101,7 @@ class Resumption:
         self._has_rounds = hasattr(datamodule, "schedule")
         changes: run_settings.Changes = {}
         if self._saved:
-            names = ("class_path", "init_args")
-            before, now = (
-                {"model": {name: source.get(name, {}) for name in names}}
-                for source in (self._saved, learner)
-            )
-            changes = run_settings.changes(before, now)
+            changes = run_settings.changes({"model": self._saved}, {"model": learner})
             if self._saved.get("policy") != learner["policy"]:
                 changes["model.policy"] = (self._saved.get("policy"), learner["policy"])
         self.data_changes: run_settings.Changes = {}
@@ -156,11 +153,15 @@ class Resumption:
         for optimizer, settings in zip(self._trainer.optimizers, self._settings, strict=True):
             for group, own in zip(optimizer.param_groups, settings, strict=True):
                 group.update({"initial_lr": own["lr"], **own, "lr": _rate(group, own)})
-        for each in self._trainer.lr_scheduler_configs:
-            if isinstance(each.scheduler, torch.optim.lr_scheduler.LambdaLR):
-                if not before:
-                    each.scheduler.last_epoch = self._trainer.global_step
-                _set_base_rates(each.scheduler)
+        is_new = not self._checkpoint.get("lr_schedulers")
+        for scheduler in (each.scheduler for each in self._trainer.lr_scheduler_configs):
+            set_base_rates(scheduler)
+            if isinstance(scheduler, torch.optim.lr_scheduler.LambdaLR):
+                if is_new:
+                    scheduler.last_epoch = self._trainer.global_step
+                rates = zip(scheduler.base_lrs, scheduler.lr_lambdas, strict=True)
+                now = [rate * decay(scheduler.last_epoch) for rate, decay in rates]
+                set_last_rates(scheduler, now)
 
     def _optimizers_differ(self) -> bool:
         """Return whether a setting is another that optimisers hold, or may, as it is the user's."""
@@ -178,9 +179,3 @@ def _rate(group: dict[str, Any], own: dict[str, Any]) -> Any:  # noqa: ANN401 - 
     """Return a group's rate: under a schedule, the share of the new one to which that has come."""
     start, before = own.get("initial_lr"), group.get("initial_lr")
     return group["lr"] * start / before if start is not None and before else own["lr"]
-
-
-def _set_base_rates(scheduler: torch.optim.lr_scheduler.LambdaLR) -> None:
-    scheduler.base_lrs = [group["initial_lr"] for group in scheduler.optimizer.param_groups]
-    rates = zip(scheduler.base_lrs, scheduler.lr_lambdas, strict=True)
-    set_last_rates(scheduler, [rate * decay(scheduler.last_epoch) for rate, decay in rates])

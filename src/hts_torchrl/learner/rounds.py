@@ -27,14 +27,9 @@ from hts_torchrl.learner.delayed_gradient import DelayedGradient, DelayedWeights
 from hts_torchrl.learner.finite import likely_causes, require_finite_gradients
 from hts_torchrl.learner.gradient_chunks import GradientChunks
 from hts_torchrl.learner.modes import SeededDraws
-from hts_torchrl.learner.optimizers import COMPUTES_AGAIN
+from hts_torchrl.learner.optimizers import COMPUTES_AGAIN, align_gradients
 from hts_torchrl.learner.policy_module import PolicyModule
-from hts_torchrl.learner.resumption import (
-    Resumption,
-    describe,
-    is_loaded,
-    require_same_network,
-)
+from hts_torchrl.learner.resumption import Resumption, describe, is_loaded, require_same_network
 from hts_torchrl.policy.forward import probabilistic_module
 from hts_torchrl.policy.limits import require_called
 from hts_torchrl.policy.normalization import NormalizedPolicy, RunningStatistics
@@ -53,16 +48,11 @@ from hts_torchrl.training.trainer_limits import warn_of_schedules
 
 
 class RoundState(Enum):
-    """How far the learner is in a round.
-
-    ``ENDED``, then for each step ``LEARNED`` and ``STEPPING``, with ``STEPPED`` between two of
-    them, and ``ENDED`` again after the last.
-    """
+    """How far the learner is in a round: ``LEARNED`` and ``STEPPING`` for each step, then ENDED."""
 
     ENDED = "no round is being learned from"
     LEARNED = "a loss was computed since the last step"
     STEPPING = "the optimiser was given its gradient"
-    STEPPED = "further parts follow"
 
 
 class RoundStart:
@@ -226,7 +216,8 @@ class RoundModule(PolicyModule):
 
         Raises:
             ConfigurationError: if the policy draws from other generators, the optimiser computes
-                the loss several times a step, or that is no part of a Trainer's round.
+                the loss several times a step, an iterator ends meanwhile, or that is no part of a
+                Trainer's round.
             ProtocolError: if the round is older than the learner can correct.
         """
         if not (isinstance(part, RoundSlice) and hasattr(self, "_weights")):
@@ -236,7 +227,7 @@ class RoundModule(PolicyModule):
                 "alone: in a loop of your own, or with Fabric, give an HTSCollector's batches to a "
                 "loss of TorchRL"
             )
-        if self._round_state is RoundState.STEPPING and part is self.part:
+        if self._round_state is not RoundState.LEARNED and part is getattr(self, "part", None):
             name = type(self.trainer.optimizers[0]).__name__
             raise ConfigurationError(f"optimizer {name}: {COMPUTES_AGAIN}")
         self.part = part
@@ -246,7 +237,13 @@ class RoundModule(PolicyModule):
                 self._begin_round(part.round)
             self._round_state = RoundState.LEARNED
             self._weights.add_unfrozen()  # a callback may unfreeze between two parts
-            yield
+            try:
+                yield
+            except StopIteration as error:  # which Lightning takes for the end of the run
+                name = type(self).__name__
+                raise ConfigurationError(
+                    f"{name}.training_step: an iterator that it reads has come to its end"
+                ) from error
 
     def _begin_round(self, batch: TensorDictBase) -> None:
         version = int(batch["collector", "policy_version"].flatten()[0])
@@ -279,6 +276,7 @@ class RoundModule(PolicyModule):
         batch, causes = self.part.round, likely_causes(self.actor_critic)
         first_env = self.global_rank * batch.shape[0]
         require_finite_gradients(self, optimizer, batch, causes, first_env=first_env)
+        align_gradients(optimizer)
         self._round_state = RoundState.STEPPING
         if self._gives_statistics_only:
             optimizer.zero_grad()
@@ -288,7 +286,6 @@ class RoundModule(PolicyModule):
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
         """Step, and end the round after its last part: before a callback saves a checkpoint."""
         super().optimizer_step(*args, **kwargs)
-        self._round_state = RoundState.STEPPED
         if self.part.is_last:
             self.on_round_end()
             self.update_statistics()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import textwrap
 from inspect import Parameter
 
 from hts_torchrl.training.run_settings import taking
@@ -26,9 +27,10 @@ def show_inherited(cls: type, *, besides: tuple[str, ...] = ()) -> None:
     shown = {name: parameter for name, parameter in shown.items() if name not in besides}
     cls.__signature__ = inspect.Signature(sorted(shown.values(), key=_place))  # type: ignore[attr-defined]
     if cls.__doc__:
-        head = inspect.cleandoc(cls.__doc__).partition("\n\nArgs:\n")[0]
+        head, _, after = inspect.cleandoc(cls.__doc__).partition("\n\nArgs:\n")
         entries = [f"    {name}: {texts[name]}" for name in shown if name in texts]
-        cls.__doc__ = "\n".join([head, "", "Args:", *entries])
+        _, *sections = after.partition("\n\n")
+        cls.__doc__ = "\n".join([head, "", "Args:", *entries]) + "".join(sections)
 
 
 def _place(parameter: Parameter) -> tuple[int, bool]:
@@ -38,14 +40,13 @@ def _place(parameter: Parameter) -> tuple[int, bool]:
 
 
 def _argument_texts(cls: type) -> dict[str, str]:
-    """Return what a class's docstring says of each argument; ``Args`` is its last section."""
-    section = inspect.cleandoc(cls.__doc__ or "").partition("\n\nArgs:\n")[2]
-    texts: dict[str, str] = {}
-    name = ""
-    for line in section.splitlines():
-        if line.startswith("     "):
-            texts[name] += f"\n{line}"
-        elif line.startswith("    "):
-            name, _, text = line.strip().partition(": ")
+    """Return what a class's docstring says of each argument, however far its lines are indented."""
+    after = inspect.cleandoc(cls.__doc__ or "").partition("\n\nArgs:\n")[2]
+    texts, name = {"": ""}, ""
+    for line in textwrap.dedent(after.partition("\n\n")[0]).splitlines():
+        if line.startswith(" "):
+            texts[name] += f"\n    {line}"
+        else:
+            name, _, text = line.partition(": ")
             texts[name] = text
     return texts

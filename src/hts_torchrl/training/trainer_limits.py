@@ -193,8 +193,8 @@ def parts_of_epoch(trainer: Trainer, rounds: int) -> int:
         rounds: of the whole run.
 
     Raises:
-        ConfigurationError: for epochs that are empty, have no end, or are more than there are
-            frames for.
+        ConfigurationError: for epochs that are empty, end within a step, have no end, or are more
+            than there are frames for.
     """
     parts_per_round, limit = parts_of_round(trainer), trainer.limit_train_batches
     parts = rounds * parts_per_round
@@ -206,6 +206,12 @@ def parts_of_epoch(trainer: Trainer, rounds: int) -> int:
     in_epoch = min(parts, limit) if isinstance(limit, int) else int(parts * limit)
     if in_epoch < 1:
         raise ConfigurationError(f"limit_train_batches={limit:g}: no part of the run is left")
+    several = trainer.accumulate_grad_batches
+    require(
+        in_epoch % several == 0 or trainer.fast_dev_run,  # type: ignore[attr-defined]
+        f"limit_train_batches={limit:g} with accumulate_grad_batches={several}: {in_epoch} parts",
+        f"a multiple of {several}",
+    )
     epochs, steps = trainer.max_epochs or 0, trainer.max_steps
     if epochs == -1 and steps == -1:
         raise ConfigurationError(

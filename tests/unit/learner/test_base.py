@@ -254,6 +254,20 @@ class TestPPO:
         assert torch.equal(finals[0], finals[1])
         assert torch.equal(finals[0], finals[2])
 
+    @pytest.mark.filterwarnings("ignore:`training_step` returned `None`")
+    def test_what_the_first_epoch_leaves_out_is_compared_with_the_behaviour(self):
+        class LeavesOut(PPO):
+            def training_step(self, part, index):
+                if part.index == 1:
+                    with self.learning_from(part):
+                        return None
+                return super().training_step(part, index)
+
+        learner = LeavesOut(cartpole_policy(), epochs=2, minibatches=2, learning_rate=0.1)
+        quiet_trainer().fit(learner, cartpole(2))
+        same = learner.samples["proximal_log_prob"] == learner.samples["behaviour_log_prob"]
+        assert same.sum() == 16  # of 32
+
     def test_with_delay_the_forms_differ(self):
         finals = []
         for delayed_step in FORMS:
@@ -348,6 +362,21 @@ def test_a_users_learner_needs_a_training_step_and_no_more():
     assert all(map(torch.equal, watch.round_weights, watch.step_weights))
     moved = torch.stack([*watch.round_weights, watch.final_weights]).diff(dim=0).norm(dim=1)
     assert moved.min() > 0
+
+
+def test_an_iterator_that_ends_within_a_training_step_ends_no_run_as_if_it_were_done():
+    class Reads(Learner):
+        def __init__(self, policy):
+            super().__init__(policy)
+            self.weights = iter([1.0, 0.5])
+
+        def training_step(self, part, _):
+            with self.learning_from(part):
+                value = self.evaluate(self.samples_of(part.round))[1]
+                return next(self.weights) * value.square().mean()
+
+    with pytest.raises(ConfigurationError, match=r"^Reads\.training_step: an iterator"):
+        quiet_trainer().fit(Reads(cartpole_policy()), cartpole(4))
 
 
 def test_the_trainer_clips_gradients():
@@ -523,6 +552,26 @@ def test_the_learner_keeps_its_gradient_when_newest_weights_return():
     learner.on_after_backward()
     assert torch.equal(flat(policy), newest)
     assert torch.equal(flat_gradient(policy), gradient)
+
+
+@pytest.mark.filterwarnings("ignore:`training_step` returned `None`")
+@pytest.mark.parametrize("delayed_step", ["ratio", "gradient"])
+def test_a_round_of_which_nothing_is_learned_leaves_the_weights_as_they_are(delayed_step):
+    class Skips(SGDA2C):
+        def training_step(self, part, index):
+            loss = super().training_step(part, index)
+            return None if self.updates == 2 else loss
+
+    weights = []
+
+    class Keeps(Callback):
+        def on_train_batch_start(self, _, pl_module, *__):
+            weights.append(flat(pl_module.policy))
+
+    learner = Skips(cartpole_policy(), learning_rate=0.1, delayed_step=delayed_step)
+    quiet_trainer(callbacks=[Keeps()]).fit(learner, cartpole(4))
+    pairs = itertools.pairwise([*weights, flat(learner.policy)])
+    assert [not torch.equal(*pair) for pair in pairs] == [True, True, False, True]
 
 
 NAN = float("nan")

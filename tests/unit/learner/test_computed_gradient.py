@@ -143,3 +143,37 @@ def test_a_hook_after_accumulation_runs_or_is_refused(chunks):
     else:
         with pytest.raises(ConfigurationError, match="weight has a post_accumulate_grad_hook"):
             watched_fit(learner, cartpole(1))
+
+
+def test_what_a_training_step_adds_to_the_loss_of_the_chunks_is_refused():
+    class Adds(A2C):
+        def training_step(self, part, index):
+            return super().training_step(part, index) + next(self.parameters()).square().sum()
+
+    told = r"Adds.training_step computes one gradient .* loss_by_chunks\(\.\.\.\) alone"
+    with pytest.raises(ConfigurationError, match=told):
+        quiet_trainer().fit(Adds(policy(), gradient_chunks=2), cartpole(2))
+
+
+class Rewrites(Callback):
+    """Puts gradients of its own in their place, as methods for several tasks do."""
+
+    def on_after_backward(self, _, pl_module):
+        for parameter in pl_module.parameters():
+            parameter.grad = parameter.grad.clone(memory_format=torch.contiguous_format)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "rmsprop", "sgd"])
+def test_a_step_moves_weights_whatever_the_order_of_their_memory(optimizer):
+    """Fused steps go through the memory of weights and gradients side by side."""
+    finals = []
+    for chunks, callbacks in ((1, []), (1, [Rewrites()]), (2, [])):
+        own = policy()
+        for layer in own.modules():
+            if isinstance(layer, nn.Linear):
+                layer.weight = nn.Parameter(layer.weight.detach().t().contiguous().t())
+        settings = {"optimizer": optimizer, "learning_rate": 0.1, "epsilon": 0.1}
+        learner = A2C(own, gradient_chunks=chunks, **settings)
+        finals.append(watched_fit(learner, cartpole(3), callbacks=callbacks).final_weights)
+    assert torch.equal(finals[0], finals[1])
+    torch.testing.assert_close(finals[0], finals[2], rtol=1e-3, atol=1e-4)

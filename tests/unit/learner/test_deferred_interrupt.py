@@ -68,3 +68,10 @@ def test_an_ignored_ctrl_c_stays_ignored():
     press()
     interrupt.release()
     assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+
+
+def test_an_answer_that_another_has_set_meanwhile_stays(interrupt):
+    """Lightning puts those of before a fit back at its end, when a signal may still be held."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    interrupt.release()
+    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN

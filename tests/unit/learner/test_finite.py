@@ -7,12 +7,13 @@ import torch
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from tensordict import TensorDict
 
-from hts_torchrl import A2C, PPO, NotFiniteError
+from hts_torchrl import A2C, PPO, NotFiniteError, RoundModule
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.learner.finite import require_finite_gradients
 from tests.command_line import A2C as A2C_FLAGS
 from tests.command_line import CARTPOLE, run
 from tests.fits import cartpole, quiet_trainer
+from tests.policies import categorical_actor
 
 BAD_ENV, BAD_STEP = 2, 13  # the second round, its step 5
 WHERE = f"of environment {BAD_ENV}, step 5 of its round, is not finite"
@@ -102,6 +103,46 @@ class Beside(A2C):
 def test_a_parameter_beside_the_policy_is_named():
     with pytest.raises(NotFiniteError, match=r"^the gradient of beside\.weight is not finite"):
         quiet_trainer().fit(Beside(), cartpole(2))
+
+
+class Unregistered(A2C):
+    """Trains a layer that is no module of its own, whose gradient is NaN."""
+
+    def __init__(self):
+        super().__init__(network="mlp")
+        self.layers = [torch.nn.Linear(1, 1)]
+
+    def configure_optimizers(self):
+        return torch.optim.SGD([*self.parameters(), *self.layers[0].parameters()], 0.1)
+
+    def training_step(self, part, index):
+        nan = torch.full((1, 1), np.nan)
+        return super().training_step(part, index) + self.layers[0](nan).sum()
+
+
+def test_a_tensor_that_the_module_does_not_know_ends_the_run_too():
+    """Lightning takes a StopIteration for the end of the run."""
+    message = "^the gradient of a tensor that is no parameter of the module is not finite"
+    with pytest.raises(NotFiniteError, match=message):
+        quiet_trainer().fit(Unregistered(), cartpole(2))
+
+
+class WithoutCritic(RoundModule):
+    """The policy gradient, by a loss that is NaN in the second round."""
+
+    def training_step(self, part, _):
+        with self.learning_from(part):
+            policy = self.policy.get_dist(part.round.reshape(-1).select("observation"))
+            return policy.entropy().mean() * (np.nan if self.updates else 1.0)
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
+def test_a_parameter_is_named_where_the_policy_has_no_value():
+    policy = categorical_actor(torch.nn.Linear(4, 2))
+    with pytest.raises(NotFiniteError, match=r"^the gradient of .*weight is not finite, though"):
+        quiet_trainer().fit(WithoutCritic(policy), cartpole(3))
 
 
 def test_an_environment_is_named_by_its_number_over_all_ranks():

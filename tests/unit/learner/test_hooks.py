@@ -197,6 +197,17 @@ def test_a_round_that_a_subclass_ends_without_a_step_is_refused_by_name():
         watched_fit(Skips(), cartpole())
 
 
+@pytest.mark.parametrize("learner", [A2C, PPO])
+def test_a_subclass_that_steps_twice_on_a_part_is_refused(learner):
+    class Twice(learner):
+        def optimizer_step(self, *args):
+            super().optimizer_step(*args)
+            super().optimizer_step(*args)
+
+    with pytest.raises(ConfigurationError, match=r"^optimizer \w+: it computes the loss"):
+        watched_fit(Twice(), cartpole())
+
+
 def test_a_subclass_may_step_by_itself_before_the_last_part():
     class Steps(PPO):
         def optimizer_step(self, epoch, batch_idx, optimizer, optimizer_closure=None):

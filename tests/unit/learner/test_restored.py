@@ -150,6 +150,26 @@ def test_a_policy_of_the_users_own_is_to_be_given(tmp_path):
     assert A2C.load_from_checkpoint(path, policy=own).policy is own
 
 
+def test_a_policy_of_the_users_own_that_was_normalised_is_so_again(tmp_path):
+    spec = cartpole().env_spec
+    trained = A2C(make_actor_critic("mlp", spec))
+    saving = ModelCheckpoint(tmp_path, filename="last", every_n_train_steps=1)
+    data = cartpole(3, normalize_observation=True)
+    watched_fit(trained, data, callbacks=[saving], enable_checkpointing=True)
+    own = make_actor_critic("mlp", spec)
+    learner = A2C.load_from_checkpoint(tmp_path / "last.ckpt", policy=own)
+    state = learner.state_dict()
+    assert any("statistics" in name for name in state)
+    assert all(torch.equal(state[name], value) for name, value in trained.state_dict().items())
+
+
+def test_is_where_its_tensors_are_put(tmp_path, monkeypatch):
+    path, moved = saved(tmp_path, A2C()), []
+    monkeypatch.setattr(A2C, "to", lambda learner, device: moved.append(device) or learner)
+    A2C.load_from_checkpoint(path)
+    assert moved == [torch.device("cpu")]
+
+
 @pytest.mark.parametrize("network", ["this.s", "builtins.print", "sys.exit", "os.system"])
 def test_a_network_that_the_file_names_is_not_imported(network, tmp_path):
     path = saved(tmp_path, A2C())
@@ -376,6 +396,11 @@ def test_strict_says_for_one_call_whether_weights_may_be_missing(tmp_path):
     for kind in (Extended, Loosely):
         with pytest.raises(ConfigurationError, match="another network"):
             kind.load_from_checkpoint(path, strict=True)
+
+
+def test_is_another_learner_than_one_that_is_asked_for_it(tmp_path):
+    with pytest.raises(TypeError, match=r"`A2C\.load_from_checkpoint` cannot be called on an inst"):
+        A2C().load_from_checkpoint(tmp_path / "last.ckpt")
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import pytest
 import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import Callback, LambdaCallback, ModelCheckpoint
+from torch import nn
 
 from hts_torchrl import A2C, PPO, ConfigurationError, GymEnvs, RoundModule, make_actor_critic
 from hts_torchrl.training.data_state import DataState
@@ -146,6 +147,26 @@ class WarmedUp(A2C):
         return [optimizer], [{"scheduler": rising, "interval": "step"}]
 
 
+class Halving(WarmedUp):
+    """A2C whose learning rate is halved after every second round."""
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.policy.parameters(), self.peak)
+        halving = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda number: 0.5**number)
+        return [optimizer], [{"scheduler": halving, "interval": "step", "frequency": 2}]
+
+
+class RisesAndFalls(WarmedUp):
+    """A2C whose learning rate rises for three rounds, and falls after that."""
+
+    def configure_optimizers(self):
+        (optimizer,), (rising,) = super().configure_optimizers()
+        falling = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 4)
+        schedules = [rising["scheduler"], falling]
+        both = torch.optim.lr_scheduler.SequentialLR(optimizer, schedules, milestones=[3])
+        return [optimizer], [{"scheduler": both, "interval": "step"}]
+
+
 class Plain(RoundModule):
     """A loss and an optimiser of the user's own."""
 
@@ -178,6 +199,16 @@ class TestAcceptedChanges:
     def test_a_setting_of_the_users_reaches_the_schedule_that_is_made_of_it(self, tmp_path):
         path = stopped(tmp_path, WarmedUp())
         watch = go_on(path, WarmedUp(peak=0.4), accept_changes=True)
+        assert watch.learning_rates == pytest.approx([0.4 * 3 / 4, 0.4])
+
+    def test_a_schedule_of_the_users_stays_where_it_is(self, tmp_path):
+        path = stopped(tmp_path, Halving())
+        watch = go_on(path, Halving(peak=0.4), accept_changes=True)
+        assert watch.learning_rates == pytest.approx([0.4 / 2, 0.4 / 2])
+
+    def test_a_setting_of_the_users_reaches_a_schedule_whose_turn_is_yet_to_come(self, tmp_path):
+        path = stopped(tmp_path, RisesAndFalls())
+        watch = go_on(path, RisesAndFalls(peak=0.4), accept_changes=True)
         assert watch.learning_rates == pytest.approx([0.4 * 3 / 4, 0.4])
 
     def test_a_setting_of_a_round_module_reaches_its_optimiser(self, tmp_path):
@@ -385,3 +416,36 @@ def test_a_run_that_could_not_go_on_leaves_nothing_for_the_next(checkpoint):
     with pytest.raises(ConfigurationError, match="total_frames=32, but the checkpoint's run has"):
         watched_fit(learner, data, checkpoint)
     assert learner.resumption is None
+
+
+class Counter(nn.Module):
+    """Has a state that is no tensor."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def get_extra_state(self):
+        return {"count": self.count}
+
+    def set_extra_state(self, state):
+        self.count = state["count"]
+
+
+class Counts(A2C):
+    """Counts its rounds in a module beside the policy."""
+
+    def __init__(self, policy=None, **settings):
+        super().__init__(policy, **settings)
+        self.counter = Counter()
+
+    def on_round_end(self):
+        self.counter.count += 1
+
+
+def test_a_state_that_is_no_tensor_goes_on_too(tmp_path):
+    path = stopped(tmp_path, Counts())
+    resumed = Counts()
+    go_on(path, resumed)
+    assert resumed.counter.count == ROUNDS
+    assert Counts.load_from_checkpoint(path).counter.count == DONE

@@ -119,6 +119,43 @@ def test_a_users_learner_shows_the_settings_of_all_its_bases():
     assert dict(Tempered(temperature=0.5, clip=0.2).hparams)["temperature"] == 0.5
 
 
+class Discounting(PQN):
+    """PQN with a discount of its own."""
+
+    lacks = ("gamma",)
+
+    def __init__(self, policy: Any = None, **settings: Any) -> None:
+        super().__init__(policy, gamma=0.5, **settings)
+
+
+def test_what_a_users_learner_fixes_is_added_to_what_its_base_lacks():
+    assert Discounting().gamma == 0.5
+    assert set(inspect.signature(Discounting).parameters) == ALL[PQN] - {"gamma"}
+    assert set(Discounting().hparams) == ALL[PQN] - {"gamma", "policy"}
+    with pytest.raises(ConfigurationError, match="squash=True: PQN has no such setting"):
+        Discounting(squash=True)
+
+
+def test_a_users_docstring_may_be_indented_further_and_have_sections_after_its_arguments():
+    class Sectioned(Tempered):
+        """Another.
+
+        Args:
+                speed: of the policy,
+                    in no unit.
+
+        Note:
+            Of no use.
+        """
+
+        def __init__(self, policy: Any = None, *, speed: float = 1.0, **settings: Any) -> None:
+            super().__init__(policy, **settings)
+            self.speed = speed
+
+    end = "\n    speed: of the policy,\n        in no unit.\n\nNote:\n    Of no use."
+    assert Sectioned.__doc__.endswith(f"\n    temperature: of the policy.{end}")
+
+
 def test_a_users_learner_that_passes_none_on_shows_its_own_alone():
     assert list(inspect.signature(Closed).parameters) == ["speed"]
     assert Closed(0.5).learning_rate == 0.5
@@ -138,6 +175,7 @@ def test_the_base_class_shows_the_shared_ones():
         (A2C, {"unroll": "5"}, "unroll='5'; a whole number"),
         (PPO, {"epochs": 2.0}, "epochs=2.0; 2 is needed"),
         (PPO, {"policy": "MlpPolicy"}, r"policy of type str \(network=... names one .*; a module"),
+        (PQN, {"policy": "MlpPolicy"}, r"policy of type str \(network=... names one .*; a module"),
         (PPO, {"network": nn.Linear(4, 2)}, "network of type Linear; a name, such as mlp"),
         (A2C, {"optimizer": Adam}, "optimizer of type type; a name, such as adam"),
         (A2C, {"optimizer_kwargs": 3}, "optimizer_kwargs of type int; a dict"),

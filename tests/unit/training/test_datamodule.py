@@ -48,6 +48,12 @@ class TestEpochs:
         expected = torch.where(ended, 1, last[:, -1] + 1)
         assert torch.equal(first[:, 0], expected)
 
+    def test_epochs_that_end_within_a_step_are_refused(self):
+        told = r"^limit_train_batches=3 with accumulate_grad_batches=2: 3 parts; a multiple of 2 is"
+        limits = {"limit_train_batches": 3, "max_epochs": 2}
+        with pytest.raises(ConfigurationError, match=told):
+            watched_fit(A2C(), cartpole(6), accumulate_grad_batches=2, **limits)
+
     def test_max_steps_ends_training(self):
         assert len(watched_fit(A2C(), cartpole(6), max_epochs=-1, max_steps=4).rounds) == 4
 
