@@ -144,13 +144,7 @@ class CopiesFromCPU(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._device = device
         self.found: list[str] = []
 
-    def __torch_dispatch__(  # noqa: D105 - torch calls it
-        self,
-        func: Any,  # noqa: ANN401
-        types: Any,  # noqa: ANN401
-        args: Any = (),  # noqa: ANN401
-        kwargs: Any = None,  # noqa: ANN401
-    ) -> Any:  # noqa: ANN401
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401, D105 - torch calls it
         results = func(*args, **(kwargs or {}))
         given = {each.device.type for each in _tensors((args, kwargs)) if each.ndim}
         made = {each.device.type for each in _tensors(results)}

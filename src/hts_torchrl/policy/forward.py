@@ -106,8 +106,6 @@ def is_fused(policy: ActorCritic) -> bool:
 
     Those of this package, which look at all modules for a while, do not count.
     """
-    if policy.memory is not None:
-        return False
     common, actor, value = policy.module
     steps = (common, actor.module[0], value)
     return all(
@@ -166,15 +164,13 @@ def inputs_of(policy: nn.Module) -> list[Key]:
     """
     written = written_by(*modules_of(policy))
     above = {path[:depth] for path in written for depth in range(1, len(path))}
-    read: list[Key] = list(getattr(policy, "in_keys", ()))
-    return [key for key in read if path_of(key) not in above]
+    return [key for key in getattr(policy, "in_keys", ()) if path_of(key) not in above]
 
 
 def memory_keys(policy: nn.Module) -> list[Key]:
     """Return the keys that a policy reads, and writes under ``next`` for the step after."""
     written = written_by(*modules_of(policy))
-    read: list[Key] = list(getattr(policy, "in_keys", ()))
-    return [key for key in read if path_of(next_key(key)) in written]
+    return [key for key in getattr(policy, "in_keys", ()) if path_of(next_key(key)) in written]
 
 
 def modules_of(policy: nn.Module) -> Iterator[nn.Module]:

@@ -22,12 +22,7 @@ from hts_torchrl.errors import require
 from hts_torchrl.policy.composite import ActionParts, SeveralActions, distribution_of
 from hts_torchrl.policy.cuda_graph import StagedPass
 from hts_torchrl.policy.exploration import RandomActions, in_order, row_by_row, split_at_action
-from hts_torchrl.policy.forward import (
-    PolicyOutput,
-    evaluate,
-    heads_of,
-    probabilistic_module,
-)
+from hts_torchrl.policy.forward import PolicyOutput, evaluate, heads_of, probabilistic_module
 from hts_torchrl.policy.limits import require_called, require_fitting_specs
 from hts_torchrl.policy.memory import noise_memory
 from hts_torchrl.policy.sampling import Projection, RowDistribution, decided, mode, sample
