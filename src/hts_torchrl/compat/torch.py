@@ -104,6 +104,11 @@ def uncompiled(module: nn.Module) -> nn.Module:
     return original
 
 
+def is_transforming() -> bool:
+    """Return whether this is run by a transform of ``torch.func``, such as ``vmap``."""
+    return torch._C._functorch.maybe_current_level() is not None
+
+
 def hooks_of(module: nn.Module) -> list[Callable[..., Any]]:
     """Return what runs before and after a module's call, and its gradient's."""
     return [
