@@ -50,6 +50,10 @@ class SeveralActions(d.Distribution):
         with set_composite_lp_aggregate(True):
             return torch.as_tensor(self._composite.entropy())
 
+    def __repr__(self) -> str:
+        """Name the parts."""
+        return repr(self._composite)
+
 
 def distribution_of(
     head: ProbabilisticTensorDictModule, parameters: TensorDictBase
