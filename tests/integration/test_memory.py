@@ -31,10 +31,11 @@ from tests.runs import digest, play
 SHORT = GymEnvs("CartPole-v1", {"max_episode_steps": 9})
 
 
-def torchrl_policy() -> ActorValueOperator:
+def torchrl_policy(**options) -> ActorValueOperator:
     """An actor-critic with a memory, of TorchRL's parts alone."""
     torch.manual_seed(0)
-    memory = LSTMModule(input_size=4, hidden_size=8, in_key="observation", out_key="hidden")
+    keys = {"in_key": "observation", "out_key": "hidden"}
+    memory = LSTMModule(input_size=4, hidden_size=8, **keys, **options)
     actor = categorical_actor(nn.Linear(8, 2), "hidden")
     return ActorValueOperator(memory, actor, ValueOperator(nn.Linear(8, 1), in_keys=["hidden"]))
 
@@ -183,6 +184,17 @@ def test_every_learner_takes_torchrls_recurrent_policies(make):
     watched_fit(make(policy), cartpole(3, env=SHORT))
     pairs = zip(policy.parameters(), before, strict=True)
     assert not any(torch.equal(now, then) for now, then in pairs)
+
+
+@pytest.mark.parametrize("kind", [A2C, PPO, Impala])
+def test_the_default_mode_of_a_recurrent_module_changes_no_bit(kind):
+    """Environments side by side are no sequence, neither where a round ends nor in a call."""
+    learners = [kind(torchrl_policy(default_recurrent_mode=mode)) for mode in (False, True)]
+    watched = [watched_fit(learner, cartpole(2, env=SHORT)) for learner in learners]
+    assert all(map(torch.equal, *(learner.policy.parameters() for learner in learners)))
+    after = watched[0].rounds[-1][:, -1]
+    assert torch.equal(*(learner.evaluate(after)[1] for learner in learners))
+    assert torch.equal(*(learner(after) for learner in learners))
 
 
 def test_minibatches_are_whole_sequences():

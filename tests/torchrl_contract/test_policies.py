@@ -94,9 +94,11 @@ class TestFunctions:
         with pytest.raises(ConfigurationError, match="what it wrote in the step before"):
             rounds(counts)
 
-    def test_what_is_neither_module_nor_function_is_refused(self):
-        with pytest.raises(ConfigurationError, match="policy of type int; a module or a function"):
-            rounds(3)
+    @pytest.mark.parametrize("policy", [3, nn.Linear])
+    def test_what_is_neither_module_nor_function_is_refused(self, policy):
+        kind = type(policy).__name__
+        with pytest.raises(ConfigurationError, match=f"policy of type {kind}; a module or a func"):
+            rounds(policy)
 
     def test_a_module_that_reads_a_tensordict_has_its_weights_published(self):
         class Policy(nn.Module):

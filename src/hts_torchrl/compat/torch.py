@@ -111,6 +111,11 @@ def uncompiled(module: nn.Module) -> nn.Module:
     return original
 
 
+def is_transforming() -> bool:
+    """Return whether this is run by a transform of ``torch.func``, such as ``vmap``."""
+    return torch._C._functorch.maybe_current_level() is not None
+
+
 def hooks_of(module: nn.Module) -> list[Callable[..., Any]]:
     """Return what runs before and after a module's call, and its gradient's."""
     return [
@@ -151,13 +156,7 @@ class CopiesFromCPU(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._device = device
         self.found: list[str] = []
 
-    def __torch_dispatch__(  # noqa: D105 - torch calls it
-        self,
-        func: Any,  # noqa: ANN401
-        types: Any,  # noqa: ANN401
-        args: Any = (),  # noqa: ANN401
-        kwargs: Any = None,  # noqa: ANN401
-    ) -> Any:  # noqa: ANN401
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401, D105 - torch calls it
         results = func(*args, **(kwargs or {}))
         given = {each.device.type for each in _tensors((args, kwargs)) if each.ndim}
         made = {each.device.type for each in _tensors(results)}

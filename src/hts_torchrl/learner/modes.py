@@ -16,6 +16,7 @@ from hts_torchrl.policy.limits import copied
 from hts_torchrl.policy.probe import (
     OTHERS,
     described,
+    differ,
     drawing_modules,
     modules_of_two_modes,
     noting_draws,
@@ -35,9 +36,19 @@ def layers_of_two_modes(policy: nn.Module, observations: dict[Key, Tensor]) -> l
     Args:
         policy: as it learns; it does not change.
         observations: by key, ``[B, ...]``.
+
+    Raises:
+        ConfigurationError: if the policy changes what it reads.
     """
     rows = next(iter(observations.values())).shape[0]
-    names = modules_of_two_modes(policy, lambda copied: evaluate(copied, observations, rows))
+    given = {key: value.clone() for key, value in observations.items()}
+    names = modules_of_two_modes(policy, lambda copied: evaluate(copied, given, rows))
+    for key, value in observations.items():
+        if differ(value, given[key], tolerance=0.0):
+            raise ConfigurationError(
+                f"the policy changes {key!r} in place, which a round's other passes read too: let "
+                "its modules change a copy, as by x / 255 and not by x.div_(255)"
+            )
     if names:
         rank_zero_warn(
             f"the policy learns in train mode and acts in eval mode, and these do different things "

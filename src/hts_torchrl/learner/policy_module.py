@@ -14,14 +14,15 @@ from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor, nn
 from torch import distributions as d
+from torchrl.modules import set_recurrent_mode
 
 from hts_torchrl.errors import ConfigurationError, ProtocolError, require
 from hts_torchrl.learner.modes import SeededDraws
 from hts_torchrl.models import make_actor_critic
+from hts_torchrl.models.trunks import evaluating
 from hts_torchrl.policy.as_policy import initialise
 from hts_torchrl.policy.forward import (
     evaluate,
-    evaluating,
     inputs_of,
     is_composite,
     memory_keys,
@@ -201,7 +202,8 @@ class PolicyModule(LightningModule):
         if samples.ndim == 2:
             result = evaluate_sequences(self.actor_critic, inputs, samples[IS_INIT])
         else:
-            result = evaluate(self.actor_critic, inputs, samples.shape[0])
+            with set_recurrent_mode(False):  # a module's default, or the caller's, may be another
+                result = evaluate(self.actor_critic, inputs, samples.shape[0])
         if result.value is None:
             raise ConfigurationError(NO_VALUE)
         found, wanted = tuple(result.value.shape), (*samples.shape, 1)
@@ -269,7 +271,7 @@ class PolicyModule(LightningModule):
         else:
             raise ConfigurationError(f"the policy reads {keys}: give a TensorDict with these")
         first = next(iter(given.values()))
-        with torch.no_grad(), evaluating(policy):
+        with torch.no_grad(), evaluating(policy), set_recurrent_mode(False):
             action = mode(evaluate(policy, given, first.shape[0]).distribution)
         head = probabilistic_module(policy)
         project = Projection(head, first.device)

@@ -96,7 +96,6 @@ class ActorCritic(ActorValueOperator):
             SafeProbabilisticTensorDictSequential(policy, head),
             ValueOperator(critic, in_keys=critic_keys),
         )
-        self.memory = memory
         self._observations, self._masks = keys, masks
         self._separate = critic_trunk is not None
         self._distribution: Callable[..., d.Distribution] = head.distribution_class

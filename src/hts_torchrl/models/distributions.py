@@ -32,12 +32,6 @@ class MultiCategorical(d.Independent):  # type: ignore[type-arg]
             padded[..., choice, : part.shape[-1]] = part
         super().__init__(d.Categorical(logits=padded, validate_args=False), 1, validate_args)
 
-    @property
-    def mode(self) -> Tensor:
-        """The most probable category of each choice."""
-        mode: Tensor = self.base_dist.mode
-        return mode
-
 
 class ChoicesAndNumbers(d.Distribution):
     """Independent choices, and Gaussian numbers; actions float32 ``[..., K]``, the choices first.

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import pkgutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Self, TypeVar
@@ -189,9 +190,9 @@ def make_trunk(
     make = _trunk(network)
     try:
         trunk = make(observation.shape[1:] if several_players else observation.shape)
-        with torch.no_grad():
+        with evaluating(trunk), torch.no_grad():
             trunk(torch.zeros(1, *observation.shape))
-    except (RuntimeError, IndexError, ValueError, TypeError) as error:
+    except (RuntimeError, IndexError, ValueError, TypeError, AttributeError) as error:
         too_small = isinstance(error, RuntimeError) and network in ("nature", "nips")
         hint = "; network='impala' reads small images" if too_small else ""
         raise ConfigurationError(
@@ -207,6 +208,19 @@ def make_trunk(
             "255 by gymnasium.wrappers.TransformObservation"
         )
     return trunk
+
+
+@contextlib.contextmanager
+def evaluating(*layers: nn.Module) -> Iterator[None]:
+    """Put layers into eval mode for a while: statistics, such as those of BatchNorm, stay."""
+    modes = [(module, module.training) for layer in layers for module in layer.modules()]
+    for layer in layers:
+        layer.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.train(training)
 
 
 def _trunk(network: str) -> Callable[[tuple[int, ...]], nn.Module]:

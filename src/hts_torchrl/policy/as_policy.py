@@ -24,8 +24,8 @@ from hts_torchrl.envs.spaces import in_one_line
 from hts_torchrl.envs.torchrl_specs import tensor_spec_of
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.models.distributions import action_head, parameter_keys
+from hts_torchrl.models.trunks import evaluating
 from hts_torchrl.policy.exploration import RandomActions
-from hts_torchrl.policy.forward import evaluating
 from hts_torchrl.policy.inference import first_inputs
 from hts_torchrl.policy.limits import misfit, require_called, require_module, require_readable
 from hts_torchrl.policy.memory import with_memory
@@ -99,7 +99,7 @@ def as_policy(policy: Policy, spec: EnvSpec) -> TensorDictModuleBase:
             policy.action_spec = tensor_spec_of(spec.action)
         _require_all_actions(policy.action_spec, spec.action)
         return RandomActions(spec)
-    if not callable(policy):
+    if not callable(policy) or isinstance(policy, type):
         raise ConfigurationError(
             f"policy of type {type(policy).__name__}; a module or a function of a TensorDict is "
             "needed"
@@ -115,7 +115,7 @@ def as_policy(policy: Policy, spec: EnvSpec) -> TensorDictModuleBase:
         initialise(policy, spec)
         return policy
     _refuse_wrapper(policy)
-    if list(inspect.signature(policy.forward).parameters) in (["tensordict"], ["td"]):
+    if list(_signature(policy).parameters) in (["tensordict"], ["td"]):
         return FunctionPolicy(policy, spec)
     return _with_keys(policy, spec)
 
@@ -138,7 +138,7 @@ def _with_keys(module: nn.Module, spec: EnvSpec) -> TensorDictModuleBase:
             "apart; wrap the policy in a TensorDictModule with in_keys"
         )
     try:
-        inspect.signature(module.forward).bind(None)
+        _signature(module).bind(None)
     except TypeError as error:
         raise ConfigurationError(
             f"a plain module is given the one observation, but {type(module).__name__}.forward is "
@@ -177,10 +177,18 @@ def _require_all_actions(given: TensorSpec, action: ActionSpec) -> None:
             )
 
 
+def _signature(module: nn.Module) -> inspect.Signature:
+    """Return how a module is called; torch says nothing of one that it has traced."""
+    try:
+        return inspect.signature(module.forward)
+    except ValueError:
+        return inspect.signature(nn.Identity().forward)
+
+
 def _refuse_wrapper(module: nn.Module) -> None:
     """Refuse what hands any arguments on to a TensorDict policy, as Fabric and DDP wrap one."""
     children = [*module.children()]
-    kinds = {each.kind for each in inspect.signature(module.forward).parameters.values()}
+    kinds = {each.kind for each in _signature(module).parameters.values()}
     hands_on = kinds <= {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
     if hands_on and len(children) == 1 and isinstance(children[0], TensorDictModuleBase):
         raise ConfigurationError(
@@ -222,7 +230,7 @@ def initialise(policy: TensorDictModuleBase, spec: EnvSpec) -> None:
     Raises:
         ConfigurationError: if the policy cannot read the observation.
     """
-    if any(map(is_lazy, policy.parameters())):
+    if any(map(is_lazy, policy.state_dict().values())):
         trial = _trial(with_memory(policy, spec))
         try:
             with evaluating(policy), torch.no_grad():

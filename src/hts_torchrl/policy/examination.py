@@ -374,23 +374,31 @@ def _same_bits(values: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
 def require_capturable(inference: PolicyInference) -> None:
     """Refuse a policy whose pass no CUDA graph can hold, or which gives other bits there.
 
-    Overwrites the inputs.
+    Overwrites inputs and weights.
 
     Raises:
         ConfigurationError: naming ``cudagraph_policy``, and what stands against it.
     """
     find_readable(inference)
-    plain, result = inference.run_batch()
+    _, result = inference.run_batch()
     if rows := inference.row_by_row(result):
         raise ConfigurationError(
             f"cudagraph_policy=True: {rows} draws row by row from a generator, which no CUDA graph "
             "can hold; leave it out"
         )
     inputs = {key: value.numpy().copy() for key, value in inference.inputs.items()}
-    replayed = inference.answer(inputs, inference.draws.numpy().copy())
-    for key, value in plain.items():
-        if value.cpu().numpy().tobytes() != replayed[key].tobytes():
-            raise ConfigurationError(
-                f"cudagraph_policy=True: the policy's {key!r} has other bits in a CUDA graph than "
-                "without; leave it out"
-            )
+    draws = inference.draws.numpy().copy()
+    for _ in range(2):  # with other weights, too
+        plain, _ = inference.run_batch()
+        replayed = inference.answer(inputs, draws)
+        for key, value in plain.items():
+            if value.cpu().numpy().tobytes() != replayed[key].tobytes():
+                raise ConfigurationError(
+                    f"cudagraph_policy=True: the policy's {key!r} has other bits in a CUDA graph "
+                    "than without; leave it out"
+                )
+        inference.policy.train()  # as where weights are loaded
+        with torch.no_grad():
+            for parameter in inference.policy.parameters():
+                parameter.mul_(0.5)
+        inference.policy.eval()

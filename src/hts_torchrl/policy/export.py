@@ -29,7 +29,7 @@ from hts_torchrl.models.actor_critic import make_actor_critic
 from hts_torchrl.models.q_policy import make_q_policy, q_head_of
 from hts_torchrl.models.trunks import is_built_in
 from hts_torchrl.policy.forward import inputs_of, probabilistic_module
-from hts_torchrl.policy.limits import require_module
+from hts_torchrl.policy.limits import require_module, require_tensors
 from hts_torchrl.policy.normalization import NormalizedPolicy
 from hts_torchrl.policy.spec_json import spec_as_json, spec_from_json
 from hts_torchrl.specs import EnvSpec
@@ -59,13 +59,14 @@ def save_policy(
 
     Raises:
         ConfigurationError: if ``network`` is one of this package and ``policy`` is another, or one
-            of another ``spec``.
+            of another ``spec``; or if its state is more than tensors.
         OSError: if it cannot be written; what was at ``path`` is still there.
     """
     require(isinstance(spec, EnvSpec), f"spec of type {type(spec).__name__}", "env_spec_of(env)")
     named = isinstance(network, str | None)
     require(named, f"network of type {type(network).__name__}", "the name of one, or None,")
     require_module(policy)
+    require_tensors(policy)
     built = (
         None
         if network is None

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeGuard
 
 import torch
@@ -39,12 +39,21 @@ class PolicyOutput:
     """Values ``[B, 1]``; None if the policy has no critic."""
     written: TensorDictBase | dict[Key, Tensor]
     """The parameters of the distribution, and whatever else the modules wrote."""
+    _of_written: Callable[[Any], d.Distribution] | None = None
 
     @property
     def distribution(self) -> d.Distribution:
         """B distributions of actions, of a policy that does not write the action itself."""
         assert self._distribution is not None
         return self._distribution
+
+    def of_row(self, row: int) -> d.Distribution:
+        """Return the distribution of one row alone, batch size 1."""
+        assert self._of_written is not None
+        rows, written = slice(row, row + 1), self.written
+        if isinstance(written, TensorDictBase):
+            return self._of_written(written[rows])
+        return self._of_written({key: value[rows] for key, value in written.items()})
 
     def tensors(self) -> dict[Key, Tensor]:
         """Return all that was written, by key."""
@@ -72,20 +81,25 @@ def evaluate(
         features, parameters, value = policy.fused(inputs)
         written: dict[Key, Tensor] = {"hidden": features}
         written.update(parameters)
-        return PolicyOutput(policy.distribution(parameters), value, written)
+
+        def of_written(rows: dict[Key, Tensor]) -> d.Distribution:
+            return policy.distribution({key: rows[key] for key in parameters})
+
+        return PolicyOutput(of_written(written), value, written, of_written)
     tensordict = TensorDict(inputs, batch_size)
-    distribution = None
+    head = distribution = None
     for module in modules_of(policy):
         if is_head(module):
-            distribution = distribution_of(module, tensordict)
+            head, distribution = module, distribution_of(module, tensordict)
         else:
             tensordict = _called(module, tensordict)
-    if distribution is None:
+    if head is None:
         raise ConfigurationError(
             "the policy has no probabilistic module, such as torchrl's ProbabilisticActor: A2C, "
             "PPO and Impala need distributions of actions"
         )
-    return PolicyOutput(distribution, tensordict.get("state_value", None), tensordict)
+    value = tensordict.get("state_value", None)
+    return PolicyOutput(distribution, value, tensordict, partial(distribution_of, head))
 
 
 def _called(module: nn.Module, tensordict: TensorDictBase) -> TensorDictBase:
@@ -102,16 +116,15 @@ def _called(module: nn.Module, tensordict: TensorDictBase) -> TensorDictBase:
 
 
 def is_fused(policy: ActorCritic) -> bool:
-    """Return whether its one pass leaves nothing out: no memory, and no hooks of its modules.
+    """Return whether its one pass leaves nothing out: no memory, and no code of a user's.
 
-    Those of this package, which look at all modules for a while, do not count.
+    Hooks of this package, which look at all modules for a while, do not count.
     """
-    if policy.memory is not None:
-        return False
     common, actor, value = policy.module
     steps = (common, actor.module[0], value)
     return all(
         type(each) in _UNCHANGED
+        and "forward" not in vars(each)
         and all(_module_of(hook).startswith("hts_torchrl.") for hook in hooks_of(each))
         for each in steps
     )
@@ -166,15 +179,13 @@ def inputs_of(policy: nn.Module) -> list[Key]:
     """
     written = written_by(*modules_of(policy))
     above = {path[:depth] for path in written for depth in range(1, len(path))}
-    read: list[Key] = list(getattr(policy, "in_keys", ()))
-    return [key for key in read if path_of(key) not in above]
+    return [key for key in getattr(policy, "in_keys", ()) if path_of(key) not in above]
 
 
 def memory_keys(policy: nn.Module) -> list[Key]:
     """Return the keys that a policy reads, and writes under ``next`` for the step after."""
     written = written_by(*modules_of(policy))
-    read: list[Key] = list(getattr(policy, "in_keys", ()))
-    return [key for key in read if path_of(next_key(key)) in written]
+    return [key for key in getattr(policy, "in_keys", ()) if path_of(next_key(key)) in written]
 
 
 def modules_of(policy: nn.Module) -> Iterator[nn.Module]:
@@ -221,19 +232,6 @@ def is_of_lightning(hook: Callable[..., Any]) -> bool:
 
 def _is_of_a_library(name: str) -> bool:
     return name.partition(".")[0] in ("tensordict", "torchrl", "hts_torchrl")
-
-
-@contextlib.contextmanager
-def evaluating(*layers: nn.Module) -> Iterator[None]:
-    """Put layers into eval mode for a while: statistics, such as those of BatchNorm, stay."""
-    learning = [module for layer in layers for module in layer.modules() if module.training]
-    for module in learning:
-        module.training = False
-    try:
-        yield
-    finally:
-        for module in learning:
-            module.training = True
 
 
 def written_by(*modules: nn.Module) -> set[tuple[str, ...]]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import cached_property, partial
 from typing import TypeAlias
 
 import numpy as np
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDict
 from tensordict.nn import composite_lp_aggregate
 from torch import Tensor, nn
 from torch import distributions as d
@@ -19,18 +19,13 @@ from torchrl.modules import set_recurrent_mode
 
 from hts_torchrl.config import PRECISIONS, Precision
 from hts_torchrl.errors import require
-from hts_torchrl.policy.composite import ActionParts, SeveralActions, distribution_of
+from hts_torchrl.policy.composite import ActionParts, SeveralActions
 from hts_torchrl.policy.cuda_graph import StagedPass
 from hts_torchrl.policy.exploration import RandomActions, in_order, row_by_row, split_at_action
-from hts_torchrl.policy.forward import (
-    PolicyOutput,
-    evaluate,
-    heads_of,
-    probabilistic_module,
-)
+from hts_torchrl.policy.forward import PolicyOutput, evaluate, heads_of, probabilistic_module
 from hts_torchrl.policy.limits import require_called, require_fitting_specs
 from hts_torchrl.policy.memory import noise_memory
-from hts_torchrl.policy.sampling import Projection, RowDistribution, decided, mode, sample
+from hts_torchrl.policy.sampling import Projection, decided, mode, sample
 from hts_torchrl.specs import Array, EnvSpec, Key, next_key
 
 Pass: TypeAlias = Callable[[dict[Key, Tensor], Tensor], tuple[dict[Key, Tensor], PolicyOutput]]
@@ -132,7 +127,7 @@ class PolicyInference:
         self.within_one = False
         """Whether random observations are from 0 to 1, because the policy reads no others."""
 
-    @functools.cached_property
+    @cached_property
     def _random(self) -> RandomActions:
         return RandomActions(self.spec)
 
@@ -240,7 +235,7 @@ class PolicyInference:
         else:
             actions = {
                 key: sample(
-                    dist, draws[:, self.parts.places[key]], self._row_distribution(result, key)
+                    dist, draws[:, self.parts.places[key]], partial(self._of_row, result, key)
                 )
                 for key, dist in dists.items()
             }
@@ -280,15 +275,8 @@ class PolicyInference:
         value = written.get("state_value", None)
         return {self.action.key: written[self.action.key]}, PolicyOutput(None, value, written)
 
-    def _row_distribution(self, result: PolicyOutput, key: Key) -> RowDistribution | None:
-        written = result.written
-        if not isinstance(written, TensorDictBase):
-            return None
-
-        def of_row(row: int) -> d.Distribution:
-            return self.distributions(distribution_of(self._head, written[row : row + 1]))[key]
-
-        return of_row
+    def _of_row(self, result: PolicyOutput, key: Key, row: int) -> d.Distribution:
+        return self.distributions(result.of_row(row))[key]
 
 
 def first_inputs(spec: EnvSpec, rows: int) -> dict[Key, Tensor]:

@@ -6,8 +6,10 @@ import copy
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import torch
 from tensordict.nn import ProbabilisticTensorDictModule, TensorDictSequential
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from hts_torchrl.compat.tensordict import drawing_options
 from hts_torchrl.compat.torch import compiles_calls, hooks_of, tree_leaves, uncompiled
@@ -166,6 +168,21 @@ def require_copyable(policy: nn.Module) -> None:
                     "of torch.nn.utils.weight_norm or spectral_norm, and a parametrization in "
                     "place of prune, with num_actors=0"
                 )
+
+
+def require_tensors(policy: nn.Module) -> None:
+    """Refuse state that is no dense tensor: no file and no actor takes it.
+
+    Raises:
+        ConfigurationError: naming it.
+    """
+    for name, value in policy.state_dict().items():
+        if not isinstance(value, Tensor) or is_lazy(value) or value.layout != torch.strided:
+            kind = value.layout if type(value) is Tensor else type(value).__name__
+            raise ConfigurationError(
+                f"the policy's state_dict() has {name!r}, a {kind}, but actors and files get dense "
+                "tensors only: quantise an exported policy, and keep other state in buffers"
+            )
 
 
 def copied(policy: nn.Module) -> nn.Module:

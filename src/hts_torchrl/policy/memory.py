@@ -126,10 +126,11 @@ def evaluate_sequences(
     Returns:
         Distributions and values of shape ``[N, T]``.
     """
-    if _reads_sequences(policy):
-        with set_recurrent_mode(True):
+    reads_sequences = _reads_sequences(policy)
+    with set_recurrent_mode(reads_sequences):
+        if reads_sequences:
             return evaluate(policy, inputs, is_init.shape[:2])
-    return _unroll(policy, inputs, is_init)
+        return _unroll(policy, inputs, is_init)
 
 
 def _reads_sequences(policy: nn.Module) -> bool:

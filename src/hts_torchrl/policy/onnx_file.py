@@ -82,11 +82,13 @@ def save_onnx(
             "ONNX file cannot hold: export it to a .safetensors file"
         )
     answers = _Answers(copied(policy).cpu().eval(), spec)
-    program = _exported(answers, type(policy).__name__)
+    with _named(policy):
+        program = _exported(answers)
     told = {"hts_torchrl": version("hts-torchrl"), "about": json.dumps(about or {}, default=str)}
     program.model.metadata_props.update(told)
     content = program.model_proto.SerializeToString()
-    session = runtime.InferenceSession(content, providers=["CPUExecutionProvider"])
+    with _named(policy):
+        session = runtime.InferenceSession(content, providers=["CPUExecutionProvider"])
     difference = max(_difference(answers, session, rows) for rows in _CHECKED_ROWS)
     try:
         Path(path).absolute().parent.mkdir(parents=True, exist_ok=True)
@@ -151,23 +153,30 @@ def _runtime() -> Any:  # noqa: ANN401 - a module of an optional package
         ) from error
 
 
-def _exported(answers: _Answers, name: str) -> Any:  # noqa: ANN401 - torch's ONNXProgram
+def _exported(answers: _Answers) -> Any:  # noqa: ANN401 - torch's ONNXProgram
     rows = {0: torch.export.Dim("batch")}
+    with _quiet(), torch.no_grad():
+        return torch.onnx.export(
+            answers,
+            answers.observations(_TRACED_ROWS),
+            dynamo=True,
+            input_names=list(map(array_name, answers.keys)),
+            output_names=answers.names,
+            dynamic_shapes=(tuple(rows for _ in answers.keys),),
+            verbose=False,
+        )
+
+
+@contextlib.contextmanager
+def _named(policy: nn.Module) -> Iterator[None]:
+    """Tell which policy no ONNX file can hold."""
     try:
-        with _quiet(), torch.no_grad():
-            return torch.onnx.export(
-                answers,
-                answers.observations(_TRACED_ROWS),
-                dynamo=True,
-                input_names=list(map(array_name, answers.keys)),
-                output_names=answers.names,
-                dynamic_shapes=(tuple(rows for _ in answers.keys),),
-                verbose=False,
-            )
+        yield
     except Exception as error:  # whatever a policy of the user's may lead to
         cause = str(error.__cause__ or error).strip().partition("\n")[0]
         raise ConfigurationError(
-            f"the policy {name} cannot be exported to ONNX: {cause}; a .safetensors file holds any"
+            f"the policy {type(policy).__name__} cannot be exported to ONNX: {cause}; a "
+            ".safetensors file holds any"
         ) from error
 
 

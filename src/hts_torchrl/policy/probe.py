@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.jit import ScriptModule
 
-from hts_torchrl.compat.torch import tree_leaves, tree_map, uncompiled
+from hts_torchrl.compat.torch import is_transforming, tree_leaves, tree_map, uncompiled
 from hts_torchrl.policy.limits import copied
 
 Pass: TypeAlias = Callable[[nn.Module], object]
@@ -112,6 +112,8 @@ def _innermost(
 ) -> list[str]:
     """Return the names of the modules that are sought, without those that contain another one.
 
+    Of what ``torch.func.vmap`` runs the module that asks for that is the innermost.
+
     ``before`` makes of a module's arguments what ``is_sought`` decides from, with its output.
     """
     found: list[str] = []
@@ -119,13 +121,13 @@ def _innermost(
     asking = False
 
     def enter(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if not asking:
+        if not (asking or is_transforming()):
             running.append((before(args, kwargs), len(found)))
 
     def leave(name: str) -> Callable[..., None]:
         def hook(module: nn.Module, _args: object, _kwargs: object, output: object) -> None:
             nonlocal asking
-            if asking:
+            if asking or is_transforming():
                 return
             noted, known = running.pop()
             asking = True

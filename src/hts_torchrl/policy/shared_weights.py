@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from hts_torchrl.compat.torch import norms
 from hts_torchrl.errors import ConfigurationError, ProtocolError
+from hts_torchrl.policy.limits import require_tensors
 from hts_torchrl.shared.arrays import Layout, SharedArrays
 from hts_torchrl.specs import Array
 
@@ -38,6 +39,9 @@ class PolicyWeights:
         slots = torch.from_numpy(arrays["weights"])
         self._slots = [_views(slots[slot], module.state_dict()) for slot in range(2)]
         self._parameters = dict(module.named_parameters(remove_duplicate=False)).keys()
+        buffers = dict(module.named_buffers(remove_duplicate=False))
+        self._not_saved = buffers.keys() - module.state_dict().keys()
+        """Buffers that are not persistent, which actors keep as they are."""
         self._published: int | None = None
         self._versions = [-1, -1]
 
@@ -46,14 +50,9 @@ class PolicyWeights:
         """Two slots of raw bytes, and (version, slot) of the acting weights.
 
         Raises:
-            ConfigurationError: if some of the module's state is no tensor.
+            ConfigurationError: as :func:`require_tensors`.
         """
-        for name, value in module.state_dict().items():
-            if not isinstance(value, Tensor):
-                raise ConfigurationError(
-                    f"the policy's state_dict() has {name!r}, a {type(value).__name__}, but actors "
-                    "get tensors only: quantise an exported policy, and keep other state in buffers"
-                )
+        require_tensors(module)
         size = sum(_padded(tensor) for tensor in module.state_dict().values())
         return {"weights": ((2, max(size, 1)), "uint8"), "weights_acting": ((2,), "int64")}
 
@@ -113,7 +112,7 @@ class PolicyWeights:
         own = self._slots[0]
         for verb, names in (
             ("lack", own.keys() - state.keys()),
-            ("have", state.keys() - own.keys()),
+            ("have", state.keys() - own.keys() - self._not_saved),
         ):
             if names:
                 raise ConfigurationError(
@@ -176,14 +175,16 @@ class PolicyWeights:
         """Copy the acting weights into ``module`` unless it has them; returns their version.
 
         Args:
-            module: of a policy like the published one.
+            module: of a policy like the published one; it is in eval mode then.
             version: of the weights that it has.
         """
         if version != self.acting_version:
+            module.train()  # eval() may compute something from the weights, which is made anew then
             state = module.state_dict()
             with torch.no_grad():
                 for name, view in self._slots[int(self._acting[1])].items():
                     state[name].copy_(view)
+            module.eval()
         return self.acting_version
 
 

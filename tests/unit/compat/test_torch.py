@@ -84,3 +84,11 @@ def test_hooks_are_found_by_when_they_run():
         layer.register_full_backward_hook(hooks[2])
         layer.register_full_backward_pre_hook(hooks[3])
         assert set(compat.hooks_of(layer)) == set(hooks)
+
+
+def test_what_vmap_runs_is_told_from_the_rest():
+    with private_names_of("torch") as compat:
+        told = []
+        torch.func.vmap(lambda row: told.append(compat.is_transforming()) or row)(torch.ones(2))
+        assert told == [True]
+        assert not compat.is_transforming()

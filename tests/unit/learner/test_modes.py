@@ -33,6 +33,21 @@ def test_a_layer_of_two_modes_is_named_once(learner, make_layer):
     assert f"there: module.0.module.2 ({type(layer).__name__}). So" in message
 
 
+class Halved(nn.Module):
+    def forward(self, observation):
+        observation /= 2
+        return observation
+
+
+@pytest.mark.parametrize("learner", [A2C, PPO, Impala])
+def test_a_policy_that_changes_what_it_reads_is_refused(learner):
+    """Each further pass over a round would read it changed once more."""
+    policy = policy_with(nn.Identity(), CARTPOLE)
+    policy.module[0].module.insert(0, Halved())
+    with pytest.raises(ConfigurationError, match="changes 'observation' in place"):
+        fit(learner(policy))
+
+
 class Modes(Callback):
     """Keeps the mode of a layer in each part of the run."""
 

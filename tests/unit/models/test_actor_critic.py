@@ -20,6 +20,15 @@ class Halving(nn.Linear):
         super().__init__(shape[0], shape[0] // 2)
 
 
+class Normed(nn.Sequential):
+    """A trunk whose BatchNorm has statistics, and refuses a single row in train mode."""
+
+    out_features = 5
+
+    def __init__(self, shape) -> None:
+        super().__init__(nn.BatchNorm1d(shape[0]).eval(), nn.Linear(shape[0], 5), nn.BatchNorm1d(5))
+
+
 def spec(kind: str = "discrete") -> EnvSpec:
     return EnvSpec({"observation": VECTOR}, ACTIONS[kind])
 
@@ -181,6 +190,12 @@ class TestMakeActorCritic:
         policy = make_actor_critic(f"{__name__}.Halving", spec())
         assert isinstance(policy, ActorCritic)
         assert isinstance(policy.module[0].module, Halving)
+
+    def test_statistics_of_a_trunk_of_the_users_own_stay_as_they_are(self):
+        trunk = make_actor_critic(f"{__name__}.Normed", spec()).module[0].module
+        assert [module.training for module in trunk] == [False, True, True]
+        assert (trunk[2].running_var == 1).all()
+        assert trunk[2].num_batches_tracked == 0
 
     @pytest.mark.parametrize("network", ["natuer", "no.such.Trunk", "torch.nn.NoSuch", ""])
     def test_an_unknown_network_is_refused_with_the_known_ones(self, network):

@@ -23,7 +23,7 @@ from hts_torchrl.shared.arrays import SharedArrays
 from hts_torchrl.specs import ActionSpec, ArraySpec, EnvSpec
 from tests.determinism.tasks import TASKS
 from tests.graphs import needs_gpu, record_captures, recorded, replaying
-from tests.policies import drawing_policy
+from tests.policies import Folding, drawing_policy
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda:0")
 ASKED = {"setting": "cudagraph_policy", "what": "the policy's pass"}
@@ -286,6 +286,11 @@ class TestRefusals:
         require_capturable(replay)
         monkeypatch.setattr(PolicyInference, "answer", inexact)
         assert "'state_value' has other bits in a CUDA graph" in self.refusal(replay)
+
+    def test_a_weight_that_eval_mode_computes_is_not_where_the_graph_reads_it(self, monkeypatch):
+        monkeypatch.setattr(cuda_graph, "_capture", recorded)
+        policy = drawing_policy(Folding(4, 3), return_log_prob=True)
+        assert "has other bits in a CUDA graph" in self.refusal(replaying(policy, discrete(3)))
 
     def test_a_pass_that_moves_a_tensor_from_the_cpu(self):
         numbers, elsewhere = torch.ones(2), torch.ones(2, device="meta")

@@ -133,6 +133,13 @@ class TestRoundTrip:
         assert torch.equal(apart[0].weight, tied[0].weight)
         assert torch.equal(apart[1].weight, tied[0].weight)
 
+    def test_state_that_is_no_tensor_is_refused_by_name(self, place):
+        _, spec = save(place)
+        before = place.read_bytes()
+        with pytest.raises(ConfigurationError, match="'weight', a UninitializedParameter, but"):
+            save_policy(nn.LazyLinear(5), place, spec=spec, network=None)
+        assert place.read_bytes() == before
+
 
 class TestDescription:
     def test_says_what_is_needed_to_build_the_network(self, place):

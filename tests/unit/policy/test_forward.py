@@ -26,6 +26,7 @@ from hts_torchrl.policy.examination import find_outputs
 from hts_torchrl.policy.forward import evaluate, probabilistic_module
 from hts_torchrl.policy.inference import PolicyInference
 from hts_torchrl.specs import ActionSpec, ArraySpec, EnvSpec
+from tests.policies import Folding
 
 FLOATS = np.dtype(np.float32)
 ACTION = ActionSpec("discrete", ArraySpec((), np.dtype(np.int64)), (4,))
@@ -143,6 +144,14 @@ class TestAsPolicy:
         result = evaluate(as_policy(nn.Linear(6, 4), SPEC), rows(), 3)
         assert isinstance(result.distribution, Categorical)
 
+    @pytest.mark.filterwarnings("ignore:.torch.jit.trace")
+    def test_a_traced_module_is_a_plain_one(self):
+        net = nn.Linear(6, 4)
+        policy = as_policy(torch.jit.trace(net, torch.zeros(2, 6)), SPEC)
+        observations = rows()
+        logits = evaluate(policy, observations, 3).written["logits"]
+        assert torch.equal(logits, net(observations["observation"]))
+
     def test_a_plain_module_gives_mean_and_deviation_of_a_continuous_action(self):
         spec = continuous_spec()
 
@@ -178,6 +187,17 @@ class TestAsPolicy:
         assert (layer.running_var == 1).all()
         assert layer.num_batches_tracked == 0
         assert all(each.training for each in module.modules())
+
+    def test_a_layer_that_prepares_for_eval_mode_is_tried_in_it(self):
+        layer = Folding(6, 2)
+        as_policy(layer, continuous_spec())
+        assert layer.training
+        assert layer.folded is None
+
+    def test_statistics_without_a_weight_get_their_shape(self):
+        layer = nn.LazyBatchNorm1d(affine=False)
+        as_policy(nn.Sequential(layer, nn.Linear(6, 4)), SPEC)
+        assert layer.running_mean.tolist() == [0.0] * 6
 
     @pytest.mark.parametrize(
         "net", [nn.Linear(5, 2), nn.Sequential(nn.LazyLinear(3), nn.Linear(5, 2))]

@@ -151,6 +151,22 @@ def test_attention_differs_between_its_modes_by_rounding_only():
     assert all(name.startswith("body.1.inner") for name in found)
 
 
+class TwoModes(nn.Module):
+    def forward(self, rows):
+        return rows if self.training else rows + 1
+
+
+class Mapped(Inner):
+    """Runs its layer on each row by ``vmap``, as TorchRL runs networks of several agents."""
+
+    def forward(self, rows):
+        return torch.func.vmap(self.inner)(rows)
+
+
+def test_of_what_vmap_runs_the_module_that_asks_for_it_is_named():
+    assert modules_of_two_modes(nested(Mapped(TwoModes())), run) == ["body.1.inner"]
+
+
 def test_modules_are_described_by_name_and_class():
     policy = nested(nn.Dropout())
     assert (

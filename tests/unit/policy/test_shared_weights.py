@@ -2,11 +2,13 @@ import copy
 
 import pytest
 import torch
+from tensordict import TensorDict
 from torch import nn
 
 from hts_torchrl.errors import ConfigurationError
-from hts_torchrl.policy.shared_weights import PolicyWeights
+from hts_torchrl.policy.shared_weights import PolicyWeights, weights_by_name
 from hts_torchrl.shared.arrays import SharedArrays
+from tests.policies import Folding
 
 
 class Mixed(nn.Module):
@@ -209,9 +211,27 @@ class Sized(nn.Linear):
 
 
 def test_state_that_is_no_tensor_is_refused_by_name():
-    named = r"state_dict\(\) has '0\._extra_state', a dict, but actors get tensors only"
+    named = r"state_dict\(\) has '0\._extra_state', a dict, but actors and files get dense tensors"
     with pytest.raises(ConfigurationError, match=named):
         PolicyWeights.layout(nn.Sequential(Sized(4, 2)))
+    sparse = nn.Identity()
+    sparse.register_buffer("edges", torch.eye(3).to_sparse())
+    with pytest.raises(ConfigurationError, match=r"has 'edges', a torch\.sparse_coo, but"):
+        PolicyWeights.layout(sparse)
+
+
+def test_a_buffer_that_is_not_persistent_may_be_among_weights():
+    """``TensorDict.from_module`` has it there, too."""
+    layer = nn.Linear(3, 2)
+    layer.register_buffer("cosines", torch.ones(3), persistent=False)
+    arrays = SharedArrays(PolicyWeights.layout(layer))
+    weights = PolicyWeights(arrays, layer)
+    weights.publish(weights_by_name(TensorDict.from_module(layer)), 0)
+    weights.exchange()
+    replica = nn.Linear(3, 2)
+    weights.load(replica, -1)
+    arrays.close()
+    assert torch.equal(replica.weight, layer.weight)
 
 
 def changed(name: str, value: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -267,3 +287,17 @@ def test_weights_that_a_policy_can_act_with_are_taken(weights, name, value):
     replica = Mixed(5.0)
     weights.load(replica, 0)
     assert torch.equal(replica.state_dict()[name], value.float())
+
+
+def test_what_a_module_computes_from_its_weights_in_eval_mode_is_computed_anew():
+    """As equivariant convolutions expand their filters, and LoRA adds its update to a weight."""
+    policy, replica = Folding(3, 2), Folding(3, 2).eval()
+    arrays = SharedArrays(PolicyWeights.layout(policy))
+    weights = PolicyWeights(arrays, policy)
+    weights.publish(policy.state_dict(), 0)
+    weights.exchange()
+    weights.load(replica, -1)
+    arrays.close()
+    observation = torch.randn(4, 3)
+    assert not replica.training
+    torch.testing.assert_close(replica(observation), policy(observation))

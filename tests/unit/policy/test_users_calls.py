@@ -81,8 +81,21 @@ class Heads0(ActorCritic):
 
 
 class Dist0(ActorCritic):
+    kind = Categorical
+
     def distribution(self, parameters):
-        return Categorical(logits=torch.tensor(SURE).expand_as(parameters["logits"]))
+        return self.kind(logits=torch.tensor(SURE).expand_as(parameters["logits"]))
+
+
+class OwnSample(Categorical):
+    """Samples by a method of its own, and so row by row."""
+
+    def sample(self, sample_shape=()):
+        return super().sample(sample_shape)
+
+
+class RowByRow0(Dist0):
+    kind = OwnSample
 
 
 class GetDist0(ProbabilisticTensorDictSequential):
@@ -243,8 +256,16 @@ def test_a_hook_within_our_actor_critic_runs():
     assert set(actions(policy)) == {0}
 
 
-def test_the_distribution_of_our_actor_critic_may_be_another():
-    assert set(actions(ours(Dist0))) == {0}
+def test_a_forward_of_its_own_within_our_actor_critic_runs():
+    policy = ours()
+    module = policy.get_submodule("module.1.module.0")
+    module.forward = lambda rows: rows.set("logits", torch.tensor(SURE).expand(*rows.shape, 2))
+    assert set(actions(policy)) == {0}
+
+
+@pytest.mark.parametrize("kind", [Dist0, RowByRow0])
+def test_the_distribution_of_our_actor_critic_may_be_another(kind):
+    assert set(actions(ours(kind))) == {0}
 
 
 def test_a_policy_is_examined_by_the_pass_that_acts(monkeypatch):
