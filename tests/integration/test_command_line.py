@@ -262,12 +262,19 @@ class TestLoggers:
         monkeypatch.chdir(tmp_path)
         fit = ["fit", *CARTPOLE, *A2C, "--trainer.logger=CSVLogger"]
         fit += ["--trainer.logger.save_dir=.", "--trainer.logger.version=one"]
-        told = "lightning_logs/one has the files of an earlier run, and this one writes over them"
-        for times in (0, 1):
-            run(*fit)
-            assert [told in str(each.message) for each in recwarn].count(True) == times
-        run(*fit, "--ckpt_path=lightning_logs/one/checkpoints/last.ckpt")
-        assert [told in str(each.message) for each in recwarn].count(True) == 1
+        goes_on = "--ckpt_path=lightning_logs/one/checkpoints/last.ckpt"
+        for arguments, replaced in (
+            (fit, []),
+            (fit, ["metrics.csv", "checkpoints/last.ckpt"]),
+            (["validate", *fit[1:], goes_on], ["metrics.csv"]),
+            ([*fit, goes_on], ["metrics.csv"]),
+        ):
+            run(*arguments)
+            told = [str(recwarn.pop().message) for _ in range(len(recwarn))]
+            assert [each for each in told if "of an earlier run" in each] == [
+                f"lightning_logs/one/{file} is of an earlier run: this one writes over it"
+                for file in replaced
+            ]
 
 
 class TestPlayedGames:

@@ -25,12 +25,13 @@ _NO_PATH = re.compile(r"- Expected a path but .+? either not accessible or inval
 _ALTERNATIVES = re.compile(
     r"Does not validate against any of the Union subtypes Subtypes: \[.*?\] Errors: (?=- )"
 )
+_NOT_OF_TYPE = r"Expected a <class '[\w.]+'>(\. Got value: \S+)?"
 _OTHER_TYPE = re.compile(
-    r" ?- (Expected a <class '[\w.]+'>|Not a valid subclass of .*? \(implicit class_path\))"
+    rf" ?- ({_NOT_OF_TYPE}|Not a valid subclass of .*? \(implicit class_path\))"
 )
 _NO_REASON = re.compile(
     r"Does not validate against any of the Union subtypes Subtypes: \[(?P<kinds>.*?)\] Errors:"
-    r"( - Expected a <class '[\w.]+'>)*$"
+    rf"( - {_NOT_OF_TYPE})*$"
 )
 _NO_CLASS = re.compile(r"- Expected a dot import path string: (?P<name>\S+)")
 _NO_ENV = 'Parser key "data.env": Expected a dot import path string: '

@@ -20,6 +20,7 @@ from hts_torchrl.envs.gym import GymEnvs
 from hts_torchrl.envs.pettingzoo import PettingZooEnvs
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.learner import A2C, PPO, PQN, Impala
+from hts_torchrl.learner.restored import why_not_read
 from hts_torchrl.models.trunks import is_built_in
 from hts_torchrl.training.datamodule import HTSDataModule
 from hts_torchrl.training.run_settings import class_name, known_arguments, taking
@@ -66,14 +67,15 @@ class CheckpointSettings:
             own: learners that the user's own command or config names, by that name.
 
         Raises:
-            ConfigurationError: if it is no checkpoint, or a setting is of a wrong type.
+            ConfigurationError: if it cannot be read or is no checkpoint, or a setting is of a wrong
+                type.
         """
         try:
             content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+            if not isinstance(content, dict) or not _has_weights(content):
+                raise ValueError("no weights")
         except Exception as error:  # whatever a file that is something else may lead to
-            raise ConfigurationError(_NO_CHECKPOINT) from error
-        if not isinstance(content, dict) or not _has_weights(content):
-            raise ConfigurationError(_NO_CHECKPOINT)
+            raise ConfigurationError(why_not_read(path, error)) from error
         settings = cls({}, {}, known="learner" in content)
         if settings.known:
             settings._add_learner(content["learner"], own)
@@ -157,7 +159,6 @@ _NOT_OF_A_FILE = ("env", "accept_changes", "backend", "num_collectors", "backend
 """Of the data module: what is looked at by itself, agreed to, or joins a cluster."""
 _MOST_TYPED = 1000
 """Characters of a flag that a message proposes; it is whole, or not proposed."""
-_NO_CHECKPOINT = "this is no checkpoint, or half of one"
 
 
 def _has_weights(content: dict[Any, Any]) -> bool:

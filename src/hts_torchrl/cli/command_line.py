@@ -29,6 +29,7 @@ from hts_torchrl.cli.checkpoint_settings import CheckpointSettings
 from hts_torchrl.cli.config_files import checkpoint_of
 from hts_torchrl.compat.lightning import CommandLine, take_next_version
 from hts_torchrl.errors import ConfigurationError, reason_of, require
+from hts_torchrl.learner import Learner
 from hts_torchrl.portable import VARIABLES, is_portable
 from hts_torchrl.training.callbacks import (
     BestCheckpoint,
@@ -109,8 +110,7 @@ class HTSCommandLine(CommandLine):
         settings = vars(self.setting("trainer"))
         if settings["barebones"]:  # Lightning refuses them beside it
             settings = {**settings, **dict.fromkeys(_NOT_BAREBONES, False)}
-        last = None if settings["enable_checkpointing"] is False else LastCheckpoint()
-        callbacks = _callbacks(settings, last, self.setting("trace"))
+        callbacks, last = _callbacks(settings, self.setting("trace"))
         if settings["logger"] in (None, True):  # made here, so that --name decides to the last
             name, runs = self.setting("name"), _runs_below(settings["default_root_dir"])
             kwargs["logger"] = [TensorBoardLogger(runs, name), CSVLogger(runs, name)]
@@ -228,6 +228,9 @@ class HTSCommandLine(CommandLine):
         writes_nothing = self.trainer.fast_dev_run  # type: ignore[attr-defined]
         if writes_nothing or not self.trainer.is_global_zero:  # all ranks write into that of rank 0
             return
+        for folder in (self.trainer.default_root_dir, self.trainer.log_dir):
+            here = "://" not in str(folder)
+            require(here, f"the run's folder {folder}", "one of this machine")
         own = vars(self.setting("trainer"))["logger"] in (None, True) and self.trainer.loggers != []
         directory = Path(self.trainer.log_dir or ".")
         try:
@@ -239,18 +242,19 @@ class HTSCommandLine(CommandLine):
                 f"the run's folder {directory}: {reason_of(error, directory)}"
             ) from error
         _require_no_loss(directory / "config.yaml")
-        last = directory / "checkpoints" / "last.ckpt"
-        starts_anew = self.subcommand == "fit" and not self.setting("ckpt_path")
-        if starts_anew and not SLURMEnvironment.detect() and last.is_file():
-            warnings.warn(
-                f"{directory} has the files of an earlier run, and this one writes over them",
-                stacklevel=2,
-            )
+        csv = (each for each in self.trainer.loggers if isinstance(each, CSVLogger))
+        old = [Path(each.log_dir, "metrics.csv") for each in csv]
+        goes_on = self.subcommand != "fit" or self.setting("ckpt_path") or SLURMEnvironment.detect()
+        old += [] if goes_on else [directory / "checkpoints" / "last.ckpt"]
+        for path in filter(Path.is_file, old):
+            warnings.warn(f"{path} is of an earlier run: this one writes over it", stacklevel=2)
 
     before_validate = before_test = before_predict = before_fit
 
     def after_predict(self) -> None:
-        """Tell each game's score and length."""
+        """Tell each game's score and length, once: each rank has played them all."""
+        if not self.trainer.is_global_zero or type(self.model).predict_step != Learner.predict_step:
+            return  # of a predict_step of the user's own nothing is known
         for games in self.trainer.predict_loop.predictions:
             for game, score in enumerate(games["score"]):
                 length = games["length"][game]
@@ -295,10 +299,13 @@ _NOT_BAREBONES = ("logger", "enable_checkpointing", "enable_progress_bar")
 
 
 def _callbacks(
-    settings: Mapping[str, Any], last: LastCheckpoint | None, trace: int | None
-) -> list[Callback]:
-    """Return the user's callbacks, and ours but for those of which the user gives the like."""
+    settings: Mapping[str, Any], trace: int | None
+) -> tuple[list[Callback], LastCheckpoint | None]:
+    """Return the callbacks, ours only where the user gives none like it; and the LastCheckpoint."""
     given = _listed(settings["callbacks"])
+    last = None
+    if settings["enable_checkpointing"] is not False:
+        last = next((each for each in given if isinstance(each, LastCheckpoint)), LastCheckpoint())
     ours: list[Callback] = [TrainingStatistics(), LearningCurve(), StopTogether(last)]
     if trace is not None:
         ours.append(RoundTrace(trace))
@@ -307,8 +314,8 @@ def _callbacks(
     own_bar = any(isinstance(each, ProgressBar) for each in given)
     if settings["enable_progress_bar"] is not False and not own_bar:
         ours.append(ProgressLine())
-    alike = [each for each in ours if any(isinstance(mine, type(each)) for mine in given)]
-    return [*given, *(each for each in ours if each not in alike)]
+    others = [e for e in ours if not any(isinstance(mine, type(e)) for mine in given)]
+    return [*given, *others], last
 
 
 def _folder_of_job(settings: Mapping[str, Any], name: str) -> dict[str, str]:

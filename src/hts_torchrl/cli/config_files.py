@@ -61,6 +61,9 @@ def _with_bases(path: Path, above: tuple[Path, ...] = ()) -> list[Path]:
     if not isinstance(content, dict):
         told = "empty" if content is None else f"a {type(content).__name__}"
         raise ConfigurationError(f"--config={path}: it is {told}; settings by name are needed")
+    data = content.get("data")
+    if "data.seed" in content or (isinstance(data, dict) and "seed" in data):
+        raise ConfigurationError(f"--config={path}: data.seed is seed_everything: give that")
     bases = content.get("base") or []
     named = [bases] if isinstance(bases, str) else bases
     if not isinstance(named, list) or not all(isinstance(base, str) for base in named):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import errno
 import os
 import re
@@ -156,19 +155,15 @@ def _unreadable() -> str:
 
 def _examine(arguments: Sequence[str]) -> NoReturn:
     """Print what the doctor finds; the exit status is 1 if something is wrong."""
-    parser = argparse.ArgumentParser(
+    HTSArgumentParser(
         prog="hts-torchrl doctor",
         description="Look at the machine and say what is missing; exit status 1 if something is.",
-        allow_abbrev=False,
-    )
-    _, given = parser.parse_known_args(arguments)
-    if given:
-        raise ConfigurationError(f"doctor takes no arguments: {' '.join(given)}")
-    findings = []
+    ).parse_args(list(arguments))
+    status = 0
     for finding in examine():
         print(finding, flush=True)  # noqa: T201
-        findings.append(finding)
-    raise SystemExit(int(any(finding.remedy for finding in findings)))
+        status |= bool(finding.remedy)
+    raise SystemExit(status)
 
 
 def _report(arguments: Sequence[str]) -> None:
@@ -198,10 +193,12 @@ def _report(arguments: Sequence[str]) -> None:
 
 
 def _leave_if_known(error: RuntimeError | OSError) -> None:
-    """End with one line where the cause is a limit, a metric, or another rank."""
+    """End with one line where the cause is a limit, a permission, a metric, or another rank."""
     if isinstance(error, OSError) and error.errno == errno.EMFILE:
         most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         _leave(OSError(f"{error}: the limit is {most}, raise it (ulimit -n)"), status=2)
+    if isinstance(error, PermissionError) and error.filename:
+        _leave(error, status=2)
     if str(error).startswith("Early stopping conditioned on metric"):
         _leave(error, status=2)
     if "/gloo/" in str(error):

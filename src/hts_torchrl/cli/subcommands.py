@@ -34,7 +34,7 @@ def run_subcommand(
 
     Args:
         arguments: subcommand, flags and their values; ``sys.argv`` has them afterwards.
-        callbacks: of the Trainer, before all others.
+        callbacks: of the Trainer, behind those that the arguments name.
         kind: of command line, such as one that ends when it has parsed.
 
     Raises:

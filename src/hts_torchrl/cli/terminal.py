@@ -17,7 +17,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from hts_torchrl.cli.checkpoint_settings import CheckpointSettings
 from hts_torchrl.compat.torch import bfloat16_in_hardware
-from hts_torchrl.errors import CheckpointError
+from hts_torchrl.errors import CheckpointError, ConfigurationError
 from hts_torchrl.training.callbacks import LearningCurve, RoundTrace, TrainingStatistics
 from hts_torchrl.training.run_settings import class_name
 
@@ -173,14 +173,17 @@ def _checkpoints(trainer: Trainer) -> _Lines:
 
 def _commands(checkpoints: dict[str, str], config: Path, more_frames: int | None) -> _Lines:
     """Yield the commands that go on with a run; ``more_frames`` are those of a longer one."""
-    flag = f"--config={config}"
+    flag, path = f"--config={config}", checkpoints.get("best", checkpoints.get("checkpoint", ""))
+    try:
+        own = [flag] if CheckpointSettings.read(Path(path)).withheld else []
+    except ConfigurationError as error:
+        yield "commands", f"none, because of {path}: {error}"
+        return
     if "checkpoint" in checkpoints:
         # The config has what no checkpoint gives: the run's name, its callbacks and devices.
         words = ["fit", flag, f"--ckpt_path={checkpoints['checkpoint']}"]
         words += [] if more_frames is None else [f"--data.total_frames={more_frames}"]
         yield "train on" if more_frames else "resume", _typed(words)
-    path = checkpoints.get("best", checkpoints.get("checkpoint", ""))
-    own = [flag] if CheckpointSettings.read(Path(path)).withheld else []
     for name in ("play", "export"):
         yield name, _typed([name, *own, f"--ckpt_path={path}"])
 

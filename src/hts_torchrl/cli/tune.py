@@ -66,7 +66,8 @@ def tune(arguments: Sequence[str]) -> None:
         raise ConfigurationError(
             f"--study={output}: without a suffix .yaml it needs --output=FOLDER"
         )
-    budget = _budget(configs)
+    frames = [int(config["data"]["total_frames"]) for config in configs]
+    budget = Budget(max(frames), configs[0]["data"]["evaluation_frames"])
     described = {"study": study_file.described(), "config": json.loads(json.dumps(configs[0]))}
     with locked(output) as lock, FitCommands() as commands:
         study = Study(output, study_file, budget, described)
@@ -119,13 +120,6 @@ def _checked(arguments: list[str], values: Mapping[str, Value], study: Path) -> 
     if config.get("ckpt_path") is not None:
         raise ConfigurationError(f"--ckpt_path: {_REFUSED['--ckpt_path']}")
     return config
-
-
-def _budget(configs: list[dict[str, Any]]) -> Budget:
-    data = configs[0]["data"]
-    return Budget(
-        max(int(config["data"]["total_frames"]) for config in configs), data["evaluation_frames"]
-    )
 
 
 def _search(study: Study, trials: _Trials, number: int) -> None:
@@ -217,7 +211,7 @@ class _Trials:
         status = self.commands.run(
             [
                 *("fit", *self.arguments, *flags(values), f"--seed_everything={seed}"),
-                *(f"--trainer.logger={json.dumps(loggers)}", "--trainer.enable_progress_bar=false"),
+                f"--trainer.logger={json.dumps(loggers)}",
             ],
             log=log,
             is_enough=lambda: watch.look(read_evaluations(metrics)),

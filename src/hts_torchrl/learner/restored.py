@@ -18,8 +18,9 @@ from hts_torchrl.policy.spec_json import spec_from_json
 from hts_torchrl.training.run_settings import class_name, is_type_name, known_arguments
 
 _HAS_OBJECTS = (
-    "this has objects beside tensors and plain values, and none is loaded; perhaps it is an "
-    "argument that save_hyperparameters() kept: give its name in ignore=[...]"
+    "this has objects beside tensors and plain values, and none is loaded; perhaps in the "
+    "state_dict() of a callback, or as an argument that save_hyperparameters() kept: give its name "
+    "in ignore=[...]"
 )
 
 
@@ -107,12 +108,16 @@ def _content(path: Path, map_location: Any) -> tuple[dict[str, Any], dict[str, A
         saved = dict(content.get("learner", {}))
         content["updates"], content["state_dict"]
     except Exception as error:  # whatever a file that is something else may lead to
-        has_objects = isinstance(error, pickle.UnpicklingError) and zipfile.is_zipfile(path)
-        reason = _HAS_OBJECTS if has_objects else "this is no checkpoint, or half of one"
-        if isinstance(error, OSError):
-            reason = reason_of(error, path)
-        raise ConfigurationError(f"{path}: {reason}") from error
+        raise ConfigurationError(f"{path}: {why_not_read(path, error)}") from error
     return content, saved
+
+
+def why_not_read(path: Path, error: Exception) -> str:
+    """Return in words why tensors and plain values were not to be had from a file."""
+    if isinstance(error, OSError):
+        return reason_of(error, path)
+    has_objects = isinstance(error, pickle.UnpicklingError) and zipfile.is_zipfile(path)
+    return _HAS_OBJECTS if has_objects else "this is no checkpoint, or half of one"
 
 
 def _settings(

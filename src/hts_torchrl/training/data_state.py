@@ -98,7 +98,7 @@ class DataState:
         state = {"frames": 0, **self.loaded, "policy_version": updates}
         state["frames"] //= ranks
         collector.load_state_dict(state)
-        self.loaded = {}  # a further training begins anew
+        self.loaded, self.final = {}, {}  # a further training begins anew
         self.first_round = int(state.get("round", 0))
         self._updates_before = updates - self.first_round
 

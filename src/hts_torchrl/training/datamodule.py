@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 from dataclasses import replace
@@ -130,8 +131,8 @@ class HTSDataModule(LightningDataModule):
         """This rank's part of it, from ``setup`` on."""
         self.parts_per_epoch = 0
         """Batches of the Trainer in each of its epochs, from ``setup`` on."""
-        self._replaced_interval: float | None = None
-        """The Trainer's, where ``evaluation_frames`` has set another."""
+        self._at_end = contextlib.ExitStack()
+        """Puts back the Trainer's interval, where ``evaluation_frames`` has set another."""
         self._moved: TensorDictBase | None = None
         """The running round on a learner's GPU, for all of its parts."""
         self._state = DataState(self)
@@ -233,6 +234,9 @@ class HTSDataModule(LightningDataModule):
         trainer, precision = self._trainer, self._precision
         require(precision in PRECISIONS, f"precision={precision}", " or ".join(PRECISIONS))
         if stage != "fit":
+            # EarlyStopping looks at it in the Trainer's first stage, which may be this one.
+            if self.evaluation_frames and getattr(trainer, "val_check_interval", None) == 1.0:
+                self._replace_interval(0.5)
             return
         require_fitting(self, trainer)
         self._share = self.pool.of_rank(trainer.global_rank, trainer.world_size)
@@ -245,8 +249,7 @@ class HTSDataModule(LightningDataModule):
         assert self.schedule.num_rounds is not None
         self.parts_per_epoch = parts_of_epoch(trainer, self.schedule.num_rounds)
         if (interval := evaluation_interval(self, trainer)) is not None:
-            self._replaced_interval = trainer.val_check_interval
-            trainer.val_check_interval = interval
+            self._replace_interval(interval)
 
     @property
     def _updates(self) -> int:
@@ -330,24 +333,24 @@ class HTSDataModule(LightningDataModule):
 
     def teardown(self, stage: str) -> None:  # noqa: ARG002
         """Stop all workers; what they had come to can still be saved."""
-        self._restore_interval()
+        self._at_end.close()
         self._state.final = self.state_dict()
         place_callbacks(self._trainer)
         self._close()
 
     def on_exception(self, exception: BaseException) -> None:  # noqa: ARG002
         """Stop all workers: Lightning calls no teardown after an exception."""
-        self._restore_interval()
+        self._at_end.close()
         self._state.loaded = {}  # of a run that could not go on
         leave_round = getattr(self._trainer.lightning_module, "leave_round", None)
         if leave_round is not None:
             leave_round()
         self._close()
 
-    def _restore_interval(self) -> None:
-        if self._replaced_interval is not None:
-            self._trainer.val_check_interval = self._replaced_interval
-            self._replaced_interval = None
+    def _replace_interval(self, interval: float) -> None:
+        trainer = self._trainer
+        self._at_end.callback(setattr, trainer, "val_check_interval", trainer.val_check_interval)
+        trainer.val_check_interval = interval
 
     def _close(self) -> None:
         self._moved = None

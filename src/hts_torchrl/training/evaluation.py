@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -131,8 +132,7 @@ class Evaluation:
         action = spec.action
         seeds = {game: env_seed(self.seed, game, "evaluation") for game in games}
         observation = group.reset([*seeds.values()])
-        first = 0
-        while True:
+        for first in itertools.count(0, _CHUNK):
             draws = np.stack(
                 [
                     action_draws(len(action.sizes), seed, game, first, _CHUNK, action.num_draws)
@@ -146,7 +146,6 @@ class Evaluation:
                 memory.carry(answers, transition.terminated | transition.truncated)
                 observation = transition.next_observation
                 yield transition.score, transition.episode_end
-            first += _CHUNK
 
 
 @dataclass(frozen=True)

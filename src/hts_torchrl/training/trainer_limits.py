@@ -227,8 +227,8 @@ def parts_of_epoch(trainer: Trainer, rounds: int) -> int:
     return in_epoch
 
 
-def evaluation_interval(data: HTSDataModule, trainer: Trainer) -> int | None:
-    """Return the batches between two evaluations, in whole rounds; None is the Trainer's own.
+def evaluation_interval(data: HTSDataModule, trainer: Trainer) -> float | None:
+    """Return the Trainer's interval between two evaluations, in whole rounds; None is its own.
 
     Args:
         data: whose ``evaluation_frames`` asks for evaluations; it knows the batches of an epoch.
@@ -261,7 +261,8 @@ def evaluation_interval(data: HTSDataModule, trainer: Trainer) -> int | None:
     parts = max(1, round(frames / data.schedule.frames_per_round)) * parts_of_round(trainer)
     if parts > in_epoch:
         _refuse_within_rounds(trainer, given, in_epoch)
-    return max(1, min(parts, in_epoch))
+    batches = min(parts, in_epoch)
+    return batches if batches > 1 else 1 / in_epoch  # callbacks take 1 for 1.0, the whole epoch
 
 
 def _refuse_within_rounds(trainer: Trainer, given: float | None, in_epoch: int) -> None:
@@ -284,22 +285,6 @@ def _refuse_within_rounds(trainer: Trainer, given: float | None, in_epoch: int) 
         f"{told}: an evaluation after {batches} parts is within a round",
         f"a multiple of {parts} (parts of a round){or_}",
     )
-
-
-def steps_of_run(trainer: Trainer, setting: str) -> int:
-    """Return how many steps of the optimiser the run has, from its first to its last round.
-
-    Args:
-        trainer: of the run.
-        setting: what needs to know, for the message.
-
-    Raises:
-        ConfigurationError: if the run has no end.
-    """
-    steps = trainer.estimated_stepping_batches
-    if steps == float("inf"):
-        raise ConfigurationError(f"{setting} needs an end: set total_frames")
-    return int(steps)
 
 
 def warn_of_schedules(trainer: Trainer) -> None:

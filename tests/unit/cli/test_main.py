@@ -7,6 +7,7 @@ import resource
 import shutil
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 
 import gymnasium
 import pytest
@@ -177,6 +178,22 @@ class TestSettings:
         assert line.trainer.checkpoint_callback is None
 
 
+class Failing(Callback):
+    """Raises in the third round."""
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):  # noqa: ARG002
+        if batch_idx == 2:
+            raise ArithmeticError("as asked")
+
+
+def test_a_run_that_fails_is_saved_by_the_users_own_last_checkpoint_too():
+    last = ["--trainer.callbacks=hts_torchrl.training.callbacks.LastCheckpoint"]
+    last += ["--trainer.callbacks.dirpath=mine"]
+    with pytest.raises(ArithmeticError):
+        run("fit", *CARTPOLE, *A2C, *last, f"--trainer.callbacks+={__name__}.Failing")
+    assert torch.load("mine/last.ckpt", weights_only=True)["updates"] == 2
+
+
 class TestBase:
     def test_a_file_builds_on_another_beside_it(self, made, tmp_path):
         write(tmp_path / "games" / "base.yaml", model={"class_path": "A2C"}, data={"delay": 0})
@@ -292,6 +309,14 @@ WRONG = {
     "a run of nothing": (["--trainer.limit_train_batches=0"], "limit_train_batches=0: no part of"),
     "a seed out of bounds": (["--seed_everything=-1"], "--seed_everything=-1; 0 to 4294967295 is "),
     "a folder that cannot be made": (["--name=/proc/none"], "the run's folder /proc/none/version_"),
+    "a root on another machine": (
+        ["--trainer.default_root_dir=memory://runs"],
+        "the run's folder memory://runs; one of this machine is needed",
+    ),
+    "a logger's folder on another machine": (
+        ["--trainer.logger=CSVLogger", "--trainer.logger.save_dir=memory://runs"],
+        "the run's folder memory://runs/lightning_logs/version_0; one of this machine is",
+    ),
     "games without a step": (
         ['--data.env.kwargs={"max_episode_steps": 0}'],
         "environment 'CartPole-v1': Expect the `max_episode_steps` to be positive",
@@ -334,6 +359,10 @@ WRONG = {
     "a value of none of several types": (
         ["--trace=x"],
         'Parser key "trace": int or null is needed',
+    ),
+    "a number that is not whole where there may be none": (
+        ["--data.evaluation_frames=1e3"],
+        'Parser key "data.evaluation_frames": int or null is needed',
     ),
     "no arguments by name": (
         ["--model.optimizer_kwargs=5"],
@@ -463,7 +492,7 @@ def test_wrong_input_ends_with_one_line_and_status_2(what, capsys):
         (["advise", *CARTPOLE, *A2C, "--data.collection=actors"], "--data.collection=actors: "),
         (["verify", *CARTPOLE, *A2C, "--data.collection=server"], "--data.collection=server: "),
         (["advise", *CARTPOLE, *A2C, "--data.backend=ray"], "--data.backend=ray: advise measures"),
-        (["doctor", "--fast"], "doctor takes no arguments: --fast"),
+        (["doctor", "--fast"], "unrecognized arguments: --fast"),
     ],
 )
 def test_a_wrong_command_ends_with_one_line_and_status_2(arguments, message, capsys):
@@ -614,6 +643,57 @@ def test_a_file_that_is_no_checkpoint_is_refused(subcommand, content, tmp_path, 
     assert message == "--ckpt_path=half.ckpt: this is no checkpoint, or half of one"
 
 
+class KeepsAPath(Callback):
+    """Its state is no plain value, so nothing loads a checkpoint with it."""
+
+    def state_dict(self):
+        return {"place": Path("here")}
+
+
+def test_a_checkpoint_with_an_object_is_told_by_the_run_and_refused_by_all_commands(capsys):
+    run("fit", *CARTPOLE, *A2C, f"--trainer.callbacks={__name__}.KeepsAPath")
+    told = capsys.readouterr().out
+    path = "runs/run/version_0/checkpoints/best.ckpt"
+    assert f"commands:       none, because of {path}: this has objects beside tensors" in told
+    assert "hts-torchrl fit" not in told
+    message = refused(capsys, "validate", f"--ckpt_path={path}")
+    assert message.startswith(f"--ckpt_path={path}: this has objects beside tensors and plain val")
+
+
+def test_a_file_that_cannot_be_read_is_told_with_the_reason(monkeypatch, capsys):
+    message = refused(capsys, "validate", "--ckpt_path=/proc/self/mem")
+    assert message == "--ckpt_path=/proc/self/mem: Input/output error"
+
+    def fail(_):
+        raise PermissionError(errno.EACCES, "Permission denied", "last.ckpt")
+
+    monkeypatch.setattr("hts_torchrl.cli.main._run", fail)
+    assert refused(capsys, "fit") == "[Errno 13] Permission denied: 'last.ckpt'"
+
+
+class Predicting(A2CLearner):
+    """A learner whose predictions are its own."""
+
+    def predict_step(self, evaluation, _):  # noqa: ARG002
+        return 3.0
+
+
+@pytest.mark.parametrize(
+    ("model", "first", "told"),
+    [
+        (A2CLearner, True, "game 0: score 3, 5 steps\n"),
+        (A2CLearner, False, ""),
+        (Predicting, True, ""),
+    ],
+)
+def test_one_rank_tells_the_games_that_all_have_played(model, first, told, capsys):
+    games = {"score": torch.tensor([3.0]), "length": torch.tensor([5])}
+    loop = SimpleNamespace(predictions=[games if model is A2CLearner else 3.0])
+    trainer = SimpleNamespace(is_global_zero=first, predict_loop=loop)
+    HTSCommandLine.after_predict(SimpleNamespace(trainer=trainer, model=model()))
+    assert capsys.readouterr().out == told
+
+
 # A billion laughs, as lists and as mappings that are merged.
 LAUGHS = "a0: &a0 [ha]\n" + "".join(
     f"a{number}: &a{number} [{', '.join([f'*a{number - 1}'] * 10)}]\n" for number in range(1, 12)
@@ -631,6 +711,8 @@ MERGED_LAUGHS = "a0: &a0 {ha: 1}\n" + "".join(
         ("- 1\n", "--config=bad.yaml: it is a list; settings by name are needed"),
         ("# nothing\n", "--config=bad.yaml: it is empty; settings by name are needed"),
         ("data:\n  num_envs: 4\n  num_envs: 8\n", "--config=bad.yaml: it has num_envs twice"),
+        ("data:\n  seed: 5\n", "--config=bad.yaml: data.seed is seed_everything: give that"),
+        ("data.seed: 5\n", "--config=bad.yaml: data.seed is seed_everything: give that"),
         ("base: 3\n", "--config=bad.yaml: base=3; one file or a list is needed"),
         ("base: {a: 1}\n", "--config=bad.yaml: base={'a': 1}; one file or a list"),
         ("base: [[a]]\n", "--config=bad.yaml: base=[['a']]; one file or a list"),

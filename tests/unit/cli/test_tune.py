@@ -77,6 +77,8 @@ class TestTrials:
                 f"arguments: fit {' '.join(FITTED)} --model.learning_rate={rate} "
             )
             assert f"--seed_everything={seed} " in log
+            # That of the user's flags: with one behind it Lightning refuses a bar of the user's.
+            assert log.count("--trainer.enable_progress_bar") == 1
         told = capsys.readouterr().out.splitlines()
         assert told[0].startswith("trial 0:        score ")
         assert told[1].startswith("best:           trial 0, score ")

@@ -139,6 +139,14 @@ class TestTrainingStatistics:
         numbers.on_train_end(None, None)
         assert numbers.minutes == 2.0
 
+    def test_minutes_end_with_a_training_that_fails(self, monkeypatch):
+        clock = iter([0.0, 60.0, 600.0])
+        monkeypatch.setattr(statistics.time, "monotonic", lambda: next(clock))
+        numbers = TrainingStatistics()
+        numbers.on_train_start(None, None)
+        numbers.on_exception(None, None, ArithmeticError())
+        assert (numbers.minutes, numbers.minutes) == (1.0, 1.0)
+
     def test_evaluation_alone_takes_no_minutes(self):
         numbers = TrainingStatistics()
         numbers.on_validation_start(None, None)
@@ -199,6 +207,7 @@ class TestTrainingStatistics:
         numbers, other = TrainingStatistics(), TrainingStatistics()
         numbers.frames, numbers.episodes, numbers._earlier_s = 7, 3, 90.0
         numbers._returns.extend([1.0, 4.0])
+        other._returns.extend([100.0])  # of this Trainer's run before
         other.load_state_dict(numbers.state_dict())
         assert (other.frames, other.episodes, other.minutes) == (7, 3, 1.5)
         assert other.mean_return == 2.5
@@ -223,6 +232,12 @@ class TestLearningCurve:
         assert state["evaluation"]["scores"] == pytest.approx(column(rows, "eval/score"))
         assert state["training"]["frames"] == list(range(6, 61, 6))
         assert state["training"]["scores"][-1] == numbers.mean_return
+
+    def test_each_round_in_which_something_is_logged_is_a_point(self, tmp_path):
+        """Of 4 steps each: the 6th, 12th, 18th and 24th are in the rounds 2, 3, 5 and 6."""
+        learner, data = PPO(echo_policy(), epochs=2, minibatches=2), known_games(6)
+        _, curve, _ = run(tmp_path, data, learner, log_every_n_steps=6, limit_val_batches=0)
+        assert curve.state_dict()["training"]["frames"] == [12, 18, 30, 36]
 
     def test_it_keeps_at_most_500_points_of_training(self, tmp_path, monkeypatch):
         monkeypatch.setattr("hts_torchrl.training.callbacks.learning_curve._TRAINING_POINTS", 4)

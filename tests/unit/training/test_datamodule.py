@@ -7,7 +7,7 @@ import pytest
 import torch
 import yaml
 from lightning.pytorch import LightningModule
-from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.callbacks import Callback, EarlyStopping
 from lightning.pytorch.loggers import CSVLogger
 from tensordict import TensorDict
 
@@ -16,7 +16,7 @@ from hts_torchrl.errors import ConfigurationError, WorkerError
 from hts_torchrl.tools.short_fit import data_of_short_fit
 from hts_torchrl.training.round_slice import RoundSlice
 from tests.fakes import FailingEnv
-from tests.fits import cartpole, quiet_trainer, watched_fit
+from tests.fits import cartpole, checkpoints, quiet_trainer, saving, watched_fit
 from tests.policies import echo_policy
 
 
@@ -173,6 +173,24 @@ class TestEvaluationInterval:
     def test_more_frames_than_the_run_has_evaluate_at_the_end(self):
         data = cartpole(3, evaluation_episodes=1, evaluation_frames=10_000)
         assert evaluated_after(A2C(), data) == [3]
+
+    @pytest.mark.parametrize("validates_first", [False, True])
+    @pytest.mark.parametrize("frames", [32, 64])
+    def test_early_stopping_looks_after_each(self, frames, validates_first):
+        """Also where a round is one batch: it takes an interval of 1 batch for 1.0, the epoch."""
+        stop = EarlyStopping("eval/score", mode="max", stopping_threshold=0.0)
+        trainer = quiet_trainer(callbacks=[stop], limit_val_batches=1)
+        learner, data = A2C(), cartpole(4, evaluation_episodes=1, evaluation_frames=frames)
+        if validates_first:
+            trainer.validate(learner, data, verbose=False)
+        trainer.fit(learner, data)
+        assert trainer.global_step == frames // 32
+        assert trainer.val_check_interval == 1.0
+
+    def test_a_checkpoint_of_the_users_is_saved_after_each(self, tmp_path):
+        settings = {"enable_checkpointing": True, "callbacks": [saving(tmp_path)]}
+        evaluated_after(A2C(), cartpole(3, evaluation_episodes=1, evaluation_frames=32), **settings)
+        assert [path.stem for path in checkpoints(tmp_path)] == ["step=1", "step=2", "step=3"]
 
     def test_fewer_batches_than_an_interval_evaluate_at_the_end(self):
         data = cartpole(6, evaluation_episodes=1, evaluation_frames=160)
@@ -413,6 +431,15 @@ def test_a_learner_trains_a_second_time():
     watch = watched_fit(learner, cartpole(3))
     assert watch.updates == [3, 4, 5]
     assert watch.versions == [3, 3, 4]
+
+
+def test_weights_of_a_run_that_failed_are_not_saved_with_the_games_of_the_run_before():
+    data = cartpole(3)
+    watched_fit(A2C(), data)
+    assert data.state_dict()["round"] == 3
+    with pytest.raises(ArithmeticError):
+        watched_fit(A2C(), data, callbacks=[Breaking()])
+    assert data.state_dict() == {}
 
 
 def test_a_data_module_serves_a_second_learner():

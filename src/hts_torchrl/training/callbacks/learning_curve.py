@@ -8,7 +8,6 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 from matplotlib.figure import Figure
 
-from hts_torchrl.compat.lightning import logs_after
 from hts_torchrl.training.callbacks.statistics import TrainingStatistics
 from hts_torchrl.training.round_slice import RoundSlice
 
@@ -29,9 +28,11 @@ class LearningCurve(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: RoundSlice, *_: Any
     ) -> None:
-        """Add a point of training now and then."""
+        """Add a point of training after each round in which the Trainer has logged."""
         statistics = TrainingStatistics.of(trainer)
-        logs = batch.is_last and logs_after(trainer, trainer.global_step)
+        every: int = trainer.log_every_n_steps  # type: ignore[attr-defined]
+        steps = batch.count // trainer.accumulate_grad_batches
+        logs = batch.is_last and every > 0 and trainer.global_step % every < steps
         if logs and statistics.mean_return is not None:
             _add(self._training, statistics, statistics.mean_return)
             if len(self._training["scores"]) > _TRAINING_POINTS:

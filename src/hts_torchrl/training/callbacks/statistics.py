@@ -84,6 +84,12 @@ class TrainingStatistics(Callback):
         """Stop the clock."""
         self._pause()
 
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
+        """Stop the clock, which a further training starts again."""
+        self._pause()
+
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Stop the clock: evaluation is no training."""
         self._evaluates_within_training = self._started_s is not None
@@ -174,5 +180,5 @@ class TrainingStatistics(Callback):
         """Go on counting."""
         self.frames, self.episodes = state_dict["frames"], state_dict["episodes"]
         self._earlier_s = state_dict["seconds"]
-        self._returns.extend(state_dict.get("returns", []))
-        self._lengths.extend(state_dict.get("lengths", []))
+        self._returns = deque(state_dict.get("returns", []), _EPISODES)
+        self._lengths = deque(state_dict.get("lengths", []), _EPISODES)
