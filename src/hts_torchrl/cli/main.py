@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import errno
 import os
 import re
@@ -155,10 +156,14 @@ def _unreadable() -> str:
 
 def _examine(arguments: Sequence[str]) -> NoReturn:
     """Print what the doctor finds; the exit status is 1 if something is wrong."""
-    HTSArgumentParser(
+    parser = argparse.ArgumentParser(
         prog="hts-torchrl doctor",
         description="Look at the machine and say what is missing; exit status 1 if something is.",
-    ).parse_args(list(arguments))
+        allow_abbrev=False,
+    )
+    _, given = parser.parse_known_args(arguments)
+    if given:
+        raise ConfigurationError(f"doctor takes no arguments: {' '.join(given)}")
     status = 0
     for finding in examine():
         print(finding, flush=True)  # noqa: T201

@@ -492,7 +492,7 @@ def test_wrong_input_ends_with_one_line_and_status_2(what, capsys):
         (["advise", *CARTPOLE, *A2C, "--data.collection=actors"], "--data.collection=actors: "),
         (["verify", *CARTPOLE, *A2C, "--data.collection=server"], "--data.collection=server: "),
         (["advise", *CARTPOLE, *A2C, "--data.backend=ray"], "--data.backend=ray: advise measures"),
-        (["doctor", "--fast"], "unrecognized arguments: --fast"),
+        (["doctor", "--fast"], "doctor takes no arguments: --fast"),
     ],
 )
 def test_a_wrong_command_ends_with_one_line_and_status_2(arguments, message, capsys):
