@@ -8,8 +8,8 @@ to see it runs against the copy; if that passes, so do those of its file until o
 this they must pass on a copy without a fault. ``--set quick`` has the tests of ``.ci/test`` only.
 
 A fault that changes nothing that can be seen has a reason. The exit status is 1 if another one
-survives. It is 2, before any test runs, if a text is not found exactly once in its file, or what
-the file holds then is no sound Python; with ``--check`` that is all.
+survives. It is 2, before any test runs, if a text is not found exactly once in its file, the table
+names no tests of that file, or what it holds then is no sound Python; with ``--check`` that is all.
 """
 
 from __future__ import annotations
@@ -153,7 +153,8 @@ def main() -> None:
     parser.add_argument("--check", action="store_true", help="only look whether all apply")
     arguments = parser.parse_args()
     tests, mutants = read(arguments.only)
-    if wrong := misplaced(mutants) or senseless(mutants):
+    untested = [f"{each.file}: [tests] has none of it" for each in mutants if each.file not in tests]
+    if wrong := untested or misplaced(mutants) or senseless(mutants):
         print("\n".join(wrong), file=sys.stderr)
         raise SystemExit(2)
     if arguments.check:
