@@ -27,6 +27,7 @@ from hts_torchrl.learner.settings import show_inherited
 from hts_torchrl.objectives.returns import Targets, gae_targets
 from hts_torchrl.policy.normalization import RunningStatistics
 from hts_torchrl.settings import plain_value
+from hts_torchrl.training.trainer_limits import steps_of_run
 
 # More than any machine has cores; the OpenMP runtime crashes when it cannot start them.
 _MOST_THREADS = 1024
@@ -82,7 +83,7 @@ class Learner(RoundModule):
     """
 
     lacks: ClassVar[tuple[str, ...]] = ()
-    """Settings of its base classes that a learner has not, beside those that these have not."""
+    """Settings of its base classes that a learner does not have; those of its bases are added."""
     _captures = False
     """Whether a loss is captured, which may ask the GPU for nothing then."""
 
@@ -162,7 +163,7 @@ class Learner(RoundModule):
         "step"``, because the run is one epoch.
 
         Raises:
-            ConfigurationError: if nothing can be trained.
+            ConfigurationError: if nothing can be trained, or a decay has no end.
         """
         optimizer = make_optimizer(
             self.optimizer_name,
@@ -173,7 +174,7 @@ class Learner(RoundModule):
         )
         if not self.learning_rate_decay:
             return optimizer
-        self.decay_steps = steps = int(self.trainer.estimated_stepping_batches)
+        self.decay_steps = steps = steps_of_run(self.trainer, "learning_rate_decay")
         decay = torch.optim.lr_scheduler.LambdaLR(
             optimizer, lambda step: max(0.0, 1 - step / steps)
         )

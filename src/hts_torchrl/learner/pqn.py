@@ -18,6 +18,7 @@ from hts_torchrl.models.q_policy import QHead, make_q_policy, q_head_of
 from hts_torchrl.objectives.losses import value_loss
 from hts_torchrl.specs import EnvSpec
 from hts_torchrl.training.round_slice import RoundSlice
+from hts_torchrl.training.trainer_limits import steps_of_run
 
 
 class PQN(Learner):
@@ -118,7 +119,7 @@ class PQN(Learner):
         self._falling_updates, self._updates_before = 0.0, 0
         if self.exploration_initial_eps != self.exploration_final_eps:
             steps_per_round = self.parts_per_round // self.trainer.accumulate_grad_batches
-            updates = self.trainer.estimated_stepping_batches / steps_per_round
+            updates = steps_of_run(self.trainer, "exploration_fraction") / steps_per_round
             self._falling_updates = self.exploration_fraction * updates
             data = getattr(self.trainer, "datamodule", None)
             self._updates_before = self.updates - getattr(data, "first_round", 0)

@@ -287,6 +287,21 @@ def _refuse_within_rounds(trainer: Trainer, given: float | None, in_epoch: int) 
     )
 
 
+def steps_of_run(trainer: Trainer, setting: str) -> int:
+    """Return how many steps of the optimiser the run has, from its first to its last round.
+
+    Args:
+        trainer: of the run.
+        setting: what needs to know, for the message.
+
+    Raises:
+        ConfigurationError: if the run has no end, as of data of the user's own.
+    """
+    steps = trainer.estimated_stepping_batches
+    require(steps != math.inf, f"{setting} in a run without end", "an HTSDataModule")
+    return int(steps)
+
+
 def warn_of_schedules(trainer: Trainer) -> None:
     """Warn of a schedule that would step at the end of the run alone.
 

@@ -522,6 +522,16 @@ def test_a_learner_is_refused_where_no_data_module_gives_it_rounds(learn):
         learn(A2C(policy), collector)
 
 
+@pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no `val_dataloader`")
+def test_a_decay_in_a_run_without_end_is_refused():
+    learner = A2C(cartpole_policy(), learning_rate_decay=True)
+    with pytest.raises(ConfigurationError) as error:
+        quiet_trainer(max_epochs=-1).fit(learner, itertools.count())
+    assert str(error.value) == (
+        "learning_rate_decay in a run without end; an HTSDataModule is needed"
+    )
+
+
 @pytest.mark.parametrize("updates", [2, 5, -1])
 def test_a_round_of_any_other_lag_is_refused(updates):
     policy = cartpole_policy()
