@@ -153,7 +153,7 @@ def main() -> None:
     parser.add_argument("--check", action="store_true", help="only look whether all apply")
     arguments = parser.parse_args()
     tests, mutants = read(arguments.only)
-    untested = [f"{each.file}: [tests] has none of it" for each in mutants if each.file not in tests]
+    untested = [f"[tests] lacks {m.file}" for m in mutants if m.file not in tests]
     if wrong := untested or misplaced(mutants) or senseless(mutants):
         print("\n".join(wrong), file=sys.stderr)
         raise SystemExit(2)
