@@ -98,7 +98,9 @@ class A2C(Learner):
         with self.learning_from(part):
             if self.lag and not self.reweights:
                 self.delayed.load_behaviour()
-            chunks = self.chunks.of(part.round[self.environments_of(part)])
+            several = part.count > 1  # an index alone takes hundreds of calls
+            batch = part.round[self.environments_of(part)] if several else part.round
+            chunks = self.chunks.of(batch)
             if self.cudagraph_loss:
                 return self._gradient.mean(lambda index: self._replayed(chunks[index]))
             return self.loss_by_chunks(lambda index: self.loss(chunks[index]))
