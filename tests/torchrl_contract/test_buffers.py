@@ -53,10 +53,14 @@ def test_start_is_refused_as_nobody_would_fill_the_buffer_in_a_thread():
     assert [*collector] == [None] * ROUNDS
 
 
-def test_views_are_copied_by_the_buffer(batches):
-    kept = buffer()
+@pytest.mark.parametrize("storage", [LazyTensorStorage, ListStorage])
+def test_views_are_copied_for_the_buffer(batches, storage):
+    """A list, which a buffer has that is given no storage, keeps what it gets."""
+    kept = ReplayBuffer(storage=storage(FRAMES), batch_size=16)
     list(collect(replay_buffer=kept, clone=False))
-    assert digest([kept[:]]) == digest([torch.cat([batch.reshape(-1) for batch in batches])])
+    assert digest([kept[:].contiguous()]) == digest(
+        [torch.cat([batch.reshape(-1) for batch in batches])]
+    )
 
 
 def test_a_buffer_with_a_dimension_for_time_gets_steps_of_all_rows():

@@ -1,3 +1,7 @@
+import errno
+import os
+import re
+import stat
 from pathlib import Path
 
 import pytest
@@ -36,3 +40,29 @@ def test_what_a_crashed_process_left_is_no_obstacle(tmp_path):
 def test_a_place_without_a_name_is_refused():
     with pytest.raises(IsADirectoryError), replacing(Path()):
         pass
+
+
+def refusing(number: int, folders: bool):
+    """What stands for ``os.fsync`` where a file system refuses it of folders, or of files."""
+
+    def fsync(descriptor):
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode) == folders:
+            raise OSError(number, os.strerror(number))
+
+    return fsync
+
+
+def test_a_file_system_that_cannot_write_a_folder_through_is_no_obstacle(tmp_path, monkeypatch):
+    """As those of CIFS and VirtualBox."""
+    monkeypatch.setattr(os, "fsync", refusing(errno.EINVAL, folders=True))
+    with replacing(tmp_path / "score") as new:
+        new.write_text("new")
+    assert [path.name for path in tmp_path.iterdir()] == ["score"]
+
+
+@pytest.mark.parametrize(("number", "folders"), [(errno.EIO, True), (errno.EINVAL, False)])
+def test_other_failures_to_write_through_are_told(tmp_path, monkeypatch, number, folders):
+    monkeypatch.setattr(os, "fsync", refusing(number, folders))
+    told = re.escape(os.strerror(number))
+    with pytest.raises(OSError, match=told), replacing(tmp_path / "score") as new:
+        new.write_text("new")

@@ -13,7 +13,7 @@ import numpy as np
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torchrl.collectors import BaseCollector
-from torchrl.data import Composite, TensorSpec
+from torchrl.data import Composite, ListStorage, TensorSpec
 
 from hts_torchrl.collectors.handing_out import HandingOut
 from hts_torchrl.collectors.progress import Progress
@@ -83,7 +83,9 @@ class ContractCollector(BaseCollector):
 
     def _set_form(self, schedule: Schedule, *, clone: bool) -> None:
         self._torchrl.require_rows_apart(schedule.num_envs)
-        clone = clone and not self._torchrl.return_same_td
+        # A list, the storage of a buffer that is given none, keeps the rows that it gets.
+        clone |= isinstance(getattr(self.replay_buffer, "storage", None), ListStorage)
+        clone &= not self._torchrl.return_same_td
         self._handing_out = HandingOut(self._torchrl, self.env_spec, clone=clone)
         self.postproc = self._handing_out.postproc
         self._shape = (schedule.num_envs, schedule.steps_per_round)

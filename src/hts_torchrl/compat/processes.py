@@ -9,6 +9,7 @@ import signal
 import sys
 import types
 from collections.abc import Iterator
+from multiprocessing.forkserver import _forkserver
 from multiprocessing.reduction import DupFd as DupFd
 from multiprocessing.resource_tracker import ensure_running
 from multiprocessing.util import Finalize as Finalize
@@ -32,6 +33,15 @@ FIRST_FRAME = b'File "<string>", line 1 in <module>\n'
 
 IMPORT_FRAME = 'File "<frozen importlib.'
 """Part of each line of a stack that is of Python's own import."""
+
+
+def forget_fork_server() -> None:
+    """Let the next process be started by another fork server.
+
+    A process that was forked from one with a fork server would ask for the state of that server,
+    which is not its child, and get an error.
+    """
+    _forkserver._forkserver_pid = None  # type: ignore[attr-defined]
 
 
 @contextlib.contextmanager

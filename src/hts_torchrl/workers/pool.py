@@ -100,6 +100,8 @@ class ProcessPool(WorkerPool):
         self._tasks = list(tasks)
         self._processes: list[BaseProcess] = []
         self._started = self._waited = -1
+        self._missing: set[int] = set()
+        """Executors that have not yet reported the running round."""
         config = shared.config
         if config.start_method == "forkserver" and config.num_executors > _MOST_EXECUTORS:
             raise ConfigurationError(
@@ -148,11 +150,14 @@ class ProcessPool(WorkerPool):
         if self._started != self._waited:
             raise ProtocolError(f"round {round_index} starts before {self._started} was waited for")
         self._started = round_index
+        self._missing = set(range(self._shared.config.num_executors))
         for bell in self._shared.doorbells.values():
             bell.ring()
 
     def wait_round(self, round_index: int) -> None:
         """Sleep until all executors have reported; released by the executors' reports.
+
+        A wait that Ctrl-C has ended may be begun again.
 
         Raises:
             ConfigurationError: if a worker refused what the user gave, such as a reward of several
@@ -163,12 +168,10 @@ class ProcessPool(WorkerPool):
         """
         if self._started != round_index:
             raise ProtocolError(f"waiting for round {round_index}, but {self._started} runs")
-        num_executors = self._shared.config.num_executors
-        missing = set(range(num_executors))
-        silence = None
+        missing, silence = self._missing, None
         while missing:
             ready = self._poll.poll(_SILENCE_CHECK_S * 1000)
-            missing -= set(self._shared.finished.take_waiting(num_executors).tolist())
+            missing -= set(self._shared.finished.take_waiting(len(missing)).tolist())
             if any(fd != self._shared.finished.fileno() for fd, _ in ready):
                 _join(self._processes, _TOGETHER_S)
                 self._raise_dead_worker(round_index)

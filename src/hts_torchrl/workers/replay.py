@@ -65,8 +65,8 @@ class Replay:
             self._sums[row] = checksum(self._sums[row], [reward])
             if played not in self._checks[row]:
                 continue
-            seen = (
-                transition.observation[key][row].astype(array.dtype)
+            seen = (  # also of images that an environment shows transposed
+                transition.observation[key][row].astype(array.dtype, order="C")
                 for key, array in self._spec.observations.items()
             )
             self._sums[row] = checksum(self._sums[row], seen)

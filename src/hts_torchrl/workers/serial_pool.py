@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from hts_torchrl.compat.processes import Finalize
+from hts_torchrl.errors import ProtocolError
 from hts_torchrl.shared.buffers import SharedBuffers
 from hts_torchrl.workers.actor import Actor
 from hts_torchrl.workers.executor import Executor
@@ -28,6 +29,7 @@ class SerialPool(WorkerPool):
     ) -> None:
         self._shared, self._actor = shared, actor
         self._executors: list[Executor] = []
+        self._interrupted = False
         # Also where the process ends without a shutdown: multiprocessing waits for its children,
         # and so for those of the environments.
         self._close = Finalize(self, _close_all, [self._executors], exitpriority=0)
@@ -41,6 +43,7 @@ class SerialPool(WorkerPool):
 
     def start_round(self, round_index: int) -> None:
         """Play the whole round."""
+        self._interrupted = True  # until its end
         for executor in self._executors:
             executor.begin_round(round_index)
         for step in range(self._shared.schedule.steps_per_round):
@@ -49,9 +52,19 @@ class SerialPool(WorkerPool):
             self._actor.answer(np.arange(self._shared.config.num_envs, dtype=np.int32))
             for executor in self._executors:
                 executor.step(step)
+        self._interrupted = False
 
     def wait_round(self, round_index: int) -> None:
-        """Do nothing: the round was finished when it was started."""
+        """Do nothing: the round was finished when it was started.
+
+        Raises:
+            ProtocolError: if it was interrupted, so that its storage holds a part of it.
+        """
+        if self._interrupted:
+            raise ProtocolError(
+                f"round {round_index} was interrupted, and cannot go on in this process: make "
+                "a new collector"
+            )
 
     def shutdown(self) -> None:
         """Close the environments; an exception is logged, as in processes."""

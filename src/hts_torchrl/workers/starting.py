@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from multiprocessing.process import BaseProcess
 
-from hts_torchrl.compat.processes import PATH_TOO_LONG, start_resource_tracker
+from hts_torchrl.compat.processes import PATH_TOO_LONG, forget_fork_server, start_resource_tracker
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.machine import process_limit
 from hts_torchrl.workers.process import HELD_BACK
@@ -24,7 +24,7 @@ _one_thread_starts = threading.Lock()
 
 
 def start_process(process: BaseProcess) -> None:
-    """Start a process, with another fork server if the last one was killed at this moment.
+    """Start a process, with another fork server if the last one is gone or another process's.
 
     Raises:
         ConfigurationError: if the system starts no further process, or the temporary folder's name
@@ -33,10 +33,12 @@ def start_process(process: BaseProcess) -> None:
     for attempt in range(1, _MOST_SERVERS + 1):
         try:
             process.start()
-        except (ConnectionError, EOFError) as error:
+        except (ChildProcessError, ConnectionError, EOFError) as error:
             if attempt == _MOST_SERVERS:
                 what = f"the fork server ended {attempt} times; it tells why, or {process_limit()}"
                 raise ConfigurationError(what) from error
+            if isinstance(error, ChildProcessError):
+                forget_fork_server()  # of the process that this one was forked from
             time.sleep(_SERVER_ENDS_S)
         except OSError as error:
             if error.errno == errno.EAGAIN:

@@ -1,6 +1,7 @@
 """The collector with its serial worker pool: no process is started here."""
 
 import copy
+from unittest.mock import Mock
 
 import gymnasium
 import numpy as np
@@ -484,6 +485,16 @@ class TestRun:
             list(collector)
         with pytest.raises(ProtocolError, match="shut down"):
             next(iter(collector))
+
+    @pytest.mark.parametrize(("delay", "at"), [(0, 1), (1, 1), (1, 4)])
+    def test_a_part_of_a_round_is_not_handed_out(self, delay, at, monkeypatch):
+        """As after Ctrl-C in a notebook: all else ends the run."""
+        monkeypatch.setattr("tests.fakes._break", Mock(side_effect=KeyboardInterrupt))
+        collector = collect(create=FailingEnv("step", index=2, at=at), delay=delay)
+        with pytest.raises(KeyboardInterrupt):
+            list(collector)
+        with pytest.raises(ProtocolError, match="was interrupted, and cannot go on"):
+            list(collector)
 
     def test_counters_are_restored(self):
         first, second = collect(), collect()

@@ -1,13 +1,16 @@
 import multiprocessing
 import os
+import select
 from multiprocessing.process import BaseProcess
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
 from hts_torchrl.config import CollectorSettings
 from hts_torchrl.errors import ConfigurationError, WorkerError
+from hts_torchrl.shared.pipes import ReadyQueue
 from hts_torchrl.workers.pool import ProcessPool
 
 WAITS = "Stack (most recent call first):\n  File x, line 1 in sleep_until_readable\n"
@@ -74,6 +77,21 @@ def test_a_long_round_makes_nobody_wait_for_workers_that_live(monkeypatch):
     monkeypatch.setattr(Undying, "join", lambda worker, _: waited_for.append(worker))
     pool._raise_dead_worker(5)
     assert not waited_for
+
+
+def test_a_wait_that_ctrl_c_has_ended_goes_on_with_those_who_have_not_yet_reported():
+    """In a notebook: who has reported does not do it a second time."""
+    pool, finished = bare_pool(["executor 0", "executor 1", "actor"]), ReadyQueue()
+    pool._shared.finished, pool._shared.doorbells, pool._waited = finished, {}, 5
+    pool.start_round(6)
+    reported = [(finished.fileno(), select.POLLIN)]
+    pool._poll = Mock(poll=Mock(side_effect=[reported, KeyboardInterrupt, reported]))
+    finished.put(np.array([1], np.int32))
+    with pytest.raises(KeyboardInterrupt):
+        pool.wait_round(6)
+    finished.put(np.array([0], np.int32))
+    pool.wait_round(6)
+    finished.close()
 
 
 def interrupt(*_):

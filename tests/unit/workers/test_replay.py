@@ -86,3 +86,15 @@ def test_a_step_is_compared_by_its_reward_and_the_last_observation_of_a_round():
     for reward, last in ((0.25, 3), (0.5, 4)):
         with pytest.raises(ReplayError, match="by step 1,"):
             verify_one_step(reward, last)
+
+
+def test_an_image_is_compared_in_whatever_order_its_pixels_lie_in_memory():
+    """Batches of TorchRL's ``ToTensorImage`` are transposed views."""
+    image = ArraySpec((2, 3), np.dtype(np.uint8))
+    pixels = np.arange(6, dtype=np.uint8).reshape(1, 2, 3)
+    known = zlib.crc32(struct.pack("<f6B", 0.5, *range(6)))
+    segment = Segment(0, 0, np.zeros(1, np.uint8), np.array([[1, known]]))
+    seen = {"observation": np.asfortranarray(pixels)}
+    ends, number = np.zeros(1, bool), np.array([0.5])
+    transition = Transition(seen, seen, number, number, ends, ends, ends)
+    Replay([segment], [0], EnvSpec({"observation": image}, SPEC.action)).verify(0, transition)

@@ -1,8 +1,10 @@
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
+from hts_torchrl.errors import ProtocolError
 from hts_torchrl.schedule import Schedule
 from hts_torchrl.workers.serial_pool import SerialPool
 
@@ -77,3 +79,14 @@ def test_an_exception_when_it_is_closed_keeps_no_executor_from_being_closed(pool
     assert calls == [("b", "close", None)]
     assert "executor 0: raised when it was stopped" in caplog.text
     assert "ArithmeticError: as asked" in caplog.text
+
+
+@pytest.mark.parametrize("at", ["begin_round", "put_state", "step"])
+def test_a_round_that_ctrl_c_has_ended_is_never_taken_for_a_whole_one(pool, at):
+    _, second = pool._executors
+    pool.start_round(0)
+    setattr(second, at, Mock(side_effect=KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        pool.start_round(1)
+    with pytest.raises(ProtocolError, match="round 1 was interrupted"):
+        pool.wait_round(1)

@@ -1,7 +1,9 @@
 import errno
+import multiprocessing
 import os
 import signal
 import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -73,3 +75,22 @@ def test_a_limit_on_processes_is_told_as_one(error, monkeypatch):
     monkeypatch.setattr("resource.getrlimit", lambda _: (123, 456))
     with pytest.raises(ConfigurationError, match=r"ulimit -u is 123.* or envs_per_executor$"):
         start_process(SimpleNamespace(start=start))
+
+
+def _start_another():
+    """Start a process by a fork server, in a process that was forked from one that has one."""
+    child = multiprocessing.get_context("forkserver").Process(target=os.getpid)
+    start_process(child)
+    child.join()
+    sys.exit(child.exitcode)
+
+
+@pytest.mark.processes
+def test_a_process_that_was_forked_beside_a_fork_server_starts_processes():
+    server = multiprocessing.get_context("forkserver").Process(target=os.getpid)
+    server.start()
+    server.join()
+    forked = multiprocessing.get_context("fork").Process(target=_start_another)
+    forked.start()
+    forked.join()
+    assert (server.exitcode, forked.exitcode) == (0, 0)
