@@ -40,7 +40,7 @@ from finished_runs import NEVER, FinishedRuns
 from harness import machine, options
 from lightning.pytorch import Callback, Trainer, seed_everything
 from recipes import CONFIGS, merged
-from steps_to_score import overview, table, whole
+from steps_to_score import Steps, overview, table, whole
 
 from hts_torchrl import A2C, PPO, PQN, GymEnvs, HTSDataModule
 
@@ -151,6 +151,26 @@ def config_of(task: str, algorithm: str) -> str:
     return f"{TASKS[task].config}_{algorithm}"
 
 
+def asked(task: str, algorithm: str, method: str, seed: int, *, quick: bool = False) -> Run:
+    """Return the run that a task asks for."""
+    each = TASKS[task]
+    frames = 2000 if quick else each.frames
+    return Run(task, algorithm, method, seed, each.score, each.games, frames)
+
+
+def steps_of(runs: Mapping[Run, Sequence[Outcome]], *, quick: bool = False) -> Steps:
+    """Return the steps of all runs that the tasks ask for; others had another score or limit."""
+    return {
+        (task, algorithm, method): [
+            outcome.steps
+            for run, (outcome,) in runs.items()
+            if run == asked(task, algorithm, method, run.seed, quick=quick)
+        ]
+        for task, algorithm in product(TASKS, METHODS)
+        for method in METHODS[algorithm]
+    }
+
+
 def train(run: Run) -> Outcome:
     """Train in this process until the score or the limit."""
     config = merged(config_of(run.task, run.algorithm))
@@ -217,13 +237,12 @@ def main() -> None:
     results = FinishedRuns(args.output / f"{name}.csv", Run, Outcome)
     about = machine()
     wanted = [
-        Run(task, algorithm, method, seed, each.score, each.games,
-            2000 if args.quick else each.frames)
+        asked(task, algorithm, method, seed, quick=args.quick)
         for task, seed, algorithm in product(args.tasks, range(1, args.seeds + 1), args.algorithms)
         if (CONFIGS / f"{config_of(task, algorithm)}.yaml").exists()
-        for method in METHODS[algorithm] if method in args.methods
-        for each in [TASKS[task]]
-    ]  # fmt: skip
+        for method in METHODS[algorithm]
+        if method in args.methods
+    ]
     failed = False
     for run, outcome, minutes in outcomes([r for r in wanted if r not in results.runs], args.jobs):
         who = f"{run.task} {run.algorithm} {run.method} seed {run.seed}"
@@ -233,15 +252,7 @@ def main() -> None:
             continue
         results.add(run, [outcome])
         print(f"{who}: {whole(outcome.steps)} steps, {minutes:.1f} minutes", flush=True)
-    steps = {
-        (task, algorithm, method): [
-            point.steps
-            for run, (point,) in results.runs.items()
-            if (run.task, run.algorithm, run.method) == (task, algorithm, method)
-        ]
-        for task, algorithm in product(TASKS, METHODS)
-        for method in METHODS[algorithm]
-    }
+    steps = steps_of(results.runs, quick=args.quick)
     tables = [table(steps, "delay0"), *(overview(steps, each) for each in REFERENCES)]
     if set(args.tasks) != set(TASKS):
         named = {key: values for key, values in steps.items() if key[0] in args.tasks}

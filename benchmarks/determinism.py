@@ -443,14 +443,19 @@ def main() -> int:
     if arguments.ray:
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         pools += RAY_POOLS
-    for env in arguments.tasks:
-        for algorithm in TASKS[env].algorithms() if env in TASKS else [OFF_POLICY]:
-            if algorithm not in arguments.algorithms:
-                continue
-            if not arguments.ranks:
-                failures += compare(env, algorithm, pools, arguments.updates)
-            elif env in TASKS:
-                failures += compare_ranks(env, algorithm, arguments.updates)
+    compared = [
+        (env, algorithm)
+        for env in arguments.tasks
+        for algorithm in (TASKS[env].algorithms() if env in TASKS else [OFF_POLICY])
+        if algorithm in arguments.algorithms and not (arguments.ranks and env not in TASKS)
+    ]
+    if not compared:
+        parser.error("none of these tasks has one of these algorithms")
+    for env, algorithm in compared:
+        if arguments.ranks:
+            failures += compare_ranks(env, algorithm, arguments.updates)
+        else:
+            failures += compare(env, algorithm, pools, arguments.updates)
     print("all the same" if not failures else f"{failures} failures")
     return 1 if failures else 0
 

@@ -166,7 +166,10 @@ def set_layout(model: Any, run: dict[str, Any]) -> None:
 def measure_speed(run: dict[str, Any]) -> None:
     count = run["num_envs"]
     envs = environments(run, count)
-    shared = {"n_steps": run["steps"], "ent_coef": 0.01, "vf_coef": 0.5, "max_grad_norm": 0.5}
+    shared = {
+        "n_steps": run["steps"], "ent_coef": 0.01, "vf_coef": 0.5, "max_grad_norm": 0.5,
+        "device": run["device"],
+    }  # fmt: skip
     if run["algorithm"] == "ppo":
         own = {"mujoco": (10, 32), "football": (2, 8)}
         epochs, minibatches = own.get(run["game"].partition("/")[0], (4, 4))

@@ -30,7 +30,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-from gymnasium.vector import AsyncVectorEnv
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 from harness import cpu_s, machine, markdown, options, write_csv
 from matplotlib.figure import Figure
 from timed_envs import PHASE_STEPS, SHAPES, SLOW_SHARE, SLOWER, timed_cartpole, times_s
@@ -90,7 +90,10 @@ def measure_collector(
 
 def measure_barrier(make_env, num_envs: int, seconds: float) -> float:
     makers = [partial(make_env, index) for index in range(num_envs)]
-    envs = AsyncVectorEnv(makers, context="fork")  # torchrl's default would import torch in each
+    # As the collector does: else a reset would be a step that takes no time, and would count.
+    same_step = AutoresetMode.SAME_STEP
+    # torchrl's default context would import torch in each.
+    envs = AsyncVectorEnv(makers, context="fork", autoreset_mode=same_step)
     envs.reset(seed=0)
     steps, began_s = 0, time.perf_counter()
     while time.perf_counter() - began_s < seconds:

@@ -46,6 +46,7 @@ from reproducibility_report import (
     LOADED,
     RESUMED,
     Run,
+    Runs,
     Update,
     fault_of,
     machines_table,
@@ -218,21 +219,23 @@ def updates_in(text: str) -> list[Update]:
     return [Update(int(line[1]), int(line[2]), line[3][:16]) for line in lines]
 
 
-def report(
-    results: FinishedRuns[Run, Update], updates: int, others: FinishedRuns[Run, Update] | None
-) -> str:
-    """Return the tables of all runs of so many updates, and how another machine's compare."""
+def of_length(results: FinishedRuns[Run, Update], updates: int) -> Runs:
+    """Return the runs of so many updates; of libraries, of as many as these have then."""
     lengths = (updates, min(updates, LIBRARY_UPDATES))
-    runs = {
+    return {
         run: points
         for run, points in results.runs.items()
         if run.updates == lengths[bool(run.variant)]
     }
+
+
+def report(runs: Runs, updates: int, others: FinishedRuns[Run, Update] | None) -> str:
+    """Return the tables of all runs, and how another machine's compare."""
     labels = {name: system.label for name, system in SYSTEMS.items()}
     there = {run.variant for run in runs}
     text = [
         machine(),
-        f"{lengths[0]} updates a run, of libraries {lengths[1]}; w: workers.\n",
+        f"{updates} updates a run, of libraries {min(updates, LIBRARY_UPDATES)}; w: workers.\n",
         table(runs, labels, TASKS, WORKERS),
         "### hts_torchrl, libraries\n",
     ]
@@ -245,13 +248,13 @@ def report(
     return "\n".join(text)
 
 
-def control(results: FinishedRuns[Run, Update]) -> list[str]:
+def control(runs: Runs) -> list[str]:
     """Return of which systems and tasks two seeds have the same weights."""
-    pairs = {(run.system, run.task) for run in results.runs if not run.variant}
+    pairs = {(run.system, run.task) for run in runs if not run.variant}
     return [
         f"{system} on {task}: two seeds have the same weights, so a digest tells nothing"
         for system, task in sorted(pairs)
-        if not seeds_differ(row(results.runs, system, task, WORKERS))
+        if not seeds_differ(row(runs, system, task, WORKERS))
     ]
 
 
@@ -285,9 +288,10 @@ def main() -> None:
             failures += 1
             print(error, file=sys.stderr, flush=True)
     others = args.other and FinishedRuns(args.other, Run, Update)
-    print(document := report(results, args.updates, others))
+    runs = of_length(results, args.updates)
+    print(document := report(runs, args.updates, others))
     (args.output / "reproducibility.md").write_text(document)
-    faults = control(results)
+    faults = control(runs)
     print("\n".join(faults), file=sys.stderr)
     sys.exit(bool(failures or faults))
 

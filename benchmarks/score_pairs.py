@@ -4,9 +4,10 @@ Run: python benchmarks/score_pairs.py --results benchmarks/results/time_to_score
          --methods hts synchronous
          --arguments="--data.total_frames=1000000 --trainer.precision=bf16-mixed"
 
-Trains nothing: it reads what ``time_to_score.py`` has measured. A run counts if it has all these
-arguments, and no others but those that change no bit. The summary is the geometric mean of first
-divided by second, and the 2.5 and 97.5 percentiles of 10,000 resamples of the pairs.
+Trains nothing: it reads what ``time_to_score.py`` has measured. A run counts if no score ended it
+(``--scores`` and no number) and it has all these arguments, and no others but those that change no
+bit. The summary is the geometric mean of first divided by second, and the 2.5 and 97.5 percentiles
+of 10,000 resamples of the pairs. It needs scores above 0.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from finished_runs import FinishedRuns
+from finished_runs import NEVER, FinishedRuns
 from harness import markdown, number
 from score_report import Curve, Point, Run
 
@@ -31,7 +32,7 @@ def last_scores(
     return {
         (run.task, run.seed): curve[-1].score
         for run, curve in runs.items()
-        if run.method == method
+        if (run.method, run.last_score) == (method, NEVER)
         and {a for a in run.arguments.split() if not a.startswith(CHANGE_NO_BIT)} == {*arguments}
     }
 
@@ -65,6 +66,8 @@ def main() -> None:
         for task, seed in pairs
     ]
     print(markdown(rows))
+    if min(found[pair] for found in (first, second) for pair in pairs) <= 0:
+        sys.exit("a score is not above 0, so their ratios tell nothing")
     print(summary([first[pair] for pair in pairs], [second[pair] for pair in pairs]))
 
 

@@ -61,7 +61,7 @@ def table(runs: dict[Run, Curve], scores: Sequence[float]) -> str:
         cells = [middle(mine, s, unit) for s in scores for unit in ("minutes", "frames")]
         best = [max(point.score for point in curve) for curve in mine]
         last = [curve[-1].score for curve in mine]
-        cells += [with_range(each, lambda value: f"{value:.3g}") for each in (best, last)]
+        cells += [with_range(each, "{:.3g}".format, statistics.median_low) for each in (best, last)]
         rows.append(dict(zip(heads, [task, method, len(mine), *cells], strict=True)))
     return markdown(rows)
 
@@ -74,11 +74,16 @@ def middle(curves: Sequence[Curve], score: float, unit: str) -> str:
             return "-"
         return f"{value:.2f}" if unit == "minutes" else f"{value:,.0f}"
 
-    return with_range([reached(curve, score, unit) for curve in curves], text)
+    values = [reached(curve, score, unit) for curve in curves]
+    return with_range(values, text, statistics.median_high)
 
 
-def with_range(values: Sequence[float], text: Callable[[float], str]) -> str:
-    median = text(statistics.median_high(values))
+def with_range(
+    values: Sequence[float],
+    text: Callable[[float], str],
+    median_of: Callable[[Sequence[float]], float],
+) -> str:
+    median = text(median_of(values))
     if len(values) == 1 or min(values) == NEVER:
         return median
     return f"{median} ({text(min(values))} to {text(max(values))})"

@@ -319,6 +319,9 @@ def main() -> None:
     parser.add_argument("--settings", nargs="+", metavar="'ROW NAME=VALUE ...'", default=[])
     parser.add_argument("--bf16", action="store_true", help="add bfloat16 rows")
     args = parser.parse_args()
+    for game in args.games:
+        if args.algorithm != "ppo" and kind_of(game) not in ("atari", "cartpole"):
+            parser.error(f"--games {game}: the settings of its config are PPO's; --algorithm ppo")
     args.turns, args.seconds = (2, 3.0) if args.quick else (args.turns, args.seconds)
     text, speeds = [machine()], {}
     for game, steps in product(args.games, args.steps_per_round):

@@ -7,7 +7,7 @@ Run: python benchmarks/time_to_score.py --tasks football/empty_goal_close --seed
 
 A task is a config of this repository. A method is ``hts``, one of ``configs/baselines`` behind the
 config, or another system with the settings that its authors publish. With ``--same-recipe`` it
-has those of the config instead, which must be PPO on Atari or football. Runs come one after
+has those of the config instead, which must be PPO on Atari, football or Box2D. Runs come one after
 another, each on all cores of this process, the methods in turns for each seed.
 
 ``--by evaluation``, for methods of this repository: a run has a score when an evaluation (the mean
@@ -247,6 +247,9 @@ def main() -> None:
         args.tasks, args.seeds, args.scores = ["cartpole_ppo"], [1], [20.0]
         args.max_minutes, args.evaluation_frames = 0.5, 4096
         args.methods = [name for name in args.methods if name in PEERS] or ["hts"]
+    for setting in args.settings:
+        if (method := setting.partition(" ")[0]) not in set(args.methods) & set(PEERS):
+            parser.error(f"--settings: {method} is no other system of --methods")
     runs = wanted(args, parser)
     exit_at_sigterm()
     args.output.mkdir(parents=True, exist_ok=True)

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from lightning.pytorch import Callback, Trainer
+from typing import Any
+
+from lightning.pytorch import LightningModule, Trainer
 from training_scores import TrainingScores
 
 from hts_torchrl.training.callbacks.statistics import TrainingStatistics
 
 
-class Scores(Callback):
+class Scores(TrainingStatistics):
     """Notes the scores of training, and ends the Trainer's run at the last of them.
+
+    It takes the place of the run's own statistics, which would count a round after it was asked.
 
     Workers are still being started when training starts. So the clock is set when the first round
     is there: it took what an actor has worked and waited by then. IMPALA's workers tell no such
-    times, so their start is counted.
+    times, so their start is counted. The serial twin has none to start.
 
     Args:
         path: of the file that it writes.
@@ -22,23 +26,28 @@ class Scores(Callback):
     """
 
     def __init__(self, path: str, scores: list[float], max_minutes: float) -> None:
+        super().__init__()
         self.scores = TrainingScores(path, scores, max_minutes)
 
-    def on_train_start(self, trainer: Trainer, _: object) -> None:
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        super().on_train_start(trainer, pl_module)
         self.scores.begin()
 
     def on_train_batch_start(self, trainer: Trainer, _: object, part, index: int) -> None:
         data = trainer.datamodule
         stats = data.collector.stats() if index == 0 else {}
-        if "actors_busy_s" in stats:
+        if data.pool.num_actors and "actors_busy_s" in stats:
             rollout_s = stats["actors_busy_s"] + stats["actors_waiting_s"]
             self.scores.begin(rollout_s / data.pool.num_actors)
 
-    def on_train_batch_end(self, trainer: Trainer, _: object, __: object, part, ___: int) -> None:
-        if part.is_last:
-            statistics = TrainingStatistics.of(trainer)
-            games = statistics.state_dict()["returns"]
-            trainer.should_stop |= self.scores.add(statistics.frames, games)
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, *others: Any
+    ) -> None:
+        super().on_train_batch_end(trainer, pl_module, outputs, batch, *others)
+        if batch.is_last:
+            games = self.state_dict()["returns"]
+            trainer.should_stop |= self.scores.add(self.frames, games)
 
-    def on_train_end(self, trainer: Trainer, _: object) -> None:
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        super().on_train_end(trainer, pl_module)
         self.scores.end()

@@ -117,3 +117,14 @@ class TestARun:
             for name in ("gradient", "ratio, uncut")
         )
         assert plain != other
+
+    def test_counts_where_its_score_and_limit_are_those_of_the_task(self, programs, monkeypatch):
+        delay = programs["delay"]
+        monkeypatch.setitem(delay.TASKS, "CartPole", delay.Task("cartpole", 400.0, 20, 9000))
+        figures = {"score": 400.0, "games": 20, "frames": 9000}
+        others = [{"score": 300.0}, {"games": 10}, {"frames": 8000}]
+        runs = {run_of(delay, **figures): [delay.Outcome(5000.0, 401.0)]} | {
+            run_of(delay, seed=seed, **figures | other): [delay.Outcome(1.0, 401.0)]
+            for seed, other in enumerate(others, start=2)
+        }
+        assert delay.steps_of(runs)["CartPole", "a2c", "gradient"] == [5000.0]

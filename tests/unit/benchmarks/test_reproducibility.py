@@ -179,10 +179,22 @@ class TestTable:
         self, programs, report, runs, told, digests
     ):
         control = programs["reproducibility"].control
-        assert control(Namespace(runs=runs)) == []
+        assert control(runs) == []
         other_seed = report.Run("sf", "cartpole", 1, 2, "idle", "", 1, 4)
-        (fault,) = control(Namespace(runs=runs | {other_seed: told(digests)}))
+        (fault,) = control(runs | {other_seed: told(digests)})
         assert fault.startswith("sf on cartpole: two seeds have the same weights")
+
+    def test_and_the_control_know_only_runs_of_one_length(self, programs, report, runs, told):
+        longer = {
+            report.Run("sf", "cartpole", 1, seed, "idle", "", 1, 9): told(digests)
+            for seed, digests in ((1, "abcdefghi"), (2, "abcdefghi"))
+        }
+        program = programs["reproducibility"]
+        results = Namespace(runs=longer | runs)
+        assert program.of_length(results, 4) == runs
+        assert program.control(program.of_length(results, 4)) == []
+        (fault,) = program.control(program.of_length(results, 9))
+        assert fault.startswith("sf on cartpole")
 
 
 @pytest.mark.processes

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 from benchmarks.training_scores import FEWEST, TrainingScores
 
+from tests.command_line import A2C, CARTPOLE, run
+
 FOLDER = Path(__file__).parents[3] / "benchmarks"
 
 
@@ -86,6 +88,14 @@ class TestTrainingScores:
         assert scores.add(10, [])
 
 
+def test_a_round_of_this_project_counts_when_it_has_ended(program, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    watch = {"path": str(tmp_path / "scores.csv"), "scores": [], "max_minutes": 9.0}
+    run("fit", *CARTPOLE, *A2C, "--data.total_frames=960", *program.watching(watch))
+    found = points(tmp_path / "scores.csv")
+    assert found[-1][0] == 960
+
+
 class TestOtherSystems:
     @pytest.mark.parametrize(
         ("task", "game"),
@@ -146,6 +156,12 @@ class TestOtherSystems:
         setting = ("--settings", "sample_factory speed=9")
         error = refused(program, monkeypatch, capsys, *names, *setting)
         assert "--settings: sample_factory_async speed=9" in error
+
+    def test_that_take_no_part_have_no_setting(self, program, monkeypatch, capsys):
+        names = ("--by", "training", "--tasks", "pong", "--methods", "cleanrl_envpool")
+        setting = ("--settings", "envpool main_threads=4")  # as throughput.py calls it
+        error = refused(program, monkeypatch, capsys, *names, *setting)
+        assert error.endswith("--settings: envpool is no other system of --methods")
 
     def test_with_the_same_recipe_learn_with_the_settings_of_the_config(
         self, program, monkeypatch, tmp_path
@@ -240,6 +256,14 @@ class TestTable:
         assert hts == "| pong | hts | 3 | 2 (1.5 to 2) | 0.25 (0.25 to 0.25) |"
         assert impala == "| pong | impala | 1 | 0.25 | 0.25 |"
 
+    def test_of_two_runs_has_the_worse_one(self, program, runs):
+        two = {run: curve for run, curve in runs.items() if run.method == "hts" and run.seed > 1}
+        *_, hts = program.table(two, [1.0]).splitlines()
+        assert hts == (
+            "| pong | hts | 2 | 9.00 (1.50 to 9.00) | 900 (150 to 900) "
+            "| 1.5 (1.5 to 2) | 1.5 (1.5 to 2) |"
+        )
+
     def test_bands_are_of_one_grid_on_which_a_run_that_ended_keeps_its_score(self, program):
         common_grid = sys.modules[program.Run.__module__].common_grid
         places = [np.array([1.0, 3.0]), np.array([2.0, 4.0])]
@@ -279,6 +303,8 @@ class TestScorePairs:
             *("a,hts,5,training,inf,9,0,--x=1,2,20,5", "a,ppo,5,training,inf,5,0,--x=1,2,20,5"),
             *("a,ppo,1,training,inf,5,0,--x=1,2,20,3", "a,ppo,2,training,inf,5,0,--x=1,2,20,1"),
             *("a,ppo,4,training,inf,5,0,--x=1,2,20,1", "b,ppo,1,training,inf,5,0,--x=1,2,20,1"),
+            *("a,hts,6,training,5.0,9,0,--x=1,2,20,5", "a,ppo,6,training,5.0,5,0,--x=1,2,20,6"),
+            *("c,hts,1,training,inf,9,0,--x=3,2,20,-9", "c,ppo,1,training,inf,5,0,--x=3,2,20,-20"),
         ]  # fmt: skip
         path.write_text("\n".join([HEAD, *rows]) + "\n")
         command = [sys.executable, FOLDER / "score_pairs.py", "--results", path, *arguments]
@@ -289,6 +315,12 @@ class TestScorePairs:
         *table, _, last = told.stdout.splitlines()
         assert table[2:] == ["| a | 1 | 6 | 3 |", "| a | 2 | 8 | 1 |", "| a | 5 | 5 | 5 |"]
         assert last == "2.52 (1.00 to 8.00) times the score; ahead in 2 of 3 pairs"
+
+    def test_ratios_need_scores_above_0(self, tmp_path):
+        told = self.told(tmp_path, "--methods", "hts", "ppo", "--arguments=--x=3")
+        assert told.returncode == 1
+        assert "| c | 1 | -9 | -20 |" in told.stdout
+        assert told.stderr == "a score is not above 0, so their ratios tell nothing\n"
 
     def test_no_pair_is_told(self, tmp_path):
         told = self.told(tmp_path, "--methods", "hts", "seed_rl", "--arguments=--x=1")

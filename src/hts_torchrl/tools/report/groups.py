@@ -62,10 +62,15 @@ def grouped(runs: list[Run]) -> list[Group]:
 
 
 def _compared(run: Run) -> dict[str, Any]:
+    """Return what the runs of a group have alike; null is as if it were not there.
+
+    An older version's config lacks settings that a newer one's has as null.
+    """
     return {
         name: value
         for name, value in run.settings.items()
-        if not any(name == own or name.startswith(f"{own}.") for own in _OF_A_RUN)
+        if value is not None
+        and not any(name == own or name.startswith(f"{own}.") for own in _OF_A_RUN)
     }
 
 

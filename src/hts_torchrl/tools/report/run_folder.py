@@ -54,7 +54,8 @@ class Run:
         """Read a folder that ``fit`` wrote; its checkpoints are not opened.
 
         Raises:
-            NoRun: if its config is none of ``fit``, or it has no finished evaluation.
+            NoRun: if its config is none of ``fit``, or it has no finished evaluation, or NaN in its
+                last one.
             ConfigurationError: if its files cannot be read.
         """
         config = _config(folder)
@@ -64,6 +65,9 @@ class Run:
             logged = (folder / _METRICS).exists()
             of_others = "" if logged else f" (no {_METRICS}, which CSVLogger writes)"
             reason = f"has no finished evaluation{of_others}"
+            raise NoRun(f"{folder}: this run {reason}", reason)
+        if math.isnan(metrics.dropna(subset="eval/frames")["eval/score"].iloc[-1]):
+            reason = "has NaN as its last score"
             raise NoRun(f"{folder}: this run {reason}", reason)
         env = _mapping(_mapping(config.get("data")).get("env"))
         return cls(
@@ -94,8 +98,8 @@ class Run:
 def read_runs(paths: list[Path]) -> tuple[list[Run], dict[Path, str]]:
     """Return the runs at or below the paths, and why others are left out, by their folders.
 
-    What lies below a folder is left out if it has no finished evaluation, or if its ``config.yaml``
-    is that of another program.
+    What lies below a folder is left out if it has no finished evaluation, or NaN in its last one,
+    or if its ``config.yaml`` is that of another program.
 
     Raises:
         ConfigurationError: if a path has no run; if what is named itself is none, or it or each one
@@ -113,7 +117,7 @@ def read_runs(paths: list[Path]) -> tuple[list[Run], dict[Path, str]]:
     if not runs:
         asked = ", ".join(map(str, paths))
         first, reason = next(iter(left_out.items()))
-        raise NoRun(f"{asked}: no run there has a finished evaluation; {first} {reason}")
+        raise NoRun(f"{asked}: no run there has a last score; {first} {reason}")
     return runs, left_out
 
 

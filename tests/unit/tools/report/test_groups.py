@@ -40,6 +40,12 @@ def test_groups_with_many_differences_are_numbered(write_run):
     }
 
 
+def test_a_setting_that_an_older_config_lacks_is_null(write_run):
+    (group,) = groups_of(write_run("old", [1], seed=1), write_run("new", [1], seed=2, shape=None))
+    assert group.label == "mine"
+    assert group.differing == {}
+
+
 def test_names_make_groups_of_the_same_settings(write_run):
     groups = groups_of(write_run("a", [1], name="before"), write_run("b", [1], name="after"))
     assert [group.label for group in groups] == ["before", "after"]

@@ -99,6 +99,15 @@ class TestReadRuns:
         assert [run.folder for run in runs] == [first]
         assert left_out == {second: "has no finished evaluation"}
 
+    def test_leave_out_one_whose_last_score_is_none(self, write_run, tmp_path):
+        first = write_run("all/a", [1.0, math.nan, 3.0])
+        second = write_run("all/b", [1.0, 2.0, math.nan])
+        runs, left_out = read_runs([tmp_path / "all"])
+        assert [run.folder for run in runs] == [first]
+        assert left_out == {second: "has NaN as its last score"}
+        with pytest.raises(ConfigurationError, match="b: this run has NaN as its last score"):
+            read_runs([second])
+
     def test_name_the_logger_that_a_run_without_metrics_needs(self, write_run, tmp_path):
         first, second = write_run("all/a", [1.0]), write_run("all/b", [1.0])
         (second / "metrics.csv").unlink()
@@ -117,7 +126,7 @@ class TestReadRuns:
 
     def test_refuse_a_folder_whose_runs_all_have_none(self, write_run, tmp_path):
         write_run("all/a", [])
-        with pytest.raises(ConfigurationError, match="all: no run there has a finished"):
+        with pytest.raises(ConfigurationError, match="all: no run there has a last score"):
             read_runs([tmp_path / "all"])
 
     @pytest.mark.parametrize(
