@@ -26,7 +26,8 @@ class TrainingStatistics(Callback):
     and ``wait/...`` are shares of that time in which executors, actors and the learner waited for
     each other. ``rendezvous/skew_ms`` is the mean time between the first executor's end of a round
     and the last one's, ``rendezvous/slowest_env`` the first environment of the executor that was
-    last in the latest round.
+    last in the latest round. ``eval/frames`` and ``eval/minutes`` are those of training when an
+    evaluation was made.
     """
 
     def __init__(self) -> None:
