@@ -137,6 +137,19 @@ class TestFit:
         assert "\nvideo of " in out
         assert "\npolicy after " in out
 
+    # Of Lightning, because the run that goes on has no Timer.
+    @pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`:UserWarning")
+    def test_tells_how_a_run_goes_on_that_ended_at_a_limit(self, tmp_path, monkeypatch, capsys):
+        monkeypatch.chdir(tmp_path)
+        limits = ["--trainer.max_steps=1", "--trainer.max_time=01:00:00:00"]
+        run("fit", *CARTPOLE, *A2C, *limits)
+        told = told_by(capsys.readouterr().out)
+        assert told["trained"].startswith("32 frames in 0.")
+        _, *arguments = shlex.split(told["train on"])
+        assert arguments[-2:] == ["--trainer.max_steps=-1", "--trainer.max_time=null"]
+        run(*arguments)
+        assert told_by(capsys.readouterr().out)["trained"].startswith("192 frames in 0.")
+
     def test_writes_the_figures(self, run_directory):
         with (run_directory / "metrics.csv").open() as file:
             rows = list(csv.DictReader(file))

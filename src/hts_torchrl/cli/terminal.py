@@ -14,6 +14,7 @@ from typing import Any, Self, TypeAlias
 
 from lightning.fabric.utilities.cloud_io import get_filesystem
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import Timer
 
 from hts_torchrl.cli.checkpoint_settings import CheckpointSettings
 from hts_torchrl.compat.torch import bfloat16_in_hardware
@@ -159,8 +160,8 @@ def _last_lines(trainer: Trainer, folder: str | None, *, finished: bool) -> _Lin
         elif isinstance(callback, RoundTrace) and finished:
             yield "trace", str(callback.path) if callback.written else "the run has no such round"
     if checkpoints:
-        more = 2 * data.schedule.num_rounds * data.schedule.frames_per_round if finished else None
-        yield from _commands(dict(checkpoints), Path(folder or ".", "config.yaml"), more)
+        longer = _flags_of_longer_run(trainer) if finished else []
+        yield from _commands(dict(checkpoints), Path(folder or ".", "config.yaml"), longer)
 
 
 def _checkpoints(trainer: Trainer) -> _Lines:
@@ -171,8 +172,19 @@ def _checkpoints(trainer: Trainer) -> _Lines:
             yield "best" if getattr(callback, "monitor", None) else "checkpoint", path
 
 
-def _commands(checkpoints: dict[str, str], config: Path, more_frames: int | None) -> _Lines:
-    """Yield the commands that go on with a run; ``more_frames`` are those of a longer one."""
+def _flags_of_longer_run(trainer: Trainer) -> list[str]:
+    """Return the flags of a run of twice the frames, without limits that would end it at once."""
+    schedule = trainer.datamodule.schedule  # type: ignore[attr-defined]
+    flags = [f"--data.total_frames={2 * schedule.num_rounds * schedule.frames_per_round}"]
+    if trainer.max_steps != -1:
+        flags.append("--trainer.max_steps=-1")
+    if any(isinstance(each, Timer) for each in trainer.callbacks):  # type: ignore[attr-defined]
+        flags.append("--trainer.max_time=null")
+    return flags
+
+
+def _commands(checkpoints: dict[str, str], config: Path, longer: list[str]) -> _Lines:
+    """Yield the commands that go on with a run; ``longer`` has the flags of a longer one."""
     flag, path = f"--config={config}", checkpoints.get("best", checkpoints.get("checkpoint", ""))
     try:
         own = [flag] if CheckpointSettings.read(Path(path)).withheld else []
@@ -181,9 +193,8 @@ def _commands(checkpoints: dict[str, str], config: Path, more_frames: int | None
         return
     if "checkpoint" in checkpoints:
         # The config has what no checkpoint gives: the run's name, its callbacks and devices.
-        words = ["fit", flag, f"--ckpt_path={checkpoints['checkpoint']}"]
-        words += [] if more_frames is None else [f"--data.total_frames={more_frames}"]
-        yield "train on" if more_frames else "resume", _typed(words)
+        words = ["fit", flag, f"--ckpt_path={checkpoints['checkpoint']}", *longer]
+        yield "train on" if longer else "resume", _typed(words)
     for name in ("play", "export"):
         yield name, _typed([name, *own, f"--ckpt_path={path}"])
 

@@ -44,6 +44,13 @@ class Evaluation:
     Vector environments, batches and lists play as many at a time as they have environments. The
     same evaluation of the same weights gives the same scores: environments and draws depend on
     ``seed`` alone, and are others than those of training with that seed.
+
+    Example:
+        >>> from hts_torchrl import Evaluation, GymEnvs, env_spec_of, make_actor_critic
+        >>> envs = GymEnvs("CartPole-v1")
+        >>> policy = make_actor_critic("mlp", env_spec_of(envs))
+        >>> Evaluation(envs, episodes=3, seed=0).run(policy).scores.shape
+        (3,)
     """
 
     create_env_fn: CreateEnv | EnvFactory

@@ -22,11 +22,12 @@ class TrainingStatistics(Callback):
 
     ``train/frames`` are environment steps of all ranks, ``train/minutes`` the time of training
     without evaluation; ``episode/return`` (raw score) and ``episode/length`` are means over the
-    last 100 finished games of all ranks; ``wait/...`` are shares of the time since the last logging
-    in which executors, actors and the learner waited for each other. ``rendezvous/skew_ms`` is the
-    mean time between the first executor's end of a round and the last one's,
-    ``rendezvous/slowest_env`` the first environment of the executor that was last in the latest
-    round.
+    last 100 finished games of all ranks; ``steps_per_second`` is the speed since the last logging,
+    and ``wait/...`` are shares of that time in which executors, actors and the learner waited for
+    each other. ``rendezvous/skew_ms`` is the mean time between the first executor's end of a round
+    and the last one's, ``rendezvous/slowest_env`` the first environment of the executor that was
+    last in the latest round. ``eval/frames`` and ``eval/minutes`` are those of training when an
+    evaluation was made.
     """
 
     def __init__(self) -> None:
