@@ -25,6 +25,7 @@ from hts_torchrl.settings import plain_value, takes_settings
 from hts_torchrl.specs import EnvSpec
 from hts_torchrl.training.callbacks.round_end import (
     StopAfterRound,
+    UnswappedAverages,
     WeightPublisher,
     place_callbacks,
 )
@@ -245,7 +246,8 @@ class HTSDataModule(LightningDataModule):
             callbacks.append(StopTogether())
         own = getattr(trainer.lightning_module, "publishes_weights", False)
         self._publisher = None if own else WeightPublisher()
-        place_callbacks(trainer, StopAfterRound(), *filter(None, [self._publisher]))
+        added = [StopAfterRound(), UnswappedAverages(), self._publisher]
+        place_callbacks(trainer, *filter(None, added))
         assert self.schedule.num_rounds is not None
         self.parts_per_epoch = parts_of_epoch(trainer, self.schedule.num_rounds)
         if (interval := evaluation_interval(self, trainer)) is not None:
