@@ -471,6 +471,20 @@ def test_an_evaluation_that_was_cut_off_is_played_again(tmp_path):
     assert run.ends_like(whole)
 
 
+AVERAGES = "ignore:You're using the WeightAveraging callback with a model"
+
+
+@pytest.mark.filterwarnings(AVERAGES)
+def test_an_evaluation_of_averages_that_was_cut_off_leaves_weights_and_averages_apart(tmp_path):
+    settings = {"evaluation_frames": 64, "trainer": {"limit_val_batches": 1}}
+    averages = [EMAWeightAveraging(decay=0.5) for _ in range(3)]
+    whole = train("A2C", tmp_path, callbacks=[averages[0]], **copy.deepcopy(settings))
+    stopped = {"callbacks": [averages[1]], **copy.deepcopy(settings)}
+    assert interrupted(tmp_path, "A2C", moment="validation", part=3, **stopped) == 1
+    run = train("A2C", tmp_path, tmp_path / "stopped.ckpt", [averages[2]], **settings)
+    assert run.ends_like(whole)
+
+
 class StopAfter(Callback):
     """Asks the Trainer to stop, as EarlyStopping and Timer do."""
 
@@ -526,7 +540,7 @@ def test_training_that_was_ended_early_goes_on_from_last_ckpt_with_the_same_bits
     assert counted == counted_again
 
 
-@pytest.mark.filterwarnings("ignore:You're using the WeightAveraging callback with a model")
+@pytest.mark.filterwarnings(AVERAGES)
 @pytest.mark.thorough
 def test_averaged_weights_are_those_of_all_steps_and_resume_within_a_round(tmp_path):
     averages = [EMAWeightAveraging(decay=0.5) for _ in range(3)]

@@ -111,10 +111,11 @@ class HTSCommandLine(CommandLine):
         if settings["barebones"]:  # Lightning refuses them beside it
             settings = {**settings, **dict.fromkeys(_NOT_BAREBONES, False)}
         callbacks, last = _callbacks(settings, self.setting("trace"))
+        name = os.path.expandvars(self.setting("name"))  # which TensorBoardLogger alone would do
         if settings["logger"] in (None, True):  # made here, so that --name decides to the last
-            name, runs = self.setting("name"), _runs_below(settings["default_root_dir"])
+            runs = _runs_below(settings["default_root_dir"])
             kwargs["logger"] = [TensorBoardLogger(runs, name), CSVLogger(runs, name)]
-        kwargs |= _folder_of_job(settings, self.setting("name"))
+        kwargs |= _folder_of_job(settings, name)
         plugins = _listed(settings["plugins"])
         if not any(isinstance(plugin, CheckpointIO) for plugin in plugins):
             plugins = [*plugins, DurableCheckpointIO()]

@@ -10,6 +10,7 @@ from typing import Any, Self, get_args
 
 import torch
 from lightning.pytorch import Callback, LightningDataModule, Trainer
+from lightning.pytorch.callbacks import WeightAveraging
 from tensordict import TensorDictBase
 
 from hts_torchrl.collectors.asynchronous import AsynchronousCollector
@@ -25,6 +26,7 @@ from hts_torchrl.settings import plain_value, takes_settings
 from hts_torchrl.specs import EnvSpec
 from hts_torchrl.training.callbacks.round_end import (
     StopAfterRound,
+    UnswappedAverages,
     WeightPublisher,
     place_callbacks,
 )
@@ -245,7 +247,9 @@ class HTSDataModule(LightningDataModule):
             callbacks.append(StopTogether())
         own = getattr(trainer.lightning_module, "publishes_weights", False)
         self._publisher = None if own else WeightPublisher()
-        place_callbacks(trainer, StopAfterRound(), *filter(None, [self._publisher]))
+        averages = any(isinstance(each, WeightAveraging) for each in callbacks)
+        added = [StopAfterRound(), UnswappedAverages() if averages else None, self._publisher]
+        place_callbacks(trainer, *filter(None, added))
         assert self.schedule.num_rounds is not None
         self.parts_per_epoch = parts_of_epoch(trainer, self.schedule.num_rounds)
         if (interval := evaluation_interval(self, trainer)) is not None:

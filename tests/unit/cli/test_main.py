@@ -127,6 +127,12 @@ class TestSettings:
         folders = {str(logger.log_dir) for logger in line.trainer.loggers}
         assert folders == {"/place/there/runs/run/version_0"}
 
+    def test_a_variable_in_a_runs_name_is_expanded_for_all_that_it_writes(self, made, monkeypatch):
+        monkeypatch.setenv("JOB", "7")
+        trainer = made("fit", *CARTPOLE, *A2C, "--name=job_$JOB").trainer
+        folders = {Path(trainer.log_dir), *(Path(each.root_dir) for each in trainer.loggers)}
+        assert folders == {Path("runs/job_7"), Path("runs/job_7/version_0")}
+
     def test_a_logger_that_names_its_run_late_has_done_so_before_the_folder_is_made(self, made):
         line = made("fit", *CARTPOLE, *A2C, f"--trainer.logger={__name__}.NamesItsRunLate")
         assert Path(line.trainer.log_dir).parts[-2:] == ("project", "a1b2c3")

@@ -79,9 +79,41 @@ class WeightPublisher(Callback):
             self.in_round = False
 
 
+class UnswappedAverages(Callback):
+    """Saves weights and their averages each as what they are, also within an evaluation.
+
+    ``WeightAveraging`` swaps the two while it evaluates the averages. A checkpoint that Ctrl-C or a
+    signal asks for then would have the averages as the weights with which the run goes on. The data
+    module adds it, after the callbacks that average.
+    """
+
+    def __init__(self) -> None:
+        self._swapped = False
+
+    def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Note that the averages are in place."""
+        self._swapped = True
+
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Note that the weights are back."""
+        self._swapped = False
+
+    def on_save_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Name the two by what they are."""
+        averages = checkpoint.get("current_model_state")
+        if self._swapped and averages is not None:
+            checkpoint["current_model_state"] = checkpoint["state_dict"]
+            checkpoint["state_dict"] = averages
+
+
+_ADDED = StopAfterRound | WeightPublisher | UnswappedAverages
+
+
 def place_callbacks(trainer: Trainer, *added: Callback) -> None:
     """Give a Trainer these, before those that save, instead of those of an earlier run."""
     callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
-    others = [e for e in callbacks if not isinstance(e, StopAfterRound | WeightPublisher)]
+    others = [e for e in callbacks if not isinstance(e, _ADDED)]
     saving = [each for each in others if isinstance(each, Checkpoint)]
     callbacks[:] = [*(each for each in others if each not in saving), *added, *saving]
