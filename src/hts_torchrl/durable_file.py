@@ -37,7 +37,7 @@ def _sync(path: Path) -> None:
     try:
         os.fsync(descriptor)
     except OSError as error:
-        # So do file systems, as CIFS and VirtualBox's, that know no such thing of a folder.
+        # Some file systems refuse this of a folder; the file itself is written by then.
         if error.errno != errno.EINVAL or not path.is_dir():
             raise
     finally:

@@ -53,7 +53,6 @@ def refusing(number: int, folders: bool):
 
 
 def test_a_file_system_that_cannot_write_a_folder_through_is_no_obstacle(tmp_path, monkeypatch):
-    """As those of CIFS and VirtualBox."""
     monkeypatch.setattr(os, "fsync", refusing(errno.EINVAL, folders=True))
     with replacing(tmp_path / "score") as new:
         new.write_text("new")
