@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import operator
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import FrameType
 from typing import Any
 
@@ -15,9 +12,6 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningCLI
 from lightning.pytorch.loggers import Logger
-from lightning.pytorch.loops.loop import _Loop
-from lightning.pytorch.loops.progress import _BaseProgress
-from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.strategies import Strategy
 from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
 from lightning.pytorch.utilities.model_helpers import _restricted_classmethod
@@ -26,22 +20,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 class_alone = _restricted_classmethod
 """A ``classmethod`` that an instance refuses, as it would return another and not change."""
-
-
-class _NoProfiler(PassThroughProfiler):
-    """Measures nothing, as Lightning's default; that runs a generator for each of 80 hooks."""
-
-    _nothing = contextlib.nullcontext("")
-
-    def profile(self, action_name: str) -> contextlib.nullcontext[str]:  # type: ignore[override]  # noqa: ARG002
-        """Return a context that does nothing."""
-        return self._nothing
-
-
-def measure_no_hooks(trainer: Trainer) -> None:
-    """Make hooks cheap to call, unless the Trainer was given a profiler."""
-    if type(trainer.profiler) is PassThroughProfiler:  # type: ignore[attr-defined]
-        trainer.profiler = _NoProfiler()  # type: ignore[attr-defined]
 
 
 def set_logged_steps(trainer: Trainer, steps: int) -> None:
@@ -162,42 +140,6 @@ def last_saved(callback: ModelCheckpoint) -> str:
     return callback._last_checkpoint_saved
 
 
-class LoopCounts:
-    """The counts of a Trainer's loops at one moment, for a checkpoint that is saved later.
-
-    ``fit_loop.state_dict()`` makes them by a thousand calls, which every round would have to do.
-    """
-
-    def __init__(self, trainer: Trainer) -> None:
-        self._places = list(_places_of_counts(trainer.fit_loop))
-        self.note()
-
-    def note(self) -> None:
-        """Take the counts of now."""
-        self._noted = [counts[name] for counts, name, _ in self._places]
-
-    def put_into(self, checkpoint: dict[str, Any]) -> None:
-        """Replace those of a checkpoint of the same Trainer."""
-        state = checkpoint["loops"]["fit_loop"]
-        for (_, name, path), count in zip(self._places, self._noted, strict=True):
-            functools.reduce(operator.getitem, path, state)[name] = count
-
-
-def _places_of_counts(
-    loop: _Loop | _BaseProgress, prefix: str = "", path: tuple[str, ...] = ()
-) -> Iterator[tuple[dict[str, Any], str, tuple[str, ...]]]:
-    """Yield where each count is: in whose attributes, its name, and its path in ``state_dict``."""
-    for name, value in vars(loop).items():
-        if isinstance(value, _Loop):
-            yield from _places_of_counts(value, f"{prefix}{name}.")
-        elif isinstance(value, _BaseProgress):
-            yield from _places_of_counts(value, path=(*path, f"{prefix}{name}"))
-        elif isinstance(loop, _BaseProgress):
-            yield vars(loop), name, path
-        elif name == "_batches_that_stepped":
-            yield vars(loop), name, (f"{prefix}state_dict",)
-
-
 class FitLoop:
     """The counts of the fit loop in a checkpoint; changes are made in place.
 
@@ -216,6 +158,11 @@ class FitLoop:
         """Return that of a checkpoint; None if it holds weights alone."""
         state = checkpoint.get("loops", {}).get("fit_loop")
         return None if state is None else cls(state)
+
+    @staticmethod
+    def replace(checkpoint: dict[str, Any], state: dict[str, Any]) -> None:
+        """Put the state of another fit loop (``trainer.fit_loop.state_dict()``) into it."""
+        checkpoint["loops"]["fit_loop"] = state
 
     @property
     def is_finished(self) -> bool:

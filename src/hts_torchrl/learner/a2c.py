@@ -98,9 +98,7 @@ class A2C(Learner):
         with self.learning_from(part):
             if self.lag and not self.reweights:
                 self.delayed.load_behaviour()
-            several = part.count > 1  # an index alone takes hundreds of calls
-            batch = part.round[self.environments_of(part)] if several else part.round
-            chunks = self.chunks.of(batch)
+            chunks = self.chunks.of(part.round[self.environments_of(part)])
             if self.cudagraph_loss:
                 return self._gradient.mean(lambda index: self._replayed(chunks[index]))
             return self.loss_by_chunks(lambda index: self.loss(chunks[index]))

@@ -5,6 +5,7 @@ Shapes: N environments, T steps of a round; B samples of it, or observations.
 
 from __future__ import annotations
 
+import functools
 from typing import Any, TypeAlias
 
 import torch
@@ -20,7 +21,13 @@ from hts_torchrl.learner.modes import SeededDraws
 from hts_torchrl.models import make_actor_critic
 from hts_torchrl.models.trunks import evaluating
 from hts_torchrl.policy.as_policy import initialise
-from hts_torchrl.policy.forward import PolicyKeys, evaluate, is_composite
+from hts_torchrl.policy.forward import (
+    evaluate,
+    inputs_of,
+    is_composite,
+    memory_keys,
+    probabilistic_module,
+)
 from hts_torchrl.policy.inference import one_thread
 from hts_torchrl.policy.limits import require_called
 from hts_torchrl.policy.memory import evaluate_sequences
@@ -76,7 +83,6 @@ class PolicyModule(LightningModule):
         """Updates that the policy has had."""
         self.spec_json: dict[str, Any] | None = None
         """The spec that the policy was built or is normalised for, as a checkpoint holds it."""
-        self._policy_keys: PolicyKeys | None = None
         self.seeded_draws = SeededDraws()
         """What the policy samples while it learns, and which of its layers act otherwise then."""
 
@@ -138,17 +144,10 @@ class PolicyModule(LightningModule):
             raise ProtocolError("the policy is built when training or evaluation begins")
         return self.policy
 
-    @property
-    def policy_keys(self) -> PolicyKeys:
-        """What the policy reads and remembers; looked for again when ``fit`` begins."""
-        if self._policy_keys is None or self._policy_keys.policy is not self.policy:
-            self._policy_keys = PolicyKeys(self.actor_critic)
-        return self._policy_keys
-
-    @property
+    @functools.cached_property
     def remembers(self) -> bool:
         """Whether the policy has a memory, and so learns from sequences."""
-        return self.policy_keys.remembers
+        return bool(memory_keys(self.actor_critic))
 
     # On samples, with gradient
 
@@ -167,16 +166,16 @@ class PolicyModule(LightningModule):
             ``action`` (of a policy that writes its parts, a TensorDict of these),
             ``behaviour_log_prob`` and your entries.
         """
-        head = self.policy_keys.head
+        head = probabilistic_module(self.actor_critic)
         keys = head.dist_sample_keys
         log_probs = (batch[key].reshape(*batch.shape, -1).sum(-1) for key in head.log_prob_keys)
         entries: dict[Any, Tensor | TensorDictBase] = {
-            **{key: batch[key] for key in self.policy_keys.inputs},
+            **{key: batch[key] for key in inputs_of(self.actor_critic)},
             "action": batch.select(*keys) if is_composite(head) else batch[keys[0]],
             "behaviour_log_prob": torch.stack([*log_probs]).sum(0),  # of all parts of an action
             **more,
         }
-        if self.remembers:
+        if memory_keys(self.actor_critic):
             begins = batch["next", "done"].roll(1, 1)
             begins[:, 0] = False  # the memory of the first step is stored, whether it begins or not
             samples = TensorDict({IS_INIT: begins, **entries}, batch.shape)
@@ -199,7 +198,7 @@ class PolicyModule(LightningModule):
             ConfigurationError: if the policy has no critic, or values of another shape; or if its
                 distributions leave nothing to chance.
         """
-        inputs = {key: samples[key] for key in self.policy_keys.inputs}
+        inputs = {key: samples[key] for key in inputs_of(self.actor_critic)}
         if samples.ndim == 2:
             result = evaluate_sequences(self.actor_critic, inputs, samples[IS_INIT])
         else:
@@ -230,7 +229,7 @@ class PolicyModule(LightningModule):
         Returns:
             Values of the B chosen ones, float32 ``[B, 1]``, without gradient.
         """
-        final = after.select(*self.policy_keys.inputs)[chosen]
+        final = after.select(*inputs_of(self.actor_critic))[chosen]
         with torch.no_grad(), evaluating(*self.seeded_draws.layers_of_two_modes):
             return self.evaluate(final)[1].unsqueeze(-1)
 
@@ -264,7 +263,7 @@ class PolicyModule(LightningModule):
             ConfigurationError: for a tensor, if the policy reads several observations.
         """
         policy = self.actor_critic
-        keys = self.policy_keys.inputs
+        keys = inputs_of(policy)
         if isinstance(observation, TensorDictBase):
             given = {key: observation[key] for key in keys}
         elif len(keys) == 1:
@@ -274,7 +273,7 @@ class PolicyModule(LightningModule):
         first = next(iter(given.values()))
         with torch.no_grad(), evaluating(policy), set_recurrent_mode(False):
             action = mode(evaluate(policy, given, first.shape[0]).distribution)
-        head = self.policy_keys.head
+        head = probabilistic_module(policy)
         project = Projection(head, first.device)
         if isinstance(action, TensorDictBase):
             return action.update(project(dict(action.items(True, True))))

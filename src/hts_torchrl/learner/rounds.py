@@ -20,12 +20,7 @@ from torch.optim import Optimizer
 
 from hts_torchrl.allocator import keep_freed_memory
 from hts_torchrl.collectors.round_source import RoundSource
-from hts_torchrl.compat.lightning import (
-    LoopCounts,
-    measure_no_hooks,
-    requeue_signals,
-    set_logged_steps,
-)
+from hts_torchrl.compat.lightning import FitLoop, requeue_signals, set_logged_steps
 from hts_torchrl.errors import ConfigurationError, ProtocolError
 from hts_torchrl.learner.deferred_interrupt import DeferredInterrupt
 from hts_torchrl.learner.delayed_gradient import DelayedGradient, DelayedWeights
@@ -72,7 +67,7 @@ class RoundStart:
     """
 
     def __init__(self) -> None:
-        self._counts: LoopCounts | None = None
+        self._loop: dict[str, Any] | None = None
         self._entries: dict[str, Any] = {}
         """Of a checkpoint."""
         self._beside_policy: dict[str, Any] = {}
@@ -86,9 +81,7 @@ class RoundStart:
             copy_optimizers: whether optimisers step before the last part of a round; else they have
                 not moved.
         """
-        if self._counts is None:
-            self._counts = LoopCounts(trainer)
-        self._counts.note()
+        self._loop = trainer.fit_loop.state_dict()
         self._entries = {"global_step": trainer.global_step}
         if copy_optimizers:
             states = [trainer.strategy.optimizer_state(each) for each in trainer.optimizers]
@@ -116,8 +109,8 @@ class RoundStart:
         current.update({f"policy.{name}": weights for name, weights in policy.items()})
         current.update({k: v for k, v in self._beside_policy.items() if k in current})
         checkpoint.update({k: v for k, v in self._entries.items() if k in checkpoint})
-        if self._counts is not None:
-            self._counts.put_into(checkpoint)
+        if self._loop is not None:
+            FitLoop.replace(checkpoint, self._loop)
 
 
 class RoundModule(PolicyModule):
@@ -176,6 +169,7 @@ class RoundModule(PolicyModule):
         """The parts of a round whose statistics are merged, and those that this rank has."""
         self._interrupt = DeferredInterrupt()
         self._round_state = RoundState.ENDED
+        self._round_start = RoundStart()
         self._at_end = contextlib.ExitStack()
         """What is to be undone when ``fit`` ends, also by an exception."""
         self.resumption: Resumption | None = None
@@ -344,12 +338,9 @@ class RoundModule(PolicyModule):
         refuse_replaced_hooks(self)
         require_called(self.actor_critic, learns=True)  # hooks may have come since it was given
         keep_freed_memory()
-        if self._trainer is not None:
-            measure_no_hooks(self.trainer)
         if self.resumption is not None:
             self.resumption.place_loops()
         self._accumulates = getattr(self._trainer, "accumulate_grad_batches", 1)
-        self._round_start, self._policy_keys = RoundStart(), None
         self._weights = DelayedWeights(self.actor_critic)
         probabilistic_module(self.actor_critic)  # which refuses a policy that has none
         self._round_state = RoundState.ENDED

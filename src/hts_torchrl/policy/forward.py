@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -171,24 +170,6 @@ def with_parts(policy: nn.Module, spec: EnvSpec) -> EnvSpec:
     if not heads_of(policy) or ActionParts(probabilistic_module(policy), spec.action).is_whole:
         return spec
     return replace(spec, action=replace(spec.action, key=VECTOR))
-
-
-class PolicyKeys:
-    """What a policy reads and remembers, and what draws its actions: found once for many passes.
-
-    Args:
-        policy: whose modules, and their hooks, stay as they are.
-    """
-
-    def __init__(self, policy: nn.Module) -> None:
-        self.policy = policy
-        self.inputs = inputs_of(policy)
-        self.remembers = bool(memory_keys(policy))
-
-    @functools.cached_property
-    def head(self) -> ProbabilisticTensorDictModule:
-        """As :func:`probabilistic_module` returns it, and raises."""
-        return probabilistic_module(self.policy)
 
 
 def inputs_of(policy: nn.Module) -> list[Key]:

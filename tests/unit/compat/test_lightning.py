@@ -1,4 +1,3 @@
-import copy
 import signal
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,7 +7,6 @@ import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.demos.boring_classes import BoringModel
-from lightning.pytorch.profilers import PassThroughProfiler, SimpleProfiler
 from lightning.pytorch.strategies import DDPStrategy
 
 from tests.unit.compat.private_names import private_names_of
@@ -172,47 +170,16 @@ class TestFitLoop:
             second = {"ready": 2, "started": 2, "processed": 1, "completed": 1}
             assert epochs["total"] == epochs["current"] == second
 
+    def test_a_state_replaces_that_of_the_checkpoint(self, tmp_path):
+        with private_names_of("lightning") as compat:
+            checkpoint, state = self.checkpoint(tmp_path), Trainer().fit_loop.state_dict()
+            compat.FitLoop.replace(checkpoint, state)
+            assert checkpoint["loops"]["fit_loop"] is state
+            assert not compat.FitLoop.of(checkpoint).is_finished
+
     def test_weights_alone_have_none(self):
         with private_names_of("lightning") as compat:
             assert compat.FitLoop.of({"state_dict": {}}) is None
-
-
-def test_the_counts_of_a_moment_replace_those_of_a_later_checkpoint(tmp_path):
-    found = {}
-
-    class Note(Callback):
-        def on_train_batch_start(self, trainer, *_):
-            if trainer.global_step == 1:
-                found["state"] = copy.deepcopy(trainer.fit_loop.state_dict())
-                found["counts"] = compat.LoopCounts(trainer)
-
-    with private_names_of("lightning") as compat:
-        trainer = fitted(tmp_path, Note())
-        trainer.save_checkpoint(tmp_path / "end.ckpt")
-        checkpoint = torch.load(tmp_path / "end.ckpt", weights_only=False)
-        assert checkpoint["loops"]["fit_loop"] != found["state"]
-        found["counts"].put_into(checkpoint)
-        assert checkpoint["loops"]["fit_loop"] == found["state"]
-        found["counts"].note()
-        found["counts"].put_into(checkpoint)
-        assert checkpoint["loops"]["fit_loop"] == trainer.fit_loop.state_dict()
-
-
-class TestMeasureNoHooks:
-    def test_the_default_no_longer_runs_a_generator(self, tmp_path):
-        with private_names_of("lightning") as compat:
-            trainer = Trainer(logger=False)
-            compat.measure_no_hooks(trainer)
-            assert isinstance(trainer.profiler, PassThroughProfiler)
-            assert not hasattr(trainer.profiler.profile("on_fit_start"), "gen")
-            trainer = fitted(tmp_path)
-            assert hasattr(trainer.profiler.profile("on_fit_start"), "gen")
-
-    def test_a_profiler_that_was_given_stays(self, tmp_path):
-        with private_names_of("lightning") as compat:
-            trainer = Trainer(logger=False, profiler="simple", default_root_dir=tmp_path)
-            compat.measure_no_hooks(trainer)
-            assert isinstance(trainer.profiler, SimpleProfiler)
 
 
 def test_the_command_line_calls_its_step_before_it_makes_classes(monkeypatch):

@@ -678,13 +678,6 @@ def test_a_policy_without_chance_is_refused_and_not_learned_from(learner_class, 
     assert torch.equal(flat(policy), before)
 
 
-def test_a_policy_in_the_place_of_another_is_read_by_its_own_keys():
-    learner = A2C(categorical_actor(nn.Linear(4, 2)))
-    assert learner.policy_keys.inputs == ["observation"]
-    learner.policy = categorical_actor(nn.Linear(4, 2), read="seen")
-    assert learner.policy_keys.inputs == ["seen"]
-
-
 @pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated")
 def test_a_compiled_policy_is_refused():
     with pytest.raises(ConfigurationError, match=r"torch\.compile\(policy\) would do nothing"):
