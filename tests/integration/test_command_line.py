@@ -150,6 +150,24 @@ class TestFit:
         run(*arguments)
         assert told_by(capsys.readouterr().out)["trained"].startswith("192 frames in 0.")
 
+    def test_tells_that_early_stopping_would_end_a_longer_run_too(
+        self, tmp_path, monkeypatch, capsys
+    ):
+        monkeypatch.chdir(tmp_path)
+        stopping = [
+            "--trainer.callbacks=EarlyStopping",
+            "--trainer.callbacks.monitor=eval/score",
+            "--trainer.callbacks.mode=max",
+            "--trainer.callbacks.stopping_threshold=0",
+        ]
+        run("fit", *CARTPOLE, *A2C, "--data.evaluation_frames=32", *stopping)
+        told = told_by(capsys.readouterr().out)
+        assert told["trained"].startswith("32 frames in 0.")
+        assert told["stopped by"].startswith("EarlyStopping(monitor=eval/score); a longer run too")
+        _, *arguments = shlex.split(told["train on"])
+        run(*arguments)
+        assert told_by(capsys.readouterr().out)["trained"].startswith("64 frames in 0.")
+
     def test_writes_the_figures(self, run_directory):
         with (run_directory / "metrics.csv").open() as file:
             rows = list(csv.DictReader(file))

@@ -1,5 +1,7 @@
 """Policies in the forms in which TorchRL's collector takes them."""
 
+import itertools
+
 import gymnasium
 import pytest
 import torch
@@ -65,6 +67,29 @@ class TestFunctions:
     def test_one_that_returns_something_else_is_refused_in_one_line(self):
         with pytest.raises(ConfigurationError, match="a function, and returned a Tensor: a Tens"):
             rounds(lambda tensordict: tensordict["observation"][..., 0])
+
+    @pytest.mark.parametrize(
+        ("function", "told"),
+        [
+            (lambda: None, "given one argument, a TensorDict: too many positional arguments"),
+            (lambda td, mode: (td, mode), "a TensorDict: missing a required argument: 'mode'"),
+        ],
+        ids=["none", "two"],
+    )
+    def test_one_that_takes_no_single_argument_is_refused(self, function, told):
+        with pytest.raises(ConfigurationError, match=told):
+            rounds(function)
+
+    def test_one_that_writes_other_entries_when_it_is_asked_again_is_refused(self):
+        calls = itertools.count()
+
+        def forgets(tensordict):
+            if next(calls) == 0:
+                tensordict["angle"] = tensordict["observation"][..., 2:3]
+            return left_or_right(tensordict)
+
+        with pytest.raises(ConfigurationError, match="writes 'angle' when it is asked first, and"):
+            rounds(forgets)
 
     @pytest.mark.processes
     def test_actors_in_processes_answer_the_same(self):

@@ -161,6 +161,9 @@ def _last_lines(trainer: Trainer, folder: str | None, *, finished: bool) -> _Lin
             yield "trace", str(callback.path) if callback.written else "the run has no such round"
     if checkpoints:
         longer = _flags_of_longer_run(trainer) if finished else []
+        for stops in trainer.early_stopping_callbacks if longer and trainer.should_stop else ():
+            name = f"{type(stops).__name__}(monitor={stops.monitor})"
+            yield "stopped by", f"{name}; a longer run too, unless its config leaves that out"
         yield from _commands(dict(checkpoints), Path(folder or ".", "config.yaml"), longer)
 
 

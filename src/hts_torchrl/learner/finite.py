@@ -16,6 +16,8 @@ from hts_torchrl.policy.forward import inputs_of, probabilistic_module
 from hts_torchrl.shared.arrays import array_name
 from hts_torchrl.specs import Key, path_of
 
+DENSE = "gradients are dense here: leave sparse=True of nn.Embedding out"
+
 
 def require_finite_gradients(
     module: nn.Module,
@@ -47,7 +49,7 @@ def require_finite_gradients(
     if any(gradient.is_sparse for gradient in gradients):
         raise ConfigurationError(
             f"the gradient of {_name_of(module, lambda gradient: gradient.is_sparse)} is sparse, "
-            "and gradients are dense here: leave sparse=True of nn.Embedding out"
+            f"and {DENSE}"
         )
     if not gradients or math.isfinite(torch.stack(norms(gradients)).max().item()):
         return

@@ -15,6 +15,7 @@ from hts_torchrl.compat.lightning import leave_gradients, log_figures
 from hts_torchrl.compat.torch import of_all_ranks, runs_after_accumulation
 from hts_torchrl.errors import ConfigurationError, require
 from hts_torchrl.learner.delayed_gradient import DelayedWeights
+from hts_torchrl.learner.finite import DENSE
 from hts_torchrl.rng import update_seed
 
 if TYPE_CHECKING:
@@ -147,7 +148,7 @@ class ComputedGradient:
         self._names: list[str] = []
         """Of what a chunk's loss logs."""
         self._mean: Tensor | None = None
-        """Of all trained parameters, one after another, until ``backward``."""
+        """Of all trained parameters, one after another, then the loss, until ``backward``."""
         self.chunk = 0
         """Global index of the chunk that is being computed."""
         self._is_first = True
@@ -184,16 +185,25 @@ class ComputedGradient:
         return chunks
 
     def of(self, loss_of: Callable[[], Tensor]) -> Tensor:
-        """Return gradient, loss and logged figures of a chunk as one vector."""
+        """Return gradient, loss and logged figures of a chunk as one vector.
+
+        Raises:
+            ConfigurationError: if the loss is no tensor, or a gradient is sparse.
+        """
         self.figures = {}
         try:
             loss = loss_of()
+            kind = f"a chunk's loss of type {type(loss).__name__}"
+            require(isinstance(loss, Tensor), kind, "a tensor")
             with torch.autocast(loss.device.type, enabled=False):
                 gradients = torch.autograd.grad(
                     loss, self.trained(), allow_unused=True, materialize_grads=True
                 )
+            if any(gradient.is_sparse for gradient in gradients):
+                raise ConfigurationError(f"a gradient is sparse, and {DENSE}")
             self._names = list(self.figures)
-            figures = [each.detach().float() for each in (loss, *self.figures.values())]
+            numbers = (loss, *self.figures.values())
+            figures = [each.detach().float().reshape(()) for each in numbers]
         finally:
             self.figures = None
         return torch.cat([*(each.flatten() for each in gradients), torch.stack(figures)])
@@ -224,27 +234,28 @@ class ComputedGradient:
 
         total = learner.chunks.mean(vectors())
         end = sum(parameter.numel() for parameter in self.trained())
-        self._mean = total[:end]
+        self._mean = total[: end + 1]
         if self._names:
             log_figures(learner, dict(zip(self._names, total[end + 1 :], strict=True)))
-        return total[end]
+        return total[end].clone()  # which a training step may change in place
 
     def put_into_place(self, loss: Tensor, weights: DelayedWeights) -> None:
         """Give the parameters their gradients, before they are clipped and looked at.
 
         Args:
-            loss: what the training step has returned; what has a gradient of its own is refused.
+            loss: what the training step has returned; any but the mean loss itself is refused.
             weights: of the policy, whose buffers must not have moved in the first step.
 
         Raises:
-            ConfigurationError: if the training step has computed none or adds to it, or a layer has
-                statistics that change with each pass.
+            ConfigurationError: if the training step has computed none or returns another loss, or a
+                layer has statistics that change with each pass.
         """
-        setting = self._learner.computed_for
-        if self._mean is None or loss.requires_grad:
+        setting, mean = self._learner.computed_for, self._mean
+        if mean is None or loss.requires_grad or not _same(loss, mean[-1]):
             raise ConfigurationError(
                 f"{setting}: {type(self._learner).__name__}.training_step computes one gradient "
-                "of the round; let it return loss_by_chunks(...) alone, or leave the setting out"
+                "of the round; let it return loss_by_chunks(...) alone, as it is, or leave "
+                "the setting out"
             )
         if self._is_first and (moved := weights.moved_buffers()):
             several = self._learner.gradient_chunks > 1
@@ -256,7 +267,11 @@ class ComputedGradient:
             )
         self._is_first = False
         trained = self.trained()
-        gradients = torch.split(self._mean, [parameter.numel() for parameter in trained])
+        gradients = torch.split(mean[:-1], [parameter.numel() for parameter in trained])
         for parameter, gradient in zip(trained, gradients, strict=True):
             parameter.grad = gradient.view(parameter.shape).to(parameter.dtype)
         self._mean = None
+
+
+def _same(loss: Tensor, other: Tensor) -> bool:
+    return torch.allclose(loss.to(other), other, rtol=0.0, atol=0.0, equal_nan=True)

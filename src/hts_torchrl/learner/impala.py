@@ -52,6 +52,9 @@ class Impala(Learner):
     def training_step(self, part: RoundSlice, _: int) -> Tensor:
         """Return the loss of a batch, at the newest weights, which are in place."""
         with self.learning_from(part):
+            # Of the whole batch: chunks would give the mean of their largest.
+            age = (self.updates - part.round["collector", "policy_version"]).float()
+            self.log_losses({"mean": age.mean(), "max": age.max()}, "staleness")
             chunks = self.chunks.of(part.round)
             return self.loss_by_chunks(lambda index: self.loss(chunks[index]))
 
@@ -61,8 +64,6 @@ class Impala(Learner):
         Args:
             batch: the round, or a chunk of it, ``[N, T]``.
         """
-        age = (self.updates - batch["collector", "policy_version"]).float()
-        self.log_losses({"mean": age.mean(), "max": age.max()}, "staleness")
         unseen = batch["next", "truncated"].squeeze(-1).clone()
         unseen[:, -1] = True
         final_value = self.values_where(batch["next"], unseen)

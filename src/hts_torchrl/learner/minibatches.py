@@ -72,6 +72,13 @@ class Minibatches:
         Raises:
             ConfigurationError: if the samples cannot be divided so.
         """
+        epoch, minibatch = divmod(part.index, self._learner.minibatches)
+        if minibatch == 0:
+            self._orders[index] = self._order(part, epoch, index)
+        return self._orders[index][minibatch]
+
+    def _order(self, part: RoundSlice, epoch: int, index: int) -> tuple[Tensor, ...]:
+        """Return the minibatches of an epoch, of this rank's chunk of an index."""
         learner = self._learner
         samples = len(part.round) if learner.remembers else part.round.numel()
         count = samples // len(learner.chunks.own)
@@ -83,13 +90,10 @@ class Minibatches:
             raise ConfigurationError(
                 f"minibatches={learner.minibatches} does not divide the {count} {what}"
             )
-        epoch, minibatch = divmod(part.index, learner.minibatches)
-        if minibatch == 0:
-            chunk = learner.chunks.own[index]
-            # The same on all ranks, of the same chunk.
-            entropy = (learner.seed % 2**64, learner.updates, epoch, *([chunk] if chunk else []))
-            seed = int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0]) >> 1
-            generator = torch.Generator().manual_seed(seed)
-            order = torch.randperm(count, generator=generator).to(learner.device) + index * count
-            self._orders[index] = order.chunk(learner.minibatches)
-        return self._orders[index][minibatch]
+        chunk = learner.chunks.own[index]
+        # The same on all ranks, of the same chunk.
+        entropy = (learner.seed % 2**64, learner.updates, epoch, *([chunk] if chunk else []))
+        seed = int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0]) >> 1
+        generator = torch.Generator().manual_seed(seed)
+        order = torch.randperm(count, generator=generator).to(learner.device) + index * count
+        return order.chunk(learner.minibatches)

@@ -5,7 +5,6 @@ Shapes: N environments, T steps of a round; B samples of it, or observations.
 
 from __future__ import annotations
 
-import functools
 from typing import Any, TypeAlias
 
 import torch
@@ -144,7 +143,7 @@ class PolicyModule(LightningModule):
             raise ProtocolError("the policy is built when training or evaluation begins")
         return self.policy
 
-    @functools.cached_property
+    @property
     def remembers(self) -> bool:
         """Whether the policy has a memory, and so learns from sequences."""
         return bool(memory_keys(self.actor_critic))
@@ -175,7 +174,7 @@ class PolicyModule(LightningModule):
             "behaviour_log_prob": torch.stack([*log_probs]).sum(0),  # of all parts of an action
             **more,
         }
-        if memory_keys(self.actor_critic):
+        if self.remembers:
             begins = batch["next", "done"].roll(1, 1)
             begins[:, 0] = False  # the memory of the first step is stored, whether it begins or not
             samples = TensorDict({IS_INIT: begins, **entries}, batch.shape)

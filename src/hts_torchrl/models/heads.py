@@ -45,9 +45,12 @@ class NarrowLinear(nn.Linear):
 
         Its parameters become views of the padded ones. A copy that is trained, or moved to another
         device or type afterwards, would not go on with them. A weight that is computed from others
-        (torch's parametrizations, pruning) is padded in each pass all the same.
+        (torch's parametrizations, pruning), or that another layer has padded, is padded in each
+        pass all the same.
         """
-        if self.out_features < _NARROWEST and {"weight", "bias"} <= self._parameters.keys():
+        own = [self._parameters.get(name) for name in ("weight", "bias")]
+        alone = all(p is not None and p.untyped_storage().nbytes() == p.nbytes for p in own)
+        if self.out_features < _NARROWEST and alone:
             with torch.no_grad():
                 self._padded = weight, bias = self._pad()
             self.weight.data, self.bias.data = (

@@ -44,17 +44,24 @@ class FunctionPolicy(TensorDictModuleBase):
         spec: of the environment, whose observations it reads.
 
     Raises:
-        ConfigurationError: if it reads what it wrote in the step before, or returns no TensorDict.
+        ConfigurationError: if it takes no TensorDict or returns none, writes other entries when it
+            is asked again, or reads what it wrote in the step before.
     """
 
     def __init__(self, function: Policy, spec: EnvSpec) -> None:
         super().__init__()
+        _require_argument(function)
         self.function = function
         self.in_keys: list[Key] = list(spec.observations)
         with evaluating(self), torch.no_grad():
             written, again = self(_trial(spec)), self(_trial(spec))
             keys = written.keys(include_nested=True, leaves_only=True)
             self.out_keys: list[Key] = [key for key in keys if key not in spec.inputs]
+            if lacking := [key for key in self.out_keys if again.get(key, None) is None]:
+                raise ConfigurationError(
+                    f"the policy writes {lacking[0]!r} when it is asked first, and not when it is "
+                    "asked again: it must write the same entries each time"
+                )
             following = self(written.select(*self.out_keys).update(_trial(spec)))
         first, second, third = (
             [td[k] for k in self.out_keys] for td in (written, again, following)
@@ -74,6 +81,18 @@ class FunctionPolicy(TensorDictModuleBase):
                 "with the action is needed"
             )
         return tensordict.update(written)
+
+
+def _require_argument(function: Policy) -> None:
+    """Refuse a function that cannot be called with one TensorDict alone."""
+    try:
+        inspect.signature(function).bind(None)
+    except ValueError:  # one in C may not tell how it is called
+        return
+    except TypeError as error:
+        raise ConfigurationError(
+            f"the policy is a function, which is given one argument, a TensorDict: {error}"
+        ) from error
 
 
 def as_policy(policy: Policy, spec: EnvSpec) -> TensorDictModuleBase:

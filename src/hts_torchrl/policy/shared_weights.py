@@ -50,10 +50,18 @@ class PolicyWeights:
         """Two slots of raw bytes, and (version, slot) of the acting weights.
 
         Raises:
-            ConfigurationError: as :func:`require_tensors`.
+            ConfigurationError: as :func:`require_tensors`, and for a tensor that is expanded.
         """
         require_tensors(module)
-        size = sum(_padded(tensor) for tensor in module.state_dict().values())
+        state = module.state_dict()
+        for name, tensor in state.items():
+            steps = zip(tensor.stride(), tensor.shape, strict=True)
+            if any(step == 0 and length > 1 for step, length in steps):
+                raise ConfigurationError(
+                    f"the policy's {name!r} is expanded: its elements share memory, and an actor "
+                    "can load none into it; keep tensor.expand(...).clone()"
+                )
+        size = sum(map(_padded, state.values()))
         return {"weights": ((2, max(size, 1)), "uint8"), "weights_acting": ((2,), "int64")}
 
     @property

@@ -207,6 +207,12 @@ class TestPPO:
         assert rows.shape == (6, 24)
         assert torch.equal(rows.sort(-1).values, torch.arange(24).expand(6, 24))
 
+    def test_a_policy_that_replaces_one_with_a_memory_learns_from_all_samples(self):
+        learner = PPO(network="lstm", epochs=1, minibatches=2)
+        assert self.rows(learner).shape[-1] == 2  # of 4 environments, whose sequences stay whole
+        learner.network = "mlp"
+        assert self.rows(learner).shape[-1] == 12  # of 24 samples
+
     def test_each_epoch_of_each_round_has_its_own_order(self):
         rows = self.rows(PPO(epochs=3, minibatches=4), rounds=2).flatten(2).flatten(0, 1)
         assert len({tuple(row.tolist()) for row in rows}) == 6

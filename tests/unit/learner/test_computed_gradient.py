@@ -5,9 +5,16 @@ import torch
 from lightning.pytorch import Callback
 from torch import nn
 
-from hts_torchrl import A2C, PPO, ConfigurationError, GymEnvs, make_actor_critic
+from hts_torchrl import (
+    A2C,
+    PPO,
+    ConfigurationError,
+    GymEnvs,
+    NotFiniteError,
+    make_actor_critic,
+)
 from hts_torchrl.learner import Learner
-from tests.fits import SGDA2C, cartpole, flat_gradient, quiet_trainer, watched_fit
+from tests.fits import SGDA2C, cartpole, flat, flat_gradient, quiet_trainer, watched_fit
 from tests.policies import policy_with
 
 ENV = GymEnvs("CartPole-v1")
@@ -145,14 +152,78 @@ def test_a_hook_after_accumulation_runs_or_is_refused(chunks):
             watched_fit(learner, cartpole(1))
 
 
-def test_what_a_training_step_adds_to_the_loss_of_the_chunks_is_refused():
-    class Adds(A2C):
+@pytest.mark.parametrize(
+    "changed",
+    [
+        lambda loss, weight: loss + weight.square().sum(),
+        lambda loss, weight: loss + (weight - weight.detach()).sum(),  # which adds 0
+        lambda loss, weight: 0.5 * loss,  # noqa: ARG005
+        lambda loss, weight: loss.mul_(0.5),  # noqa: ARG005
+        lambda loss, weight: loss.double() / 3,  # noqa: ARG005
+    ],
+    ids=["a term", "a gradient alone", "a factor", "a factor in place", "another type"],
+)
+def test_what_a_training_step_makes_of_the_loss_of_the_chunks_is_refused(changed):
+    class Changes(A2C):
         def training_step(self, part, index):
-            return super().training_step(part, index) + next(self.parameters()).square().sum()
+            return changed(super().training_step(part, index), next(self.parameters()))
 
-    told = r"Adds.training_step computes one gradient .* loss_by_chunks\(\.\.\.\) alone"
+    told = r"Changes.training_step computes one gradient .* loss_by_chunks\(\.\.\.\) alone"
     with pytest.raises(ConfigurationError, match=told):
-        quiet_trainer().fit(Adds(policy(), gradient_chunks=2), cartpole(2))
+        quiet_trainer().fit(Changes(policy(), gradient_chunks=2), cartpole(2))
+
+
+def test_a_loss_and_figures_with_a_dimension_of_one_are_as_good_as_numbers():
+    class Shaped(SGDA2C):
+        def loss(self, batch):
+            loss = super().loss(batch)
+            self.log_losses({"whole": loss.view(1, 1)})
+            return loss.view(1)
+
+    weights = []
+    for kind in (Shaped, SGDA2C):
+        trainer = quiet_trainer(log_every_n_steps=1)
+        learner = kind(policy(), gradient_chunks=2, learning_rate=0.1)
+        trainer.fit(learner, cartpole(2))
+        weights.append(flat(learner.policy))
+        if kind is Shaped:
+            assert trainer.callback_metrics["loss/whole"].shape == ()
+    assert torch.equal(*weights)
+
+
+def test_a_loss_of_a_chunk_that_is_no_tensor_is_refused():
+    class Nothing(A2C):
+        def loss(self, batch):  # noqa: ARG002
+            return None
+
+    with pytest.raises(ConfigurationError, match="a chunk's loss of type NoneType; a tensor is"):
+        quiet_trainer().fit(Nothing(policy(), gradient_chunks=2), cartpole(2))
+
+
+def test_a_loss_of_the_chunks_that_is_no_number_is_told_as_such():
+    class Broken(A2C):
+        def loss(self, batch):
+            return super().loss(batch) * float("nan")
+
+    with pytest.raises(NotFiniteError, match=r"the gradient of .* is not finite"):
+        quiet_trainer().fit(Broken(policy(), gradient_chunks=2), cartpole(2))
+
+
+class Table(nn.Module):
+    """Adds a row of a table to the features, whose gradient is sparse."""
+
+    def __init__(self):
+        super().__init__()
+        self.rows = nn.Embedding(2, 16, sparse=True)
+
+    def forward(self, features):
+        return features + self.rows((features[..., 0] > 0).long())
+
+
+def test_a_sparse_gradient_of_a_chunk_is_refused():
+    learner = A2C(policy_with(Table(), ENV), gradient_chunks=2)
+    with pytest.raises(ConfigurationError, match=r"a gradient is sparse, and gradients are dense"):
+        quiet_trainer().fit(learner, cartpole(2))
 
 
 class Rewrites(Callback):

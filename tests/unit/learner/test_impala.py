@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from lightning.pytorch import Callback
 
 from hts_torchrl import Impala, make_actor_critic
 from hts_torchrl.errors import ConfigurationError
@@ -40,6 +41,22 @@ def test_on_data_of_the_newest_weights_it_makes_the_steps_of_a2c():
 def test_the_age_of_the_data_is_logged_in_updates(delay, rounds, age):
     metrics = logged(rounds, delay=delay)
     assert (metrics["staleness/mean"], metrics["staleness/max"]) == (age, age)
+
+
+class Older(Callback):
+    """Has the first environment act with weights that are 4 updates older."""
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):  # noqa: ARG002
+        batch.round["collector", "policy_version"][0] -= 4
+
+
+@pytest.mark.parametrize("chunks", [1, 2])
+def test_the_age_is_that_of_the_whole_batch_whatever_its_chunks(chunks):
+    trainer = quiet_trainer(log_every_n_steps=1, callbacks=[Older()])
+    trainer.fit(Impala(policy(), gradient_chunks=chunks), cartpole(1))
+    metrics = trainer.callback_metrics
+    assert metrics["staleness/mean"] == 1.0  # 4, 0, 0, 0
+    assert metrics["staleness/max"] == 4.0
 
 
 def test_it_takes_the_gradient_at_the_newest_weights():

@@ -53,6 +53,21 @@ def test_weights_that_are_padded_once_are_those_that_are_loaded_later(width, com
         assert torch.equal(acting(features), learning(features))
 
 
+def test_layers_that_share_a_weight_both_have_the_weights_that_are_loaded_later():
+    acting, learning = ([NarrowLinear(8, 2, 1.0) for _ in range(2)] for _ in range(2))
+    for first, second in (acting, learning):
+        second.weight = first.weight
+    for layer in acting:
+        layer.pad_once()
+    with torch.no_grad():
+        for own, new in zip(acting, learning, strict=True):
+            own.weight.copy_(new.weight)
+            own.bias.copy_(new.bias)
+        features = torch.randn(5, 8)
+        for own, new in zip(acting, learning, strict=True):
+            assert torch.equal(own(features), new(features))
+
+
 def test_rows_of_a_layer_are_orthogonal_and_as_long_as_the_gain():
     layer = orthogonal(nn.Linear(20, 6), gain=3.0)
     assert torch.allclose(layer.weight @ layer.weight.T, 9.0 * torch.eye(6), atol=1e-4)

@@ -220,6 +220,16 @@ def test_state_that_is_no_tensor_is_refused_by_name():
         PolicyWeights.layout(sparse)
 
 
+@pytest.mark.parametrize("shape", [(3,), (2, 3)])
+def test_a_buffer_whose_elements_share_memory_is_refused_by_name(shape):
+    module = nn.Identity()
+    module.register_buffer("scale", torch.ones(1).expand(shape))
+    with pytest.raises(ConfigurationError, match=r"the policy's 'scale' is expanded"):
+        PolicyWeights.layout(module)
+    module.register_buffer("scale", torch.ones(1).expand(shape).clone())
+    assert PolicyWeights.layout(module)["weights"][0] == (2, 64)  # whole lines of a cache
+
+
 def test_a_buffer_that_is_not_persistent_may_be_among_weights():
     """``TensorDict.from_module`` has it there, too."""
     layer = nn.Linear(3, 2)

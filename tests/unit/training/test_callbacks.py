@@ -12,7 +12,7 @@ import pytest
 import torch
 from lightning.fabric.plugins.environments import SLURMEnvironment
 from lightning.pytorch import Callback, LightningModule
-from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from lightning.pytorch.callbacks import EarlyStopping, EMAWeightAveraging, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from tensordict import TensorDict
@@ -30,7 +30,7 @@ from hts_torchrl.training.callbacks.round_end import StopAfterRound
 from hts_torchrl.training.callbacks.stop_together import Stopped
 from hts_torchrl.training.round_slice import RoundSlice
 from tests.fakes import CoordinateEnvs
-from tests.fits import cartpole, quiet_trainer, watched_fit
+from tests.fits import cartpole, flat, quiet_trainer, watched_fit
 from tests.policies import echo_policy
 
 
@@ -451,6 +451,37 @@ class TestStopAfterRound:
         trainer.fit(learner, cartpole(4))
         assert learner.updates == 4
         assert not any(isinstance(each, StopAfterRound) for each in trainer.callbacks)
+
+
+class CutOff(Callback):
+    """Notes the weights, saves a checkpoint while the averages are played, and presses Ctrl-C."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def on_validation_start(self, trainer, pl_module):  # noqa: ARG002
+        self.weights = flat(pl_module.policy)
+
+    def on_validation_batch_start(self, trainer, pl_module, *_):
+        self.averages = flat(pl_module.policy)
+        trainer.save_checkpoint(self.path)
+        raise KeyboardInterrupt
+
+
+@pytest.mark.filterwarnings("ignore:You're using the WeightAveraging callback with a model")
+def test_an_evaluation_of_averages_that_is_cut_off_leaves_the_weights_in_the_policy(tmp_path):
+    cut, averages = CutOff(tmp_path / "within.ckpt"), EMAWeightAveraging(decay=0.5)
+    learner = A2C(learning_rate=0.01)
+    trainer = quiet_trainer(callbacks=[averages, cut], limit_val_batches=1)
+    with pytest.raises(SystemExit):
+        trainer.fit(learner, cartpole(3, evaluation_episodes=1))
+    assert not torch.equal(cut.averages, cut.weights)
+    assert torch.equal(flat(learner.policy), cut.weights)
+    saved = torch.load(cut.path, weights_only=True)
+    for name, expected in (("current_model_state", cut.weights), ("state_dict", cut.averages)):
+        weights = saved[name].items()
+        found = [value.flatten() for name, value in weights if name.startswith("policy.")]
+        assert torch.equal(torch.cat(found), expected)
 
 
 class Failing(Stopping):

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.callbacks import Checkpoint, WeightAveraging
 
 from hts_torchrl.rng import update_seed
 from hts_torchrl.training.data_state import place_loops
@@ -80,11 +80,11 @@ class WeightPublisher(Callback):
 
 
 class UnswappedAverages(Callback):
-    """Saves weights and their averages each as what they are, also within an evaluation.
+    """Keeps weights and their averages each as what they are, also where an evaluation is cut off.
 
-    ``WeightAveraging`` swaps the two while it evaluates the averages. A checkpoint that Ctrl-C or a
-    signal asks for then would have the averages as the weights with which the run goes on. The data
-    module adds it, after the callbacks that average.
+    ``WeightAveraging`` swaps the two while it evaluates the averages. A checkpoint that a signal
+    asks for then would have the averages as the weights with which the run goes on, and after
+    Ctrl-C the policy would have them. The data module adds it, after the callbacks that average.
     """
 
     def __init__(self) -> None:
@@ -96,6 +96,15 @@ class UnswappedAverages(Callback):
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Note that the weights are back."""
+        self._swapped = False
+
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
+        """Put the weights back, before a callback saves them."""
+        for each in trainer.callbacks if self._swapped else ():  # type: ignore[attr-defined]
+            if isinstance(each, WeightAveraging):  # without what a subclass does at that time
+                WeightAveraging.on_validation_epoch_end(each, trainer, pl_module)
         self._swapped = False
 
     def on_save_checkpoint(
