@@ -316,8 +316,13 @@ class HTSCollector(ContractCollector):
         self._refuse_if_closed()
         self._progress.begin_games()
         self._flush_trajectory_assembly()
-        if self._runner is not None:
+        if self._runner is None:
+            return
+        try:
             self._runner.renew_pool()
+        except BaseException:  # such as Ctrl-C: the workers of before are gone
+            self.shutdown()
+            raise
 
     def shutdown(
         self,
