@@ -52,7 +52,8 @@ class Schedule:
             nearest = max(1, round(frames_per_batch / num_envs)) * num_envs
             raise ConfigurationError(
                 f"frames_per_batch={frames_per_batch} is not a positive multiple of "
-                f"num_envs={num_envs}; the nearest that works is {nearest}"
+                f"num_envs={num_envs}; the nearest that works is {nearest}, or give another "
+                "num_envs"
             )
         if total_frames == 0 or total_frames < -1:
             raise ConfigurationError(

@@ -48,7 +48,7 @@ def test_a_round_starts_before_the_update_only_with_a_delay(delay, before):
         ({"num_envs": 0}, "num_envs is 0"),
         ({"frames_per_batch": 0}, "frames_per_batch=0"),
         ({"frames_per_batch": -16}, "frames_per_batch=-16"),
-        ({"frames_per_batch": 81}, "the nearest that works is 80"),
+        ({"frames_per_batch": 81}, "the nearest that works is 80, or give another num_envs"),
         ({"frames_per_batch": 3}, "the nearest that works is 16"),
         ({"total_frames": 0}, "total_frames=0"),
         ({"total_frames": -2}, "total_frames=-2"),

@@ -186,15 +186,17 @@ class HTSCollector(ContractCollector):
         """Return the runner of rounds, started if there is none."""
         if self._runner is None:
             self._refuse_if_closed()
-            self._runner = RoundRunner(
-                self.config,
-                self.env_spec,
-                self._outputs,
-                self.policy,
-                progress=self._progress,
-                times=self._times,
-                make_pool=self._pool_maker(),
-            )
+            # Tensors that were made in that mode cannot be written to outside it.
+            with torch.inference_mode(mode=False):
+                self._runner = RoundRunner(
+                    self.config,
+                    self.env_spec,
+                    self._outputs,
+                    self.policy,
+                    progress=self._progress,
+                    times=self._times,
+                    make_pool=self._pool_maker(),
+                )
         return self._runner
 
     def _refuse_if_closed(self) -> None:
@@ -316,8 +318,13 @@ class HTSCollector(ContractCollector):
         self._refuse_if_closed()
         self._progress.begin_games()
         self._flush_trajectory_assembly()
-        if self._runner is not None:
+        if self._runner is None:
+            return
+        try:
             self._runner.renew_pool()
+        except BaseException:  # such as Ctrl-C: the workers of before are gone
+            self.shutdown()
+            raise
 
     def shutdown(
         self,

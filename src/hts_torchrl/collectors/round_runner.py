@@ -81,29 +81,34 @@ class RoundRunner:
     def next_batch(self, before_round: Callable[[], None] | None = None) -> TensorDictBase:
         """Finish the running round, start the following one and return the finished one ``[N, T]``.
 
-        With a delay of 0 the round is started here first, and no other follows.
+        With a delay of 0 the round is started here first, and no other follows. A call that Ctrl-C
+        has ended may be made again, and returns the same round.
 
         Args:
             before_round: called before each round is started.
         """
-        progress, schedule = self._progress, self._schedule
-        round_index = progress.round_index
+        progress, round_index = self._progress, self._progress.round_index
         self._heed_unpublished()
         if progress.started < round_index:
             self._start_round(round_index, before_round)
         self._times.ask()
-        self._wait_round(round_index)
-        self.shared.storage_of(round_index).check(round_index, self._settings.first_env)
-        self._times.meet(round_index, self.shared.status)
-        progress.round_index += 1
-        progress.frames += schedule.frames_per_round
-        if schedule.starts_before_update():
-            if schedule.exists(round_index + 1):
-                self._start_round(round_index + 1, before_round)
-            else:  # a longer run, which goes on from the end of this one, acts with them
-                self._exchange_weights(round_index + 1)
-        self._note(round_index)
-        return self._batch(round_index)
+        if progress.started == round_index:  # else the call that Ctrl-C has ended has met them
+            self._wait_round(round_index)
+            self.shared.storage_of(round_index).check(round_index, self._settings.first_env)
+            self._times.meet(round_index, self.shared.status)
+        with progress.handing_out():
+            if self._schedule.starts_before_update() and progress.started == round_index:
+                self._start_following(round_index + 1, before_round)
+            batch = self._batch(round_index)
+            self._note(round_index)
+        return batch
+
+    def _start_following(self, round_index: int, before_round: Callable[[], None] | None) -> None:
+        """Start a round, or make the weights act with which a longer run would start it."""
+        if self._schedule.exists(round_index):
+            self._start_round(round_index, before_round)
+        else:
+            self._exchange_weights(round_index)
 
     def _start_round(self, round_index: int, before_round: Callable[[], None] | None) -> None:
         """Hand the published weights to the actors, then let the executors go."""
@@ -202,11 +207,14 @@ class RoundRunner:
 
         Weights and storages stay where they are. A round that has not begun is not started here.
         """
-        round_index = self._progress.round_index
+        progress, round_index = self._progress, self._progress.round_index
         self.pool.shutdown()
         self.shared.renew_signals()
         self.pool = self._new_pool()
-        if self._progress.started >= round_index:
+        if progress.started >= round_index:
+            # A call that Ctrl-C has ended may have started the one after it, with newer weights.
+            progress.started = round_index
+            progress.versions[round_index] = self.weights.acting_version
             self._begin_round(round_index)
 
     def _new_pool(self) -> WorkerPool:

@@ -214,6 +214,8 @@ class DeclaredGroup:
         """
         if is_first:
             self._require_one_each(transition)
+        if np.count_nonzero(transition.episode_end):  # a third of the time of any()
+            self._require_trajectory_ends(transition)
         self.require_observation(transition.next_observation, "step")
         if transition.observation is not transition.next_observation:
             self._require_arrays(transition.observation, "step")
@@ -241,6 +243,16 @@ class DeclaredGroup:
                 f"environment {self._envs[int(allowed.argmin())]} allows no action by its "
                 f"{self._mask!r}, but has to be acted on: at least one element of each choice must "
                 "be true"
+            )
+
+    def _require_trajectory_ends(self, transition: Transition) -> None:
+        """Refuse the end of a game that ends no trajectory: it would go on in the next game."""
+        goes_on = transition.episode_end & ~(transition.terminated | transition.truncated)
+        if goes_on.any():
+            raise ConfigurationError(
+                f"environment {self._envs[int(goes_on.argmax())]} ends a game (episode_end) that "
+                "is neither terminated nor truncated: one of the two is needed, as values would be "
+                "taken from the next game"
             )
 
     def _require_one_each(self, transition: Transition) -> None:

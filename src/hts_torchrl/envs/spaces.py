@@ -62,11 +62,17 @@ def _array_spec(space: spaces.Space, what: str) -> ArraySpec:  # type: ignore[ty
         )
     if 0 in space.shape:
         raise ConfigurationError(f"the {what} space {in_one_line(space)} has no elements")
-    return ArraySpec(tuple(space.shape), np.dtype(space.dtype))
+    # torch knows no other order of bytes than the machine's
+    return ArraySpec(tuple(space.shape), np.dtype(space.dtype).newbyteorder("="))
 
 
 def _observation_spec(space: spaces.Space, what: str) -> ArraySpec:  # type: ignore[type-arg]
     array = _array_spec(space, what)
+    if array.dtype.itemsize > 8:
+        raise ConfigurationError(
+            f"the {what} space {in_one_line(space)} is of {array.dtype}, which torch lacks; "
+            "float64 or less is needed: gymnasium.wrappers.DtypeObservation turns it into that"
+        )
     match space:
         case spaces.Discrete():
             return replace(array, choices=(_choices(space.start, space.n),))

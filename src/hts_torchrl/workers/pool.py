@@ -200,6 +200,8 @@ class ProcessPool(WorkerPool):
     def _raise_dead_worker(self, round_index: int) -> None:
         """Raise for the worker that failed first: one with a traceback, else any that died."""
         status = self._shared.status
+        if not self._processes:
+            raise ProtocolError("the worker pool was shut down, and no other was started")
         dead = [n for n, process in enumerate(self._processes) if process.exitcode is not None]
         if not dead:
             return
@@ -216,7 +218,7 @@ class ProcessPool(WorkerPool):
         if error:
             raise WorkerError(place, f"raised\n{error}")
         if code < 0:
-            raise WorkerKilled(place, f"was killed by {signal.Signals(-code).name}")
+            raise WorkerKilled(place, f"was killed by {_name_of(-code)}")
         if lost:
             raise WorkerKilled(place, "is lost, as all workers are: their fork server was killed")
         raise WorkerError(place, f"ended with status {code}")
@@ -292,6 +294,13 @@ class ProcessPool(WorkerPool):
             if error := self._shared.status.read_error(worker):
                 place = self._place(worker, self._started)
                 _log.warning("%s: raised when it was stopped\n%s", place, error)
+
+
+def _name_of(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time one
+        return f"signal {number}"
 
 
 def _join(processes: Sequence[BaseProcess], seconds: float) -> None:

@@ -86,6 +86,13 @@ def test_weights_that_are_published_or_stay_as_they_are_are_not_told_of(caplog, 
     assert not caplog.records
 
 
+def test_a_collector_that_was_started_in_inference_mode_goes_on_outside_it():
+    collector = collect()
+    with torch.inference_mode():
+        collector.start()
+    assert digest(play(collector, echo_weights)) == digest(play(collect(), echo_weights))
+
+
 def test_the_first_round_acts_with_weights_that_were_published():
     layer = nn.Linear(5, NUM_ACTIONS)
     collector = collect(layer, inference_batch_size=1)

@@ -50,6 +50,7 @@ class TestAsDeclared:
         ("value", "spec"),
         [
             (np.ones(2, np.uint8), FLOATS),
+            (np.array([0.5, 2], np.dtype(np.float32).newbyteorder()), FLOATS),
             (np.ones(2, np.float32), declared((2,), np.float64)),
             (np.array([0, 255]), BYTES),
             ([0, 255], BYTES),

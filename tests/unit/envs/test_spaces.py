@@ -15,6 +15,19 @@ def test_a_plain_observation_is_called_observation():
     assert env_spec(BOX, TWO).observations == {"observation": ArraySpec((3,), np.dtype("float32"))}
 
 
+def test_numbers_have_the_byte_order_of_this_machine():
+    space = spaces.Box(-1.0, 2.0, (3,), np.dtype(np.float32).newbyteorder())
+    assert env_spec(space, TWO).observations == {
+        "observation": ArraySpec((3,), np.dtype("float32"))
+    }
+
+
+def test_numbers_of_more_bits_than_torch_has_are_refused():
+    space = spaces.Box(-1.0, 2.0, (3,), np.longdouble)
+    with pytest.raises(ConfigurationError, match="which torch lacks; float64 or less is needed"):
+        env_spec(space, TWO)
+
+
 def test_a_dictionary_gives_one_observation_an_entry():
     spec = env_spec(spaces.Dict({"picture": PICTURE, "vector": BOX}), TWO)
     assert spec.observations == {

@@ -349,6 +349,16 @@ def test_numbers_of_a_group_that_are_not_one_for_each_environment_are_refused(
     )
 
 
+def test_a_game_that_ends_without_ending_a_trajectory_is_refused(shared):
+    """Returns would be taken from the next game."""
+    with pytest.raises(ConfigurationError) as raised:
+        play_round(shared, make(shared, ChangedNumbers("episode_end", np.array([False, True]))))
+    assert str(raised.value) == (
+        "round 0, step 0: environment 13 ends a game (episode_end) that is neither terminated nor "
+        "truncated: one of the two is needed, as values would be taken from the next game"
+    )
+
+
 class TestAnnouncements:
     """Actor and collector look in the very moment of the announcement: no other order is faster."""
 

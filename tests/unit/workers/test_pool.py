@@ -1,6 +1,7 @@
 import multiprocessing
 import os
 import select
+import signal
 from multiprocessing.process import BaseProcess
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 from hts_torchrl.config import CollectorSettings
-from hts_torchrl.errors import ConfigurationError, WorkerError
+from hts_torchrl.errors import ConfigurationError, ProtocolError, WorkerError, WorkerKilled
 from hts_torchrl.shared.pipes import ReadyQueue
 from hts_torchrl.workers.pool import ProcessPool
 
@@ -77,6 +78,25 @@ def test_a_long_round_makes_nobody_wait_for_workers_that_live(monkeypatch):
     monkeypatch.setattr(Undying, "join", lambda worker, _: waited_for.append(worker))
     pool._raise_dead_worker(5)
     assert not waited_for
+
+
+@pytest.mark.parametrize(
+    ("number", "name"),
+    [(signal.SIGSEGV, "SIGSEGV"), (signal.SIGRTMIN + 1, f"signal {signal.SIGRTMIN + 1}")],
+)
+def test_the_signal_that_killed_a_worker_is_told_also_if_it_has_no_name(number, name):
+    workers = [SimpleNamespace(exitcode=code) for code in (None, -number, None)]
+    pool = bare_pool(workers)
+    pool._shared.status.refused = [False] * 3
+    with pytest.raises(WorkerKilled) as raised:
+        pool._raise_dead_worker(5)
+    assert (raised.value.place.index, raised.value.cause) == (1, f"was killed by {name}")
+
+
+def test_a_pool_that_was_shut_down_is_not_waited_for():
+    """So it is where Ctrl-C comes while another one takes its place."""
+    with pytest.raises(ProtocolError, match="was shut down, and no other was started"):
+        bare_pool([])._raise_dead_worker(5)
 
 
 def test_a_wait_that_ctrl_c_has_ended_goes_on_with_those_who_have_not_yet_reported():
