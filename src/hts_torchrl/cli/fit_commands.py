@@ -33,8 +33,9 @@ class FitCommands:
                 if failed or commands.status:
                     break
 
-    A command has a session of its own, where a terminal sends no Ctrl-C: each signal is passed on
-    once, whoever sent it. If this process is killed, the command is sent SIGTERM.
+    A command has a process group of its own, to which a terminal sends no Ctrl-C: each signal is
+    passed on once, whoever sent it. Ctrl-Z stops both, until this process is continued. If this
+    process is killed, the command is sent SIGTERM.
     """
 
     def __init__(self) -> None:
@@ -45,8 +46,9 @@ class FitCommands:
 
     def __enter__(self) -> Self:
         """Begin to note signals."""
-        numbers = (signal.SIGINT, signal.SIGTERM)
-        self._before = {number: signal.signal(number, self._note) for number in numbers}
+        note, stop = self._note, self._stop
+        answers = {signal.SIGINT: note, signal.SIGTERM: note, signal.SIGTSTP: stop}
+        self._before = {number: signal.signal(number, answers[number]) for number in answers}
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -77,7 +79,7 @@ class FitCommands:
             try:
                 self._process = subprocess.Popen(
                     [*_command(), *arguments], stdout=output, stderr=output, pass_fds=keeps_open,
-                    env={**os.environ, _PARENT: str(os.getpid())}, start_new_session=True,
+                    env={**os.environ, _PARENT: str(os.getpid())}, process_group=0,
                 )  # fmt: skip
             except BlockingIOError as error:
                 raise ConfigurationError(process_limit()) from error
@@ -98,6 +100,17 @@ class FitCommands:
 
     def _note(self, number: int, _: FrameType | None) -> None:
         self.status = 128 + number
+        self._send(number)
+
+    def _stop(self, number: int, _: FrameType | None) -> None:
+        self._send(number)
+        answer = signal.signal(number, signal.SIG_DFL)
+        signal.raise_signal(number)  # which returns when this process is continued
+        signal.signal(number, answer)
+        self._send(signal.SIGCONT)
+
+    def _send(self, number: int) -> None:
+        """Send the running command a signal."""
         if self._process is not None:
             self._process.send_signal(number)
 

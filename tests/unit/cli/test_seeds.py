@@ -34,6 +34,13 @@ signal.signal(signal.SIGTERM, leave)
 print("trains", flush=True)
 time.sleep(60)
 """
+WATCHED = """
+import signal
+def tell(number, _):
+    print(signal.Signals(number).name, flush=True)
+signal.signal(signal.SIGTSTP, tell)
+signal.signal(signal.SIGCONT, tell)
+"""
 
 
 @pytest.fixture
@@ -130,6 +137,28 @@ def test_a_signal_ends_the_seed_and_then_the_loop(number, send):
     assert process.returncode == 128 + number
     assert out == "left\n"
     assert "done: none; the others: --seeds 1 2" in errors
+
+
+@pytest.mark.processes
+def test_ctrl_z_stops_the_seed_too_until_the_loop_is_continued():
+    with subprocess.Popen(
+        [sys.executable, "-c", LOOP, WATCHED + TRAINING],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0,
+    ) as process:  # fmt: skip
+        try:
+            assert [process.stdout.readline() for _ in range(2)] == ["seed 1, 1 of 2\n", "trains\n"]
+            os.killpg(process.pid, signal.SIGTSTP)
+            assert process.stdout.readline() == "SIGTSTP\n"
+            assert os.WIFSTOPPED(os.waitpid(process.pid, os.WUNTRACED)[1])
+            os.kill(process.pid, signal.SIGCONT)
+            assert process.stdout.readline() == "SIGCONT\n"
+            process.terminate()
+            out, _ = process.communicate(timeout=30)
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert out == "left\n"
 
 
 def test_help_of_fit_lists_the_flag(capsys):
