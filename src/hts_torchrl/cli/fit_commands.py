@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Any, Self
 
 from hts_torchrl.compat.processes import end_with
-from hts_torchrl.errors import ConfigurationError
+from hts_torchrl.errors import ConfigurationError, require
 from hts_torchrl.machine import process_limit
 
 _COMMAND = [sys.executable, "-m", "hts_torchrl.cli"]
@@ -174,6 +174,8 @@ def _seeds_and_others(arguments: Sequence[str]) -> tuple[list[int], list[str]]:
         given, others = parser.parse_known_args(list(arguments))
     except argparse.ArgumentError as error:
         raise ConfigurationError(f"--seeds: {error.message}") from error
+    for seed in given.seeds:
+        require(0 <= seed < 2**32, f"--seeds {seed}", f"0 to {2**32 - 1}")
     if len(set(given.seeds)) < len(given.seeds):
         raise ConfigurationError(f"--seeds: {given.seeds} names a seed twice")
     for flag in ("--seed_everything", "--ckpt_path"):

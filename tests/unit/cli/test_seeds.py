@@ -186,6 +186,8 @@ def test_handlers_of_signals_are_put_back(trained):
         (["--seeds"], "--seeds: expected at least one argument"),
         (["--seeds", "a"], "--seeds: invalid int value: 'a'"),
         (["--seeds", "1", "1"], "--seeds: [1, 1] names a seed twice"),
+        (["--seeds", "1", "-2"], "--seeds -2; 0 to 4294967295 is needed"),
+        (["--seeds=1", f"--seeds={2**32}"], f"--seeds {2**32}; 0 to 4294967295 is needed"),
         (
             ["--seeds", "1", "--ckpt_path=x"],
             "--seeds trains several runs, and --ckpt_path belongs to one",
