@@ -1,6 +1,7 @@
 """What the command line makes of its arguments."""
 
 import errno
+import io
 import json
 import os
 import re
@@ -649,6 +650,12 @@ RUBBISH = [
 ]
 
 
+def half_a_checkpoint():
+    whole = io.BytesIO()
+    torch.save({"state_dict": {"weights": torch.zeros(40_000)}}, whole)
+    return whole.getvalue()[:9_000]
+
+
 @pytest.mark.parametrize(
     "subcommand",
     [
@@ -659,7 +666,9 @@ RUBBISH = [
         ),
     ],
 )
-@pytest.mark.parametrize("content", [b"PK\x03\x04 and no more", b"", [1, 2], *RUBBISH])
+@pytest.mark.parametrize(
+    "content", [b"PK\x03\x04 and no more", b"", half_a_checkpoint(), [1, 2], *RUBBISH]
+)
 def test_a_file_that_is_no_checkpoint_is_refused(subcommand, content, tmp_path, capsys):
     if isinstance(content, bytes):
         (tmp_path / "half.ckpt").write_bytes(content)
