@@ -79,15 +79,20 @@ class Run:
         )
 
     def after(self, earlier: Run) -> Run:
-        """Return this run with what another had logged before the place where this one begins."""
-        before = earlier.metrics[_frames(earlier.metrics) < self.begin]
+        """Return this run with what another had logged before the place where this one begins.
+
+        An evaluation at that very place was made before the checkpoint was written.
+        """
+        frames = _frames(earlier.metrics)
+        own = (frames["train/frames"] < self.begin) | (frames["eval/frames"] <= self.begin)
+        before = earlier.metrics[own]
         metrics = pd.concat([before, self.metrics], ignore_index=True)
         return replace(self, metrics=metrics, earlier=(*earlier.earlier, earlier.folder))
 
     @property
     def begin(self) -> float:
         """Environment steps at its first figures."""
-        return float(_frames(self.metrics).min())
+        return float(_frames(self.metrics).min(axis=None))
 
     @property
     def end(self) -> float:
@@ -198,9 +203,9 @@ def _metrics(folder: Path) -> pd.DataFrame:
     return metrics.apply(pd.to_numeric, errors="coerce").astype(float)
 
 
-def _frames(metrics: pd.DataFrame) -> pd.Series:
-    """Return each row's environment steps; NaN where none are logged."""
-    return metrics.reindex(columns=[f"{place}/frames" for place in _SCORES]).max(axis=1)
+def _frames(metrics: pd.DataFrame) -> pd.DataFrame:
+    """Return the environment steps of evaluations and of training; NaN where none are logged."""
+    return metrics.reindex(columns=[f"{place}/frames" for place in _SCORES])
 
 
 def _curve(metrics: pd.DataFrame, place: str) -> pd.DataFrame:

@@ -77,12 +77,13 @@ def test_a_resumed_run_takes_over_from_the_one_before_where_it_begins(write_run)
     stopped = write_run(
         "a", [1, 2, 3], rows=logged((50, 0.5, 0.1), (150, 1.5, 0.2), (250, 9.0, 0.9))
     )
-    resumed = write_run("b", [20, 30], begin=1, rows=logged((150, 1.4, 0.4), (250, 2.4, 0.6)))
+    rows = logged((100, 1.1, 0.3), (150, 1.4, 0.4), (250, 2.4, 0.6))  # the first within a round
+    resumed = write_run("b", [20, 30], begin=1, rows=rows)
     (group,) = groups_of(resumed, stopped)
     (run,) = group.runs
     assert run.evaluations["score"].tolist() == [1, 20, 30]
     assert run.evaluations["frames"].tolist() == [100, 200, 300]
-    assert run.waiting["learner"] == pytest.approx((0.4 * 0.9 + 0.6 * 1.0) / (0.9 + 1.0))
+    assert run.waiting["learner"] == pytest.approx((0.3 * 0.6 + 0.4 * 0.3 + 0.6) / 1.9)
     assert (run.folder, run.earlier) == (resumed, (stopped,))
 
 
