@@ -140,6 +140,7 @@ def test_a_signal_ends_the_seed_and_then_the_loop(number, send):
 
 
 @pytest.mark.processes
+@pytest.mark.timeout(20)  # without the signals it would wait for ever
 def test_ctrl_z_stops_the_seed_too_until_the_loop_is_continued():
     with subprocess.Popen(
         [sys.executable, "-c", LOOP, WATCHED + TRAINING],
