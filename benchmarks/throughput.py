@@ -55,29 +55,50 @@ class Row(NamedTuple):
     peer: str = ""
     overlaps: bool = False
     """Whether others act while it learns."""
+    settings: str = ""
+    """Which fields of ``Run`` its program reads, besides the task."""
 
 
 TORCHRL, SAMPLE_FACTORY = "peer_torchrl.py", "peer_sample_factory.py"
+_ACTS = "workers actors inference_batch"
+_TORCHRL = "source main_threads compiled bf16 device policy_device cudagraph"
+_MULTI = f"{_TORCHRL} emulator_threads workers worker_threads"
+_SAMPLE_FACTORY = "workers double_buffered channels_last"
+_OF_EVERY_ROW = ("variables", "here")
 ROWS = {
     "trainer": Row(
-        "hts_torchrl, Trainer", "trainer.py", "atari cartpole football mujoco", overlaps=True
+        "hts_torchrl, Trainer", "trainer.py", "atari cartpole football mujoco", overlaps=True,
+        settings=f"{_TORCHRL} {_ACTS} emulator_threads delay step_barrier cudagraph_loss",
     ),
-    "loop": Row("hts_torchrl, TorchRL loop", TORCHRL, algorithms="a2c", overlaps=True),
-    "collector": Row("TorchRL Collector", TORCHRL, algorithms="a2c"),
-    "sync": Row("TorchRL MultiCollector(sync)", TORCHRL, algorithms="a2c"),
-    "async": Row("TorchRL MultiCollector(async)", TORCHRL, algorithms="a2c", overlaps=True),
+    "loop": Row(
+        "hts_torchrl, TorchRL loop", TORCHRL, algorithms="a2c", overlaps=True,
+        settings=f"{_TORCHRL} {_ACTS}",
+    ),
+    "collector": Row(
+        "TorchRL Collector", TORCHRL, algorithms="a2c", settings=f"{_TORCHRL} emulator_threads"
+    ),
+    "sync": Row("TorchRL MultiCollector(sync)", TORCHRL, algorithms="a2c", settings=_MULTI),
+    "async": Row(
+        "TorchRL MultiCollector(async)", TORCHRL, algorithms="a2c", overlaps=True, settings=_MULTI
+    ),
     "stable_baselines3": Row(
         "Stable-Baselines3",
         "peer_stable_baselines3.py",
         "atari cartpole mujoco box2d football",
         peer="stable_baselines3",
+        settings="main_threads channels_last envs device",
     ),
-    "envpool": Row("CleanRL-style on EnvPool", "peer_envpool.py", peer="envpool"),
+    "envpool": Row(
+        "CleanRL-style on EnvPool", "peer_envpool.py", peer="envpool",
+        settings="main_threads emulator_threads channels_last device",
+    ),
     "sample_factory": Row(
-        "Sample Factory, synchronous", SAMPLE_FACTORY, "atari", "ppo", "sample_factory"
+        "Sample Factory, synchronous", SAMPLE_FACTORY, "atari", "ppo", "sample_factory",
+        settings=_SAMPLE_FACTORY,
     ),
     "sample_factory_async": Row(
-        "Sample Factory, asynchronous", SAMPLE_FACTORY, "atari", "ppo", "sample_factory", True
+        "Sample Factory, asynchronous", SAMPLE_FACTORY, "atari", "ppo", "sample_factory", True,
+        settings=_SAMPLE_FACTORY,
     ),
 }  # fmt: skip
 PEERS = {
@@ -207,6 +228,12 @@ def given(text: str, task: Run) -> Run:
     return replace(task, system=system, **typed)
 
 
+def unread(run: Run) -> set[str]:
+    """Return the settings of a run that its program does not read."""
+    named = {pair.partition("=")[0] for pair in run.setting.split()}
+    return named - {*ROWS[run.system].settings.split(), *_OF_EVERY_ROW}
+
+
 def interpreter(peer: str) -> str:
     """Return the Python that a row runs with; a peer's environment is made here."""
     if not peer:
@@ -333,6 +360,11 @@ def main() -> None:
         runs = runs or chosen(task, args.rows, bf16=args.bf16, tuned=args.tune)
         if not runs:
             parser.error(f"none of the rows has {args.algorithm} on {game}")
+        for run in runs:
+            if names := unread(run):
+                parser.error(f"--settings: {run.system} has no {min(names)}")
+        if twice := [run for run in runs if runs.count(run) > 1]:
+            parser.error(f"two rows are the same: {twice[0].system} {twice[0].setting}".rstrip())
         speeds |= contest(runs, args.turns, args.seconds)
         text.append(report({run: speeds[run] for run in runs}))
         print("\n", *text, sep="\n", flush=True)

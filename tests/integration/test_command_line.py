@@ -168,6 +168,11 @@ class TestFit:
         run(*arguments)
         assert told_by(capsys.readouterr().out)["trained"].startswith("64 frames in 0.")
 
+    def test_that_is_to_make_no_step_trains_nothing(self, tmp_path, monkeypatch, capsys):
+        monkeypatch.chdir(tmp_path)
+        run("fit", *CARTPOLE, *A2C, "--model.learning_rate_decay=true", "--trainer.max_steps=0")
+        assert told_by(capsys.readouterr().out)["trained"].startswith("0 frames in 0.")
+
     def test_writes_the_figures(self, run_directory):
         with (run_directory / "metrics.csv").open() as file:
             rows = list(csv.DictReader(file))

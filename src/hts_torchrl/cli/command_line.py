@@ -20,7 +20,7 @@ from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Callback, ProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser
-from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 from lightning_utilities.core.enums import StrEnum
 from omegaconf.errors import OmegaConfBaseException
 
@@ -232,6 +232,7 @@ class HTSCommandLine(CommandLine):
         for folder in (self.trainer.default_root_dir, self.trainer.log_dir):
             here = "://" not in str(folder)
             require(here, f"the run's folder {folder}", "one of this machine")
+        _require_written_out(self.trainer.loggers)
         own = vars(self.setting("trainer"))["logger"] in (None, True) and self.trainer.loggers != []
         directory = Path(self.trainer.log_dir or ".")
         try:
@@ -271,6 +272,16 @@ def _made(directory: Path, *, anew: bool) -> bool:
             raise
         return False
     return True
+
+
+def _require_written_out(loggers: list[Logger]) -> None:
+    """Refuse a folder with a variable or ``~``, which Lightning replaces in some paths only."""
+    for logger in loggers:
+        if isinstance(logger, TensorBoardLogger) and expanded(logger.root_dir) != logger.root_dir:
+            raise ConfigurationError(
+                f"the TensorBoardLogger's folder {logger.root_dir}: checkpoints would go to one of "
+                f"that very name; write it out, {expanded(logger.root_dir)}"
+            )
 
 
 def _require_no_loss(config: Path) -> None:
@@ -331,9 +342,13 @@ def _folder_of_job(settings: Mapping[str, Any], name: str) -> dict[str, str]:
 
 
 def _runs_below(root: str | os.PathLike[str] | None) -> str:
-    """Return the folder of all runs as TensorBoardLogger expands it: CSVLogger expands nothing."""
-    expanded = os.path.expandvars(root or "")
-    return str(Path(os.path.expanduser(expanded), "runs"))  # noqa: PTH111 - takes any ~name
+    """Return the folder of all runs, the same for all loggers."""
+    return str(Path(expanded(root or ""), "runs"))
+
+
+def expanded(path: str | os.PathLike[str]) -> str:
+    """Return a path with variables and ``~`` replaced as TensorBoardLogger does, and no other."""
+    return os.path.expanduser(os.path.expandvars(path))  # noqa: PTH111 - takes any ~name
 
 
 def _listed(given: Any) -> list[Any]:  # noqa: ANN401 - the Trainer takes one, a list or None

@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Any, Self
 
 from hts_torchrl.compat.processes import end_with
-from hts_torchrl.errors import ConfigurationError
+from hts_torchrl.errors import ConfigurationError, require
 from hts_torchrl.machine import process_limit
 
 _COMMAND = [sys.executable, "-m", "hts_torchrl.cli"]
@@ -33,8 +33,9 @@ class FitCommands:
                 if failed or commands.status:
                     break
 
-    A command has a session of its own, where a terminal sends no Ctrl-C: each signal is passed on
-    once, whoever sent it. If this process is killed, the command is sent SIGTERM.
+    A command has a process group of its own, to which a terminal sends no Ctrl-C: each signal is
+    passed on once, whoever sent it. Ctrl-Z stops both, until this process is continued. If this
+    process is killed, the command is sent SIGTERM.
     """
 
     def __init__(self) -> None:
@@ -45,8 +46,9 @@ class FitCommands:
 
     def __enter__(self) -> Self:
         """Begin to note signals."""
-        numbers = (signal.SIGINT, signal.SIGTERM)
-        self._before = {number: signal.signal(number, self._note) for number in numbers}
+        note, stop = self._note, self._stop
+        answers = {signal.SIGINT: note, signal.SIGTERM: note, signal.SIGTSTP: stop}
+        self._before = {number: signal.signal(number, answers[number]) for number in answers}
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -77,7 +79,7 @@ class FitCommands:
             try:
                 self._process = subprocess.Popen(
                     [*_command(), *arguments], stdout=output, stderr=output, pass_fds=keeps_open,
-                    env={**os.environ, _PARENT: str(os.getpid())}, start_new_session=True,
+                    env={**os.environ, _PARENT: str(os.getpid())}, process_group=0,
                 )  # fmt: skip
             except BlockingIOError as error:
                 raise ConfigurationError(process_limit()) from error
@@ -98,6 +100,17 @@ class FitCommands:
 
     def _note(self, number: int, _: FrameType | None) -> None:
         self.status = 128 + number
+        self._send(number)
+
+    def _stop(self, number: int, _: FrameType | None) -> None:
+        self._send(number)
+        answer = signal.signal(number, signal.SIG_DFL)
+        signal.raise_signal(number)  # which returns when this process is continued
+        signal.signal(number, answer)
+        self._send(signal.SIGCONT)
+
+    def _send(self, number: int) -> None:
+        """Send the running command a signal."""
         if self._process is not None:
             self._process.send_signal(number)
 
@@ -161,6 +174,8 @@ def _seeds_and_others(arguments: Sequence[str]) -> tuple[list[int], list[str]]:
         given, others = parser.parse_known_args(list(arguments))
     except argparse.ArgumentError as error:
         raise ConfigurationError(f"--seeds: {error.message}") from error
+    for seed in given.seeds:
+        require(0 <= seed < 2**32, f"--seeds {seed}", f"0 to {2**32 - 1}")
     if len(set(given.seeds)) < len(given.seeds):
         raise ConfigurationError(f"--seeds: {given.seeds} names a seed twice")
     for flag in ("--seed_everything", "--ckpt_path"):

@@ -37,6 +37,9 @@ _MESSAGES = re.compile(
     r"|Loading `train_dataloader` to estimate|`Trainer.fit` stopped: `max_epochs=1` reached"
     r"|An \w+ was raised with message:"
 )
+_TIME_LIMIT = "Time limit reached."
+_time_limits: list[str] = []
+"""What this run was told of its limit: a Timer says it after each part of the last round."""
 _Lines: TypeAlias = Iterator[tuple[str, str]]  # label and text
 _LOGGERS = ("lightning.pytorch.utilities.rank_zero", "lightning.fabric.utilities.seed")
 
@@ -46,6 +49,7 @@ def leave_out_noise() -> None:
 
     What it says of a user's settings, and all other warnings, are shown.
     """
+    _time_limits.clear()
     for message in _WARNINGS:
         warnings.filterwarnings("ignore", message)
     for name in _LOGGERS:
@@ -53,7 +57,11 @@ def leave_out_noise() -> None:
 
 
 def _is_no_noise(record: logging.LogRecord) -> bool:
-    return _MESSAGES.match(record.getMessage()) is None
+    message = record.getMessage()
+    if message.startswith(_TIME_LIMIT):
+        _time_limits.append(message)
+        return len(_time_limits) == 1
+    return _MESSAGES.match(message) is None
 
 
 class RunReport(Callback):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import yaml
 
+from hts_torchrl.cli.command_line import expanded
 from hts_torchrl.cli.fit_commands import FitCommands
 from hts_torchrl.cli.subcommands import parsed_fit
 from hts_torchrl.cli.terminal import tell
@@ -62,6 +63,7 @@ def tune(arguments: Sequence[str]) -> None:
     study_file = StudyFile.read(given.study)
     configs = [_checked(fit_arguments, each, given.study) for each in study_file.examples()]
     output = given.study.with_suffix("") if given.output is None else given.output
+    output = Path(expanded(output))  # as the loggers of each trial need it
     if output == given.study:
         raise ConfigurationError(
             f"--study={output}: without a suffix .yaml it needs --output=FOLDER"

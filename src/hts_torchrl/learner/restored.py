@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import inspect
 import pickle
 import warnings
@@ -114,7 +115,8 @@ def _content(path: Path, map_location: Any) -> tuple[dict[str, Any], dict[str, A
 
 def why_not_read(path: Path, error: Exception) -> str:
     """Return in words why tensors and plain values were not to be had from a file."""
-    if isinstance(error, OSError):
+    # Half of a file ends torch's reading of another format with EINVAL.
+    if isinstance(error, OSError) and error.errno != errno.EINVAL:
         return reason_of(error, path)
     has_objects = isinstance(error, pickle.UnpicklingError) and zipfile.is_zipfile(path)
     return _HAS_OBJECTS if has_objects else "this is no checkpoint, or half of one"

@@ -299,7 +299,7 @@ def steps_of_run(trainer: Trainer, setting: str) -> int:
     """
     steps = trainer.estimated_stepping_batches
     require(steps != math.inf, f"{setting} in a run without end", "an HTSDataModule")
-    return int(steps)
+    return max(1, int(steps))  # max_steps=0 trains nothing
 
 
 def warn_of_schedules(trainer: Trainer) -> None:

@@ -1,6 +1,8 @@
 """What the command line makes of its arguments."""
 
 import errno
+import io
+import json
 import os
 import re
 import resource
@@ -23,7 +25,7 @@ from hts_torchrl.cli.command_line import HTSCommandLine
 from hts_torchrl.cli.config_files import expand_configs
 from hts_torchrl.errors import ConfigurationError, WorkerKilled, WorkerPlace
 from hts_torchrl.training.callbacks.stop_together import Stopped
-from tests.command_line import A2C, CARTPOLE, refused, run
+from tests.command_line import A2C, CARTPOLE, files, refused, run
 
 ALL_SUBCOMMANDS = {"fit", "validate", "test", "predict", "play", "export", "advise", "verify"}
 
@@ -132,6 +134,25 @@ class TestSettings:
         trainer = made("fit", *CARTPOLE, *A2C, "--name=job_$JOB").trainer
         folders = {Path(trainer.log_dir), *(Path(each.root_dir) for each in trainer.loggers)}
         assert folders == {Path("runs/job_7"), Path("runs/job_7/version_0")}
+
+    @pytest.mark.parametrize(
+        "arguments",
+        [
+            {"save_dir": "$PLACE/logs"},
+            {"save_dir": "~/logs"},
+            {"save_dir": ".", "name": "job_$PLACE"},
+        ],
+    )
+    def test_a_variable_in_a_folder_of_the_users_logger_is_refused(
+        self, arguments, capsys, monkeypatch, tmp_path
+    ):
+        """Lightning would replace it for TensorBoard's files, and not for checkpoints."""
+        monkeypatch.setenv("PLACE", str(tmp_path))
+        monkeypatch.setenv("HOME", str(tmp_path))
+        logger = json.dumps({"class_path": "TensorBoardLogger", "init_args": arguments})
+        message = refused(capsys, "fit", *CARTPOLE, *A2C, f"--trainer.logger={logger}")
+        assert message.startswith("the TensorBoardLogger's folder ")
+        assert files(tmp_path) == set()
 
     def test_a_logger_that_names_its_run_late_has_done_so_before_the_folder_is_made(self, made):
         line = made("fit", *CARTPOLE, *A2C, f"--trainer.logger={__name__}.NamesItsRunLate")
@@ -629,6 +650,12 @@ RUBBISH = [
 ]
 
 
+def half_a_checkpoint():
+    whole = io.BytesIO()
+    torch.save({"state_dict": {"weights": torch.zeros(40_000)}}, whole)
+    return whole.getvalue()[:9_000]
+
+
 @pytest.mark.parametrize(
     "subcommand",
     [
@@ -639,7 +666,9 @@ RUBBISH = [
         ),
     ],
 )
-@pytest.mark.parametrize("content", [b"PK\x03\x04 and no more", b"", [1, 2], *RUBBISH])
+@pytest.mark.parametrize(
+    "content", [b"PK\x03\x04 and no more", b"", half_a_checkpoint(), [1, 2], *RUBBISH]
+)
 def test_a_file_that_is_no_checkpoint_is_refused(subcommand, content, tmp_path, capsys):
     if isinstance(content, bytes):
         (tmp_path / "half.ckpt").write_bytes(content)

@@ -34,6 +34,13 @@ signal.signal(signal.SIGTERM, leave)
 print("trains", flush=True)
 time.sleep(60)
 """
+WATCHED = """
+import signal
+def tell(number, _):
+    print(signal.Signals(number).name, flush=True)
+signal.signal(signal.SIGTSTP, tell)
+signal.signal(signal.SIGCONT, tell)
+"""
 
 
 @pytest.fixture
@@ -132,6 +139,29 @@ def test_a_signal_ends_the_seed_and_then_the_loop(number, send):
     assert "done: none; the others: --seeds 1 2" in errors
 
 
+@pytest.mark.processes
+@pytest.mark.timeout(20)  # without the signals it would wait for ever
+def test_ctrl_z_stops_the_seed_too_until_the_loop_is_continued():
+    with subprocess.Popen(
+        [sys.executable, "-c", LOOP, WATCHED + TRAINING],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0,
+    ) as process:  # fmt: skip
+        try:
+            assert [process.stdout.readline() for _ in range(2)] == ["seed 1, 1 of 2\n", "trains\n"]
+            os.killpg(process.pid, signal.SIGTSTP)
+            assert process.stdout.readline() == "SIGTSTP\n"
+            assert os.WIFSTOPPED(os.waitpid(process.pid, os.WUNTRACED)[1])
+            os.kill(process.pid, signal.SIGCONT)
+            assert process.stdout.readline() == "SIGCONT\n"
+            process.terminate()
+            out, _ = process.communicate(timeout=30)
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert out == "left\n"
+
+
 def test_help_of_fit_lists_the_flag(capsys):
     with pytest.raises(SystemExit) as left:
         run("fit", "--help")
@@ -157,6 +187,8 @@ def test_handlers_of_signals_are_put_back(trained):
         (["--seeds"], "--seeds: expected at least one argument"),
         (["--seeds", "a"], "--seeds: invalid int value: 'a'"),
         (["--seeds", "1", "1"], "--seeds: [1, 1] names a seed twice"),
+        (["--seeds", "1", "-2"], "--seeds -2; 0 to 4294967295 is needed"),
+        (["--seeds=1", f"--seeds={2**32}"], f"--seeds {2**32}; 0 to 4294967295 is needed"),
         (
             ["--seeds", "1", "--ckpt_path=x"],
             "--seeds trains several runs, and --ckpt_path belongs to one",

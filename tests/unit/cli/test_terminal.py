@@ -34,6 +34,18 @@ def test_messages_of_every_run_are_left_out_and_those_of_some_runs_are_not(told)
     assert set(told.messages) == {"`Trainer.fit` stopped: `max_steps=2` reached."}
 
 
+def test_a_time_limit_is_told_once_a_run(told):
+    """A Timer tells it after each part of the round that is learned to its end."""
+    for elapsed in (("0:00:03", "0:00:04", "0:00:05"), ("0:00:03", "0:00:06")):  # of two runs
+        told.clear()
+        leave_out_noise()
+        with told.at_level(logging.INFO, "lightning.pytorch"):
+            for each in elapsed:
+                rank_zero_info(f"Time limit reached. Elapsed time is {each}. Signaling Trainer ...")
+        first = f"Time limit reached. Elapsed time is {elapsed[0]}. Signaling Trainer ..."
+        assert set(told.messages) == {first}
+
+
 def test_a_rank_tells_no_seed_either(told):
     """Also one rank, where torchrun or SLURM started it."""
     leave_out_noise()

@@ -54,7 +54,7 @@ def tune(monkeypatch, tmp_path):
         with ends as left:
             run("tune", *arguments, *FITTED, *more)
         assert (left.value.code if left else 0) == status
-        with (tmp_path / output / "trials.csv").open() as file:
+        with (tmp_path / os.path.expandvars(output) / "trials.csv").open() as file:
             return list(csv.DictReader(file))
 
     return tune
@@ -95,6 +95,15 @@ class TestTrials:
         assert rate == float(best["model.learning_rate"])
         assert config["seed_everything"] == 3
         assert config["trainer"]["logger"] is None
+
+    def test_a_variable_in_the_folder_is_expanded_for_all_that_is_written(
+        self, tune, tmp_path, monkeypatch
+    ):
+        monkeypatch.setenv("PLACE", "there")
+        [row] = tune(trials=1, output="$PLACE/study")
+        assert row["state"] == "complete"
+        log = (tmp_path / "there" / "study" / "trial_0" / "seed_1.log").read_text()
+        assert log.count('"save_dir": "there/study"') == 2
 
     def test_one_that_fails_is_recorded_with_its_reason_and_the_study_goes_on(self, tune):
         rows = tune(study=f"space: {{{SPACE}, model.unroll: [3, 4]}}", trials=5)

@@ -42,15 +42,18 @@ class Group:
 def grouped(runs: list[Run]) -> list[Group]:
     """Return the groups, those of one environment together and else in the order of the runs.
 
+    A run that was resumed has the figures of the one before in front of its own.
+
     Raises:
-        ConfigurationError: if two runs of a group have the same seed. Equal seeds give equal
-            bits, so the second one is no further sample.
+        ConfigurationError: if two runs of a group that were begun anew have the same seed. Equal
+            seeds give equal bits, so the second one is no further sample.
     """
     members: dict[tuple[str, str], list[Run]] = {}
     for run in runs:
         members.setdefault((run.name, repr(sorted(_compared(run).items()))), []).append(run)
     groups = []
-    for key, mine in members.items():
+    for key, several in members.items():
+        mine = _joined(several)
         _require_own_seeds(mine)
         named_alike = [each for each in members if each[0] == key[0]]
         differing = _differing(mine[0], [members[each][0] for each in named_alike])
@@ -72,6 +75,22 @@ def _compared(run: Run) -> dict[str, Any]:
         if value is not None
         and not any(name == own or name.startswith(f"{own}.") for own in _OF_A_RUN)
     }
+
+
+def _joined(runs: list[Run]) -> list[Run]:
+    """Return the runs of a group without those that another one goes on from.
+
+    ``fit`` goes on from a checkpoint only with the settings that decide bits, the seed among them.
+    So what a resumed run has learned before is what the others of its seed have.
+    """
+    joined: list[Run] = []
+    for run in sorted(runs, key=lambda run: (run.seed, run.begin, run.end)):
+        resumed = run.settings.get("ckpt_path") and not run.settings.get("data.accept_changes")
+        if resumed and joined and joined[-1].seed == run.seed:
+            joined.append(run.after(joined.pop()))
+        else:
+            joined.append(run)
+    return joined
 
 
 def _require_own_seeds(runs: list[Run]) -> None:

@@ -75,7 +75,11 @@ def _remarks(groups: list[Group]) -> Iterator[str]:
     single = [group.label for group in groups if len(group.runs) == 1]
     if single:
         yield f"one run has no interval: {', '.join(single)}"
-    early = [run.folder for group in groups for run in group.runs if run.ended_early]
+    runs = [run for group in groups for run in group.runs]
+    for run in runs:
+        if run.earlier:
+            yield f"{run.folder} goes on from {', '.join(map(str, run.earlier))}: one curve"
+    early = [run.folder for run in runs if run.ended_early]
     if early:
         yield f"ended before its total_frames: {', '.join(map(str, early))}"
 

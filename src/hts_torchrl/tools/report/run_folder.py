@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from io import StringIO
 from pathlib import Path
 from typing import Any, Self
@@ -17,6 +18,8 @@ from hts_torchrl.errors import ConfigurationError, reason_of
 
 ROLES = ("learner", "executors", "actors")
 _METRICS, _CONFIG = "metrics.csv", "config.yaml"
+_SCORES = {"eval": "eval/score", "train": "episode/return"}
+"""Logged scores, by what their frames and minutes are logged under."""
 _OF_OTHERS = {"verbose", "return_predictions"}
 """Flags of ``validate``, ``test`` and ``predict``, whose folders are no runs of ``fit``."""
 
@@ -41,13 +44,10 @@ class Run:
     """The factory's class and its first argument, such as ``GymEnvs(CartPole-v1)``."""
     settings: dict[str, Any]
     """All settings of its config, by dotted names; lists are whole."""
-    evaluations: pd.DataFrame
-    """One row an evaluation, in order: ``score``, ``frames`` (environment steps), ``minutes`` (of
-    training); float64, one row at least."""
-    training: pd.DataFrame
-    """The same columns; ``score`` is the mean raw return of the last 100 training games."""
-    waiting: dict[str, float]
-    """Share of the time in which each of :data:`ROLES` waited, 0 to 1; NaN if not logged."""
+    metrics: pd.DataFrame
+    """All that it has logged, float64."""
+    earlier: tuple[Path, ...] = ()
+    """Folders of the runs that it goes on from, if their figures come before its own."""
 
     @classmethod
     def read(cls, folder: Path) -> Self:
@@ -60,8 +60,7 @@ class Run:
         """
         config = _config(folder)
         metrics = _metrics(folder)
-        evaluations = _curve(metrics, "eval/score", "eval")
-        if evaluations.empty:
+        if _curve(metrics, "eval").empty:
             logged = (folder / _METRICS).exists()
             of_others = "" if logged else f" (no {_METRICS}, which CSVLogger writes)"
             reason = f"has no finished evaluation{of_others}"
@@ -76,10 +75,47 @@ class Run:
             seed=int(config["seed_everything"]),
             environment=_environment(env),
             settings=dict(_flat(config)),
-            evaluations=evaluations,
-            training=_curve(metrics, "episode/return", "train"),
-            waiting={role: _time_average(metrics, f"wait/{role}") for role in ROLES},
+            metrics=metrics,
         )
+
+    def after(self, earlier: Run) -> Run:
+        """Return this run with what another had logged before the place where this one begins.
+
+        An evaluation at that very place was made before the checkpoint was written.
+        """
+        frames = _frames(earlier.metrics)
+        own = (frames["train/frames"] < self.begin) | (frames["eval/frames"] <= self.begin)
+        before = earlier.metrics[own]
+        metrics = pd.concat([before, self.metrics], ignore_index=True)
+        return replace(self, metrics=metrics, earlier=(*earlier.earlier, earlier.folder))
+
+    @property
+    def begin(self) -> float:
+        """Environment steps at its first figures."""
+        return float(_frames(self.metrics).min(axis=None))
+
+    @property
+    def end(self) -> float:
+        """Environment steps at its last evaluation."""
+        return float(self.evaluations["frames"].iloc[-1])
+
+    @cached_property
+    def evaluations(self) -> pd.DataFrame:
+        """One row an evaluation, in order: ``score``, ``frames`` (environment steps), ``minutes``.
+
+        Minutes are those of training. All are float64, and there is one row at least.
+        """
+        return _curve(self.metrics, "eval")
+
+    @cached_property
+    def training(self) -> pd.DataFrame:
+        """The same columns; ``score`` is the mean raw return of the last 100 training games."""
+        return _curve(self.metrics, "train")
+
+    @cached_property
+    def waiting(self) -> dict[str, float]:
+        """Share of the time in which each of :data:`ROLES` waited, 0 to 1; NaN if not logged."""
+        return {role: _time_average(self.metrics, f"wait/{role}") for role in ROLES}
 
     @property
     def score(self) -> float:
@@ -92,7 +128,7 @@ class Run:
         given = (self.settings.get(f"data.{name}") for name in ("total_frames", "frames_per_batch"))
         # A config that a person has changed may have text there.
         total, of_a_round = (each if isinstance(each, int | float) else 0 for each in given)
-        return bool(self.evaluations["frames"].iloc[-1] <= total - of_a_round)
+        return bool(self.end <= total - of_a_round)
 
 
 def read_runs(paths: list[Path]) -> tuple[list[Run], dict[Path, str]]:
@@ -164,12 +200,18 @@ def _metrics(folder: Path) -> pd.DataFrame:
         raise ConfigurationError(f"{path}: {reason_of(error, path)}") from error
     except (pd.errors.ParserError, UnicodeError) as error:
         raise ConfigurationError(f"{path}: {error}") from error
-    return metrics.apply(pd.to_numeric, errors="coerce")
+    return metrics.apply(pd.to_numeric, errors="coerce").astype(float)
 
 
-def _curve(metrics: pd.DataFrame, score: str, place: str) -> pd.DataFrame:
+def _frames(metrics: pd.DataFrame) -> pd.DataFrame:
+    """Return the environment steps of evaluations and of training; NaN where none are logged."""
+    return metrics.reindex(columns=[f"{place}/frames" for place in _SCORES])
+
+
+def _curve(metrics: pd.DataFrame, place: str) -> pd.DataFrame:
     """Return the rows that have a score, with one for each number of frames."""
-    columns = {score: "score", f"{place}/frames": "frames", f"{place}/minutes": "minutes"}
+    score, frames, minutes = _SCORES[place], f"{place}/frames", f"{place}/minutes"
+    columns = {score: "score", frames: "frames", minutes: "minutes"}
     rows = metrics.reindex(columns=list(columns)).rename(columns=columns).dropna()
     # Logged in single precision, whose 0.9 is 0.8999999762 in double precision.
     rows = rows.map(lambda figure: float(str(np.float32(figure))))

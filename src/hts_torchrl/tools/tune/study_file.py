@@ -242,8 +242,11 @@ def _objective(given: object) -> Objective:
 
 
 def _seeds(given: object) -> tuple[int, ...]:
-    whole = isinstance(given, list) and all(type(seed) is int and seed >= 0 for seed in given)
+    possible = range(2**32)
+    whole = isinstance(given, list) and all(
+        type(each) is int and each in possible for each in given
+    )
     seeds = tuple(given) if whole and isinstance(given, list) else ()
     different = 0 < len(seeds) == len(set(seeds))
-    require(different, f"seeds={given}", "a list of different whole numbers")
+    require(different, f"seeds={given}", f"a list of different whole numbers, 0 to {possible[-1]},")
     return seeds

@@ -66,3 +66,52 @@ def test_one_seed_twice_is_no_larger_sample(write_run):
     folders = [write_run("a", [1], seed=3), write_run("b", [2], seed=3)]
     with pytest.raises(ConfigurationError, match=r"a and .*b have the same name, .* seed 3"):
         groups_of(*folders)
+
+
+def test_a_resumed_run_takes_over_from_the_one_before_where_it_begins(write_run):
+    def logged(*figures):
+        """Rows of training: frames, minutes, share in which the learner waited."""
+        names = ("train/frames", "train/minutes", "wait/learner")
+        return [dict(zip(names, each, strict=True)) for each in figures]
+
+    stopped = write_run(
+        "a", [1, 2, 3], rows=logged((50, 0.5, 0.1), (150, 1.5, 0.2), (250, 9.0, 0.9))
+    )
+    rows = logged((100, 1.1, 0.3), (150, 1.4, 0.4), (250, 2.4, 0.6))  # the first within a round
+    resumed = write_run("b", [20, 30], begin=1, rows=rows)
+    (group,) = groups_of(resumed, stopped)
+    (run,) = group.runs
+    assert run.evaluations["score"].tolist() == [1, 20, 30]
+    assert run.evaluations["frames"].tolist() == [100, 200, 300]
+    assert run.waiting["learner"] == pytest.approx((0.3 * 0.6 + 0.4 * 0.3 + 0.6) / 1.9)
+    assert (run.folder, run.earlier) == (resumed, (stopped,))
+
+
+def test_a_run_is_resumed_more_than_once_and_seeds_are_kept_apart(write_run):
+    folders = [
+        write_run("a", [1, 2, 3]),
+        write_run("b", [20, 30], begin=1),  # as did the next one, which went on for longer
+        write_run("c", [21, 31, 41], begin=1),
+        write_run("other", [5, 6, 7, 8], seed=2),
+        write_run("d", [400], begin=3),
+    ]
+    for folder in folders:
+        text = (folder / "config.yaml").read_text()
+        text = text.replace("total_frames: 300", "total_frames: 400")
+        (folder / "config.yaml").write_text(text)
+    (group,) = groups_of(*folders)
+    assert [run.evaluations["score"].tolist() for run in group.runs] == [
+        [1, 21, 31, 400],
+        [5, 6, 7, 8],
+    ]
+    assert group.runs[0].earlier == tuple(folders[:3])
+
+
+def test_one_that_accepted_other_settings_is_no_continuation(write_run):
+    folders = [write_run("a", [1, 2]), write_run("b", [3], begin=1)]
+    for folder in folders:
+        text = (folder / "config.yaml").read_text()
+        text = text.replace("data:\n", "data:\n  accept_changes: true\n")
+        (folder / "config.yaml").write_text(text)
+    with pytest.raises(ConfigurationError, match=r"a and .*b have the same name, .* seed 1"):
+        groups_of(*folders)

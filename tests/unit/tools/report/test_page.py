@@ -99,6 +99,13 @@ def test_a_run_that_is_left_out_is_named_in_a_warning_and_on_the_page(write_run,
     assert text in (output / "report.html").read_text()
 
 
+def test_tells_which_runs_are_one_curve(write_run, output):
+    stopped, resumed = write_run("a", [1, 2]), write_run("b", [3], begin=1)
+    notes = [text for _, text in write_report([stopped, resumed], output)]
+    assert f"{resumed} goes on from {stopped}: one curve" in notes
+    assert [row["folder"] for row in rows(output / "report.csv")] == [str(resumed)]
+
+
 def test_tells_what_makes_a_comparison_weak(write_run, output):
     short = write_run("short", [1, 2], name="short")
     text = (short / "config.yaml").read_text().replace("total_frames: 200", "total_frames: 900")

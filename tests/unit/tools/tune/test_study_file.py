@@ -93,6 +93,7 @@ def test_the_objective_gives_the_direction(text, objective, direction, read):
         ("space: {a: [1]}\nobjective: {frames_to: x}", "objective.frames_to=x; a number"),
         ("space: {a: [1]}\nseeds: [1, 1]", r"seeds=\[1, 1\]; a list of different"),
         ("space: {a: [1]}\nseeds: 1", "seeds=1; a list of different"),
+        ("space: {a: [1]}\nseeds: [4294967296]", r"different whole numbers, 0 to 4294967295, is"),
         ("space: {a: [1]}\npruner: mean", "pruner=mean; median or hyperband or none"),
         ("space: {a: [1]}\nstartup_trials: -1", "startup_trials=-1; a whole number, 0 or more"),
         ("space: {a: [2026-01-31]}", "space.a has 2026-01-31, a date; put quotes around it"),
