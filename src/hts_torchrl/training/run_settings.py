@@ -54,11 +54,7 @@ def _plain(value: object) -> Any:  # noqa: ANN401
 
 
 def for_loggers(hyperparameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Return hyperparameters with dataclasses as plain data: loggers refuse frozen ones.
-
-    Args:
-        hyperparameters: of a module; an environment factory, or a spec, is such a dataclass.
-    """
+    """Return hyperparameters with dataclasses as plain data: loggers refuse frozen ones."""
     given = hyperparameters.items()
     return {name: described(each) if is_dataclass(each) else each for name, each in given}
 
@@ -69,12 +65,7 @@ def is_type_name(value: object) -> bool:
 
 
 def changes(saved: Mapping[str, Any], own: Mapping[str, Any]) -> Changes:
-    """Return the settings that both have with different values.
-
-    Args:
-        saved: of a checkpoint, by name.
-        own: as they are now, by name.
-    """
+    """Return the settings that both have with different values."""
     before, now = _flat(saved), _flat(own)
     return {
         name: (before[name], value)
