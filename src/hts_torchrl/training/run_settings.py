@@ -10,7 +10,7 @@ from dataclasses import is_dataclass
 from typing import Any, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
 
 from hts_torchrl.errors import ConfigurationError
-from hts_torchrl.settings import loadable
+from hts_torchrl.settings import loadable, taking
 
 Changes: TypeAlias = dict[str, tuple[Any, Any]]
 """Name of a setting: its value in the checkpoint, and the one it would have now."""
@@ -148,22 +148,6 @@ def known_arguments(
             stacklevel=4,
         )
     return {name: value for name, value in given.items() if name in known}
-
-
-def taking(cls: type) -> list[type]:
-    """Return the classes whose constructors take a class's arguments.
-
-    The first is the class itself, or whose constructor it has; as long as one ends in
-    ``**settings``, the next one that has a constructor follows.
-    """
-    found: list[type] = []
-    for each in cls.__mro__:
-        if "__init__" in vars(each):
-            found.append(each)
-            parameters = inspect.signature(each.__init__).parameters.values()  # type: ignore[misc]
-            if not any(p.kind == inspect.Parameter.VAR_KEYWORD for p in parameters):
-                break
-    return found
 
 
 def _fits(value: object, hint: Any) -> bool:  # noqa: ANN401 - a type hint is any object
