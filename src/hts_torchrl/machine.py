@@ -78,13 +78,12 @@ def require_memory(size: int, what: str, remedy: str) -> None:
         )
 
 
-def require_descriptors(count: int, what: str, remedy: str) -> None:
+def require_descriptors(count: int, what: str) -> None:
     """Refuse what this process may not open.
 
     Args:
         count: of descriptors, more than are open.
         what: is to be opened, with a verb.
-        remedy: what would be right, besides a higher limit.
 
     Raises:
         ConfigurationError: naming the limit, and how to raise it.
@@ -94,7 +93,7 @@ def require_descriptors(count: int, what: str, remedy: str) -> None:
     if most != resource.RLIM_INFINITY and needed > most:
         raise ConfigurationError(
             f"{what} {needed} open files, and the limit is {most}: raise it (ulimit -n), or "
-            f"{remedy}"
+            "envs_per_executor"
         )
 
 

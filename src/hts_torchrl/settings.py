@@ -1,4 +1,4 @@
-"""Settings that are declared once, in a record, and taken by name by the classes that use them."""
+"""Settings that are declared once, in a record or a base class, and shown by all that take them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import functools
 import inspect
 import itertools
 import textwrap
-from collections.abc import Callable, Collection, Iterable, Mapping, MutableSequence
+from collections.abc import Callable, Collection, Mapping, MutableSequence
 from inspect import Parameter
 from numbers import Real
 from typing import Any, TypeVar, get_type_hints
@@ -39,8 +39,8 @@ def takes_settings(
         silently: further keywords that the class takes, and that neither signature nor help show.
     """
 
-    def decorate(taking: Class) -> Class:
-        init = vars(taking)["__init__"]
+    def decorate(cls: Class) -> Class:
+        init = vars(cls)["__init__"]
         own = inspect.signature(init)
         added = [
             each.replace(annotation=get_type_hints(record)[name])
@@ -56,29 +56,86 @@ def takes_settings(
             if unknown := kwargs.keys() - known - {*silently}:
                 nearest = difflib.get_close_matches(min(unknown), known, n=1)
                 hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
-                raise TypeError(f"{taking.__name__}() has no setting {min(unknown)!r}{hint}")
+                raise TypeError(f"{cls.__name__}() has no setting {min(unknown)!r}{hint}")
             init(*args, **kwargs)
 
         signature = own.replace(parameters=[*explicit, *added])
         checked.__signature__ = signature  # type: ignore[attr-defined]
         checked.__annotations__ = get_type_hints(init) | {p.name: p.annotation for p in added}
-        setattr(taking, "__init__", checked)  # noqa: B010 - mypy cannot know which class
-        taking.__doc__ = _with_arguments(taking.__doc__, records, [each.name for each in added])
-        return taking
+        setattr(cls, "__init__", checked)  # noqa: B010 - mypy cannot know which class
+        if cls.__doc__:  # not with python -OO
+            docs = {name: doc for record in records for name, doc in field_docs(record).items()}
+            of_fields = {each.name: docs[each.name] for each in added if each.name in docs}
+            cls.__doc__ = _with_arguments(cls.__doc__, _argument_texts(cls) | of_fields)
+        return cls
 
     return decorate
 
 
-def _with_arguments(doc: str | None, records: Iterable[type], names: list[str]) -> str | None:
-    """Add the docstrings of fields to the ``Args`` of a class."""
-    if doc is None:  # python -OO
-        return None
-    docs = {name: text for record in records for name, text in field_docs(record).items()}
-    lines = "".join(f"\n    {name}: {docs[name]}" for name in names if name in docs)
-    doc = inspect.cleandoc(doc)
-    before, args, after = doc.partition("\nArgs:\n")
-    own, gap, rest = after.partition("\n\n")
-    return f"{before}{args}{own}{lines}{gap}{rest}"
+def _with_arguments(doc: str, texts: Mapping[str, str]) -> str:
+    """Return a class's docstring with these ``Args``, by name."""
+    head, _, after = inspect.cleandoc(doc).partition("\n\nArgs:\n")
+    _, gap, rest = after.partition("\n\n")
+    entries = [f"    {name}: {text}" for name, text in texts.items()]
+    return "\n".join([head, "", "Args:", *entries]) + gap + rest
+
+
+def show_inherited(cls: type, *, besides: tuple[str, ...] = ()) -> None:
+    """Give a class whose ``**settings`` go to its base class the signature and the Args of both.
+
+    So ``help()`` and Sphinx show what the command line shows.
+
+    Args:
+        cls: is changed in place.
+        besides: settings of the base class that it does not have.
+    """
+    shown: dict[str, Parameter] = {}
+    texts: dict[str, str] = {}
+    for each in taking(cls):
+        _, *parameters = inspect.signature(each.__init__).parameters.values()  # type: ignore[misc]
+        texts = _argument_texts(each) | texts
+        shown = {p.name: p for p in parameters if p.kind != Parameter.VAR_KEYWORD} | shown
+    shown = {name: parameter for name, parameter in shown.items() if name not in besides}
+    cls.__signature__ = inspect.Signature(sorted(shown.values(), key=_place))  # type: ignore[attr-defined]
+    if cls.__doc__:
+        of_shown = {name: texts[name] for name in shown if name in texts}
+        cls.__doc__ = _with_arguments(cls.__doc__, of_shown)
+
+
+def taking(cls: type) -> list[type]:
+    """Return the classes whose constructors take a class's arguments.
+
+    The first is the class itself, or whose constructor it has; as long as one ends in
+    ``**settings``, the next one that has a constructor follows.
+    """
+    found: list[type] = []
+    for each in cls.__mro__:
+        if "__init__" in vars(each):
+            found.append(each)
+            parameters = inspect.signature(each.__init__).parameters.values()  # type: ignore[misc]
+            if not any(p.kind == Parameter.VAR_KEYWORD for p in parameters):
+                break
+    return found
+
+
+def _place(parameter: Parameter) -> tuple[int, bool]:
+    """Return by what parameters are ordered: those without a default come first."""
+    kind = parameter.kind
+    return kind, kind != Parameter.KEYWORD_ONLY and parameter.default is not Parameter.empty
+
+
+def _argument_texts(cls: type) -> dict[str, str]:
+    """Return what a class's docstring says of each argument, however far its lines are indented."""
+    after = inspect.cleandoc(cls.__doc__ or "").partition("\n\nArgs:\n")[2]
+    texts: dict[str, str] = {}
+    name = ""
+    for line in textwrap.dedent(after.partition("\n\n")[0]).splitlines():
+        if line.startswith(" "):
+            texts[name] += f"\n    {line}"
+        else:
+            name, _, text = line.partition(": ")
+            texts[name] = text
+    return texts
 
 
 def field_docs(record: type) -> dict[str, str]:

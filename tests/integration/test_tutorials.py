@@ -32,6 +32,8 @@ OF_A_TEST = {
     HTSDataModule: {"num_actors": 0, "evaluation_episodes": 1},
 }
 MARKS = {"environment": (), "several_ranks": pytest.mark.slow}
+KEPT = {"model": "environment"}
+"""By page, another whose files its reader has kept."""
 LIMITS = {
     "fit": ["--data.total_frames=640", "--trainer.max_steps=4"],
     "fit --seeds": ["--data.total_frames=64"],  # to the end, where an evaluation is
@@ -88,20 +90,17 @@ def ray_of_its_own(monkeypatch):
         yield
 
 
-def run_python(text, names):
-    """Run a block, or keep it as a file if its first line names one."""
-    named = re.match(r"# (\w+\.py)\n", text)
-    if named:
-        Path(named[1]).write_text(text)
-    else:
-        exec(compile(text, "block", "exec"), names)
-
-
-def write_yaml(text):
-    """Keep a block as a file if its first line names one."""
-    if named := re.match(r"# (\S+\.yaml)\n", text):
+def keep(text, kind):
+    """Keep a block as a file if its first line names one; return whether it does."""
+    if named := re.match(rf"# (\S+\.{kind})\n", text):
         Path(named[1]).parent.mkdir(parents=True, exist_ok=True)
         Path(named[1]).write_text(text)
+    return bool(named)
+
+
+def run_python(text, names):
+    if not keep(text, "py"):
+        exec(compile(text, "block", "exec"), names)
 
 
 SHIMS = {
@@ -179,12 +178,15 @@ def test_a_tutorial_runs_from_top_to_bottom(page, reader, request):
     if page.stem == "ray":
         request.getfixturevalue("ray_of_its_own")
     names = {"__name__": "tutorial"}
+    if page.stem in KEPT:
+        for _, text in blocks(page.with_stem(KEPT[page.stem])):
+            keep(text, "py")
     try:
         for language, text in blocks(page):
             if language == "python":
                 run_python(text, names)
             elif language == "yaml":
-                write_yaml(text)
+                keep(text, "yaml")
             elif language == "console":
                 run_console(text)
             else:

@@ -8,23 +8,14 @@ import signal
 import numpy as np
 import pytest
 
-from hts_torchrl import ConfigurationError, HTSCollector, WorkerError
+from hts_torchrl import ConfigurationError, WorkerError
 from hts_torchrl.errors import WorkerPlace
-from tests.fakes import CoordinateEnvs, FailingEnv, HangingEnv, KillSelfEnv, UndeclaredEnv
+from tests.fakes import FailingEnv, HangingEnv, KillSelfEnv, UndeclaredEnv
 from tests.policies import HangingNet, KillSelfNet, RaisingNet, echo_policy
+from tests.protocol.small import ENVS, STEPS, collect
 from tests.runs import digest, play
 
 pytestmark = pytest.mark.processes
-
-ENVS, STEPS = 2, 4
-
-
-def collect(create=CoordinateEnvs(), policy=None, **settings) -> HTSCollector:  # noqa: B008
-    frames = ENVS * STEPS
-    return HTSCollector(
-        create, policy or echo_policy(), num_envs=ENVS, frames_per_batch=frames,
-        total_frames=4 * frames, **settings,
-    )  # fmt: skip
 
 
 def failure(collector) -> WorkerError:

@@ -7,22 +7,12 @@ from multiprocessing import forkserver
 import pytest
 import torch
 
-from hts_torchrl import HTSCollector
-from tests.fakes import CoordinateEnvs, GatedEnv, ModulesEnv
-from tests.policies import VERSION_UNIT, echo_policy, echo_weights
+from tests.fakes import GatedEnv, ModulesEnv
+from tests.policies import VERSION_UNIT, echo_weights
+from tests.protocol.small import ENVS, STEPS, collect
 from tests.runs import digest, play
 
 pytestmark = pytest.mark.processes
-
-ENVS, STEPS = 2, 4
-
-
-def collect(create, policy=None, rounds=3, **settings) -> HTSCollector:
-    frames = ENVS * STEPS
-    return HTSCollector(
-        create, policy or echo_policy(), num_envs=ENVS, frames_per_batch=frames,
-        total_frames=frames * rounds, **settings,
-    )  # fmt: skip
 
 
 def marks(batch) -> list[float]:
@@ -32,7 +22,7 @@ def marks(batch) -> list[float]:
 
 def test_weights_published_in_the_middle_of_a_round_act_from_the_next_one_on(tmp_path):
     gate = tmp_path / "gate"
-    collector = collect(GatedEnv(str(gate), at=STEPS + 1))  # closed in the second round
+    collector = collect(GatedEnv(str(gate), at=STEPS + 1), rounds=3)  # closed in the second round
     iterator = iter(collector)
     next(iterator)
     collector.update_policy_weights_(echo_weights(1))
@@ -41,7 +31,7 @@ def test_weights_published_in_the_middle_of_a_round_act_from_the_next_one_on(tmp
 
 
 def test_a_batch_stays_what_it_is_while_the_next_round_is_collected():
-    collector = collect(CoordinateEnvs(), clone=False)
+    collector = collect(rounds=3, clone=False)
     iterator = iter(collector)
     batch = next(iterator)
     before = digest([batch])

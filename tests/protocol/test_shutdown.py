@@ -10,20 +10,13 @@ from pathlib import Path
 import pytest
 from tensordict import TensorDictBase
 
-from hts_torchrl import HTSCollector, ProtocolError
-from tests.fakes import CoordinateEnvs, GatedEnv
-from tests.policies import echo_policy, echo_weights
+from hts_torchrl import ProtocolError
+from tests.fakes import GatedEnv
+from tests.policies import echo_weights
+from tests.protocol.small import STEPS, collect
 from tests.runs import digest, play
 
 pytestmark = pytest.mark.processes
-
-ENVS, STEPS = 2, 4
-
-
-def collect(create=CoordinateEnvs(), **settings) -> HTSCollector:  # noqa: B008
-    frames = ENVS * STEPS
-    defaults = {"num_envs": ENVS, "frames_per_batch": frames, "total_frames": 4 * frames}
-    return HTSCollector(create, echo_policy(), **(defaults | settings))
 
 
 def workers(collector) -> list[int]:

@@ -8,22 +8,12 @@ import time
 
 import pytest
 
-from hts_torchrl import HTSCollector
 from hts_torchrl.workers import pool
-from tests.fakes import CoordinateEnv, CoordinateEnvs
-from tests.policies import echo_policy
+from tests.fakes import CoordinateEnv
+from tests.protocol.small import collect
 from tests.runs import play
 
 pytestmark = pytest.mark.processes
-
-ENVS, STEPS = 2, 4
-
-
-def collect(create) -> HTSCollector:
-    frames = ENVS * STEPS
-    return HTSCollector(
-        create, echo_policy(), num_envs=ENVS, frames_per_batch=frames, total_frames=2 * frames
-    )
 
 
 class NotedEnv(CoordinateEnv):
@@ -37,7 +27,7 @@ def test_workers_have_the_variables_of_the_time_at_which_they_start(monkeypatch)
     """A fork server has those of its own start, and a notebook sets more of them later."""
     for note in ("3", "5"):
         monkeypatch.setenv("HTS_TEST_NOTE", note)
-        (batch, *_) = play(collect(NotedEnv))
+        (batch, *_) = play(collect(NotedEnv, rounds=2))
         assert batch["observation"][..., 0].unique().tolist() == [float(note)]
 
 
@@ -56,7 +46,7 @@ def test_threads_that_start_workers_leave_this_process_as_it_was(monkeypatch):
         start_one(process)
 
     def run():
-        play(collect(CoordinateEnvs()))
+        play(collect(rounds=2))
         first_is_done.set()
 
     monkeypatch.setattr(pool, "start_process", start_process)

@@ -22,8 +22,9 @@ from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.learner import A2C, PPO, PQN, Impala
 from hts_torchrl.learner.restored import why_not_read
 from hts_torchrl.models.trunks import is_built_in
+from hts_torchrl.settings import taking
 from hts_torchrl.training.datamodule import HTSDataModule
-from hts_torchrl.training.run_settings import class_name, known_arguments, taking
+from hts_torchrl.training.run_settings import class_name, known_arguments
 
 # Imported, they are known to the parser as well: --data.env=AtariEnvs.
 _LEARNERS: dict[str, type] = {each.__name__: each for each in (A2C, PPO, PQN, Impala)}

@@ -172,11 +172,7 @@ def _examine(arguments: Sequence[str]) -> NoReturn:
 
 
 def _report(arguments: Sequence[str]) -> None:
-    """Write the report of the runs that the arguments name, and tell where it is.
-
-    Raises:
-        ConfigurationError: if the extra ``report`` is missing, or the runs have no report.
-    """
+    """Write the report of the runs that the arguments name, and tell where it is."""
     parser = HTSArgumentParser(
         prog="hts-torchrl report", description="Learning curves and statistics of several runs."
     )

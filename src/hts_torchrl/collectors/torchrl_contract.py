@@ -66,11 +66,7 @@ class ContractCollector(BaseCollector):
         return self.rounds - 1
 
     def _take_arguments(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Keep TorchRL's arguments as attributes of their names; return the others.
-
-        Raises:
-            ConfigurationError: for those that are not supported, or contradict themselves.
-        """
+        """Keep TorchRL's arguments as attributes of their names; return the others."""
         rest = without_fixed(arguments)
         names = {field.name for field in fields(TorchRLSettings)}
         self._torchrl = TorchRLSettings(**{name: rest.pop(name) for name in names & rest.keys()})

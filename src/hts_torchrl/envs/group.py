@@ -69,7 +69,6 @@ class EnvGroup(Protocol):
         Returns:
             What they observe: for each key ``[G, *shape]``.
         """
-        ...
 
     def step(self, actions: Array) -> Transition:
         """Step every environment; the arrays are valid until the next call.
@@ -77,15 +76,12 @@ class EnvGroup(Protocol):
         Args:
             actions: ``[G, *shape]``, with shape and dtype of :attr:`ActionSpec.array`.
         """
-        ...
 
     def render(self) -> Array:
         """Return the first environment's image, uint8 ``[height, width, 3]``."""
-        ...
 
     def close(self) -> None:
         """Free what the environments hold."""
-        ...
 
 
 @runtime_checkable
@@ -111,7 +107,6 @@ class SeededGroup(EnvGroup, Protocol):
         Returns:
             What all G environments observe: for each key ``[G, *shape]``.
         """
-        ...
 
 
 class EnvFactory(ABC):

@@ -24,11 +24,6 @@ class GroupEnv(EnvBase):
     group already observes; the true last observation is under ``next``. Beside observation, reward
     and ends each step has ``episode_end``, ``episode_reward`` (raw score) and ``step_count`` of the
     game so far, ``[G, 1]``, as in :class:`HTSCollector`'s batches.
-
-    Args:
-        create_env_fn: maker of the group.
-        indices: global indices of its environments.
-        seeds: of each.
     """
 
     def __init__(

@@ -28,10 +28,6 @@ def env_spec(observation_space: spaces.Space, action_space: spaces.Space) -> Env
     Every other space has the key ``observation``. The parts of such an action space make one
     action together.
 
-    Args:
-        observation_space: of a single environment.
-        action_space: of the same.
-
     Raises:
         ConfigurationError: if a space, or a part of it, is neither box, discrete, multi-discrete
             nor multi-binary.

@@ -125,10 +125,6 @@ def _array(tensordict: Any, key: Any) -> Any:  # noqa: ANN401
 def limited(env: EnvBase, most_steps: int) -> EnvBase:
     """Return an environment that counts its steps and truncates each game after so many.
 
-    Args:
-        env: which has no ``step_count`` yet.
-        most_steps: of a game.
-
     Raises:
         ConfigurationError: if it counts its steps already.
     """
@@ -154,11 +150,7 @@ def _take_stacks(env: EnvBase) -> None:
 
 
 def _require_reset(env: EnvBase) -> None:
-    """Refuse an environment that hands out the first observation of a game it has begun itself.
-
-    Raises:
-        ConfigurationError: naming the transform that takes it for one.
-    """
+    """Refuse an environment that hands out the first observation of a game it has begun itself."""
     if any(is_a(layer, "torchrl.AutoResetTransform") for layer in layers_of(env)):
         raise ConfigurationError(
             "an AutoResetTransform (auto_reset=True) takes games that the environment begins "

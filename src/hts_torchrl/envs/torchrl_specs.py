@@ -65,11 +65,7 @@ def spec_of_one(env: EnvBase) -> EnvSpec:
 
 
 def _require_one_game(env: EnvBase) -> None:
-    """Refuse several rewards or ends in a step.
-
-    Raises:
-        ConfigurationError: naming the spec.
-    """
+    """Refuse several rewards or ends in a step."""
     rewards = env.full_reward_spec_unbatched
     sizes = {str(key): list(rewards[key].shape) for key in env.reward_keys}
     if [math.prod(size) for size in sizes.values()] != [1]:
@@ -220,12 +216,7 @@ def _action_of(spec: TensorSpec) -> ActionSpec:
 
 
 def tensor_spec_of(action: ActionSpec, *batch_size: int) -> TensorSpec:
-    """Return the spec of one action, or of a batch; unbounded for choices and numbers together.
-
-    Args:
-        action: what the environment accepts.
-        batch_size: shape of the batch.
-    """
+    """Return the spec of one action, or of a batch; unbounded for choices and numbers together."""
     shape = (*batch_size, *action.array.shape)
     match action.kind:
         case "discrete":

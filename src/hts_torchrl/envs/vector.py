@@ -137,11 +137,7 @@ class VectorAdapter(EnvAdapter):
 
 
 def _mode_of(envs: VectorEnv[Any, Any, Any]) -> AutoresetMode:
-    """Return when a vector environment resets, if it can be a group.
-
-    Raises:
-        ConfigurationError: if it does not tell, or cannot be seeded or reset by a mask.
-    """
+    """Return when a vector environment resets, if it can be a group."""
     mode = envs.metadata.get("autoreset_mode")
     if not isinstance(mode, AutoresetMode):
         raise ConfigurationError(

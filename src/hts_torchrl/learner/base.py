@@ -23,10 +23,9 @@ from hts_torchrl.learner.optimizers import make_optimizer, require_arguments
 from hts_torchrl.learner.policy_module import NO_VALUE, Steps
 from hts_torchrl.learner.restored import load_from_checkpoint
 from hts_torchrl.learner.rounds import RoundModule
-from hts_torchrl.learner.settings import show_inherited
 from hts_torchrl.objectives.returns import Targets, gae_targets
 from hts_torchrl.policy.normalization import RunningStatistics
-from hts_torchrl.settings import plain_value
+from hts_torchrl.settings import plain_value, show_inherited
 from hts_torchrl.training.trainer_limits import steps_of_run
 
 # More than any machine has cores; the OpenMP runtime crashes when it cannot start them.

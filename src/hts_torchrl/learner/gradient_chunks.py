@@ -209,11 +209,7 @@ class ComputedGradient:
         return torch.cat([*(each.flatten() for each in gradients), torch.stack(figures)])
 
     def begin_chunk(self, chunk: int) -> None:
-        """Let a chunk's draws be its own, whichever rank computes it.
-
-        Args:
-            chunk: its global index.
-        """
+        """Let a chunk's draws be its own, whichever rank computes it."""
         self.chunk, learner = chunk, self._learner
         if learner.gradient_chunks > 1:
             seed = update_seed(learner.seed, learner.updates, learner.part.index, chunk)

@@ -66,10 +66,6 @@ def optimizer_class(name: str) -> type[Optimizer]:
 def require_arguments(name: str, arguments: Mapping[str, Any]) -> None:
     """Refuse arguments that the optimiser does not have, or that are settings of the learner.
 
-    Args:
-        name: of the optimiser.
-        arguments: for its constructor, beside learning rate and epsilon.
-
     Raises:
         ConfigurationError: naming the argument, and what would be right.
     """
@@ -208,10 +204,6 @@ class MuonWithAdamW(Optimizer):
     """Muon for matrices and AdamW for the rest, as one optimiser: the Trainer steps one.
 
     Its groups and its state are those of both, so a checkpoint holds them as it holds any.
-
-    Args:
-        muon: of the matrices.
-        adamw: of all other parameters.
     """
 
     def __init__(self, muon: Optimizer, adamw: Optimizer) -> None:

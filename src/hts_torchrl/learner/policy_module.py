@@ -55,11 +55,6 @@ class PolicyModule(LightningModule):
         samples = module.samples_of(round)
         distribution, value = module.evaluate(samples)
         validation_step(evaluation, 0)            # plays episodes
-
-    Args:
-        policy: as :class:`~hts_torchrl.RoundModule` takes it, and all else.
-        network: built if there is no policy.
-        squash: of ``network``.
     """
 
     parts_per_pass = 1

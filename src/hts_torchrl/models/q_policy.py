@@ -80,10 +80,6 @@ class QHead(nn.Module):
 
     Epsilon is a buffer of the weights: it is published, saved and resumed with them, so all actors
     of a round explore alike.
-
-    Args:
-        in_features: width of the features.
-        num_actions: n.
     """
 
     epsilon: Tensor

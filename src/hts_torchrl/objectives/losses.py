@@ -13,22 +13,12 @@ from hts_torchrl.errors import ConfigurationError
 
 
 def policy_gradient_loss(log_prob: Tensor, advantage: Tensor) -> Tensor:
-    """Return ``-mean(log_prob * advantage)``; both ``[B]``, the advantage without gradient.
-
-    Args:
-        log_prob: of the actions taken, ``[B]``.
-        advantage: ``[B]``, taken as a constant.
-    """
+    """Return ``-mean(log_prob * advantage)``; both ``[B]``, the advantage without gradient."""
     return -(log_prob * advantage.detach()).mean()
 
 
 def value_loss(value: Tensor, returns: Tensor) -> Tensor:
-    """Return ``mean((value - returns)^2)``; both ``[B]``.
-
-    Args:
-        value: of the observations, ``[B]``.
-        returns: ``[B]``, taken as constants.
-    """
+    """Return ``mean((value - returns)^2)``; both ``[B]``, the returns without gradient."""
     return (value - returns.detach()).square().mean()
 
 

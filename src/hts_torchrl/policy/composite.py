@@ -70,10 +70,6 @@ class ActionParts:
 
     A part that the environment names ``gear`` may be written to ``("action", "gear")``, too.
 
-    Args:
-        head: the policy's probabilistic module.
-        action: what the environment accepts.
-
     Raises:
         ConfigurationError: if the policy writes to other keys.
     """

@@ -56,9 +56,6 @@ class RandomActions(TensorDictModuleBase):
     Numbers without bounds are sampled from a normal distribution, as there. Actions that an
     ``action_mask`` forbids are left out.
 
-    Args:
-        spec: what the environment observes and accepts.
-
     Raises:
         ConfigurationError: if a mask does not fit.
     """

@@ -160,11 +160,7 @@ def _make(network: Mapping[str, Any], spec: EnvSpec) -> nn.Module:
 
 
 def _require_described(policy: nn.Module, described: Mapping[str, Any]) -> None:
-    """Refuse a description by which another network would be built than the policy is.
-
-    Raises:
-        ConfigurationError: with the first difference.
-    """
+    """Refuse a description by which another network would be built than the policy is."""
     network = described["network"]
     try:
         with torch.random.fork_rng(devices=[]), warnings.catch_warnings():

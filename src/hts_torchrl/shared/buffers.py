@@ -113,7 +113,6 @@ class SharedBuffers:
             require_descriptors(
                 2 * config.num_executors + 2 * workers + _OTHER_DESCRIPTORS,
                 f"{config.num_executors} executors and {config.num_actors} actors need",
-                "envs_per_executor",
             )
         self.arrays = SharedArrays(
             StateBuffer.layout(spec, num_envs)

@@ -41,10 +41,6 @@ class WorkerStatus:
         group; whether it refused what the user gave; UTF-8 text; and, of a round that is traced,
         the spans ``(begin, end)`` of its work, whose memory is committed only where a round is. All
         clocks are ``time.perf_counter``, which on Linux is the same in all processes.
-
-        Args:
-            num_workers: executors and actors.
-            most_spans: of a worker in a traced round.
         """
         return {
             "log_round": ((num_workers,), "int64"),

@@ -53,10 +53,6 @@ def limits(costs: Costs, settings: Settings) -> dict[str, float]:
     each; the passes that answer an executor add to every step, and with ``delay=0`` the update to
     every round. In ``actors`` all passes are as full as the environments can make them; ``cores``
     knows that they are not where executors come one by one.
-
-    Args:
-        costs: measured, or assumed.
-        settings: of the run.
     """
     group, steps = settings.envs_per_executor, settings.steps_per_round
     rows = settings.inference_batch_size

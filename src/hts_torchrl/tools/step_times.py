@@ -70,12 +70,7 @@ def _random_action(
 
 @contextlib.contextmanager
 def busy_cores(env: EnvFactory, count: int) -> Iterator[None]:
-    """Let other processes step environments meanwhile: a busy machine's cores are slower.
-
-    Args:
-        env: whose environments are stepped.
-        count: of processes.
-    """
+    """Let so many other processes step environments meanwhile: a busy machine is slower."""
     context = multiprocessing.get_context("spawn")
     make, stepping = pickle_envs(env), context.Semaphore(0)
     others = [

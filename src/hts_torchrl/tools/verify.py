@@ -36,12 +36,7 @@ class RoundRecord:
 
     @classmethod
     def of(cls, batch: TensorDictBase, learner: LightningModule) -> Self:
-        """Record a round that is about to be learned.
-
-        Args:
-            batch: the round ``[N, T]``.
-            learner: whose weights are about to learn from it.
-        """
+        """Record a round that is about to be learned."""
         leaves = {
             array_name(key): _bytes(tensor)
             for key, tensor in batch.items(include_nested=True, leaves_only=True)
@@ -85,13 +80,7 @@ class Manifest:
 
 
 def record(learner: Learner, data: HTSDataModule, trainer: Trainer) -> Manifest:
-    """Train a copy of a learner to the end of the data, and return what is left of it.
-
-    Args:
-        learner: which is not changed.
-        data: of the run.
-        trainer: gives device, precision, gradient clipping and accumulation.
-    """
+    """Train a copy of a learner to the end of the data, and return what is left of it."""
     recorder = _Recorder()
     trained = short_fit(learner, data, trainer, recorder)
     return Manifest(data.seed, recorder.rounds, _digest(trained))

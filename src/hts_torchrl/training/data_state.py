@@ -71,11 +71,7 @@ def deciding_bits(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 class DataState:
-    """The collector's state and the run's settings, as a checkpoint holds them.
-
-    Args:
-        data: whose state and settings they are.
-    """
+    """The collector's state and the run's settings, as a checkpoint holds them."""
 
     def __init__(self, data: HTSDataModule) -> None:
         self._data = data
@@ -140,10 +136,6 @@ class DataState:
 
     def changes_from(self, state: dict[str, Any], trainer: Trainer) -> Changes:
         """Return what decides bits and is not as in a state that was saved.
-
-        Args:
-            state: as :meth:`of` returned it.
-            trainer: of the training that would go on.
 
         Raises:
             ConfigurationError: for a setting with which no run can go on, accepted or not.

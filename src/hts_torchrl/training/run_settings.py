@@ -10,7 +10,7 @@ from dataclasses import is_dataclass
 from typing import Any, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
 
 from hts_torchrl.errors import ConfigurationError
-from hts_torchrl.settings import loadable
+from hts_torchrl.settings import loadable, taking
 
 Changes: TypeAlias = dict[str, tuple[Any, Any]]
 """Name of a setting: its value in the checkpoint, and the one it would have now."""
@@ -54,11 +54,7 @@ def _plain(value: object) -> Any:  # noqa: ANN401
 
 
 def for_loggers(hyperparameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Return hyperparameters with dataclasses as plain data: loggers refuse frozen ones.
-
-    Args:
-        hyperparameters: of a module; an environment factory, or a spec, is such a dataclass.
-    """
+    """Return hyperparameters with dataclasses as plain data: loggers refuse frozen ones."""
     given = hyperparameters.items()
     return {name: described(each) if is_dataclass(each) else each for name, each in given}
 
@@ -69,12 +65,7 @@ def is_type_name(value: object) -> bool:
 
 
 def changes(saved: Mapping[str, Any], own: Mapping[str, Any]) -> Changes:
-    """Return the settings that both have with different values.
-
-    Args:
-        saved: of a checkpoint, by name.
-        own: as they are now, by name.
-    """
+    """Return the settings that both have with different values."""
     before, now = _flat(saved), _flat(own)
     return {
         name: (before[name], value)
@@ -157,22 +148,6 @@ def known_arguments(
             stacklevel=4,
         )
     return {name: value for name, value in given.items() if name in known}
-
-
-def taking(cls: type) -> list[type]:
-    """Return the classes whose constructors take a class's arguments.
-
-    The first is the class itself, or whose constructor it has; as long as one ends in
-    ``**settings``, the next one that has a constructor follows.
-    """
-    found: list[type] = []
-    for each in cls.__mro__:
-        if "__init__" in vars(each):
-            found.append(each)
-            parameters = inspect.signature(each.__init__).parameters.values()  # type: ignore[misc]
-            if not any(p.kind == inspect.Parameter.VAR_KEYWORD for p in parameters):
-                break
-    return found
 
 
 def _fits(value: object, hint: Any) -> bool:  # noqa: ANN401 - a type hint is any object

@@ -59,10 +59,6 @@ _REFUSED: dict[type[Callback], str] = {
 def require_fitting(data: HTSDataModule, trainer: Trainer) -> None:
     """Refuse a Trainer, or a module of it, that cannot work with a data module.
 
-    Args:
-        data: with its settings.
-        trainer: with the module that learns.
-
     Raises:
         ConfigurationError: naming the setting, and what would be right.
     """
@@ -188,10 +184,6 @@ def parts_of_round(trainer: Trainer) -> int:
 def parts_of_epoch(trainer: Trainer, rounds: int) -> int:
     """Return the batches of each epoch of a Trainer.
 
-    Args:
-        trainer: with the module.
-        rounds: of the whole run.
-
     Raises:
         ConfigurationError: for epochs that are empty, end within a step, have no end, or are more
             than there are frames for.
@@ -303,11 +295,7 @@ def steps_of_run(trainer: Trainer, setting: str) -> int:
 
 
 def warn_of_schedules(trainer: Trainer) -> None:
-    """Warn of a schedule that would step at the end of the run alone.
-
-    Args:
-        trainer: whose optimisers and schedules are there.
-    """
+    """Warn of a schedule that would step at the end of the run alone."""
     if (trainer.max_epochs or 1) > 1 or not trainer.lightning_module.automatic_optimization:
         return
     for each in trainer.lr_scheduler_configs:

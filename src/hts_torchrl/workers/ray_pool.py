@@ -278,9 +278,6 @@ class RayPool:
     def replace_dead_nodes(self, action_log: ActionLog) -> bool:
         """Replace the nodes that were lost, and let the new ones play the running round.
 
-        Args:
-            action_log: of that round.
-
         Returns:
             Whether there were any; else all workers are to be replaced.
         """

@@ -4,6 +4,7 @@ from gymnasium.vector import AutoresetMode
 
 from hts_torchrl.envs.atari import AtariEnvs
 from hts_torchrl.errors import ConfigurationError
+from tests.unit.envs.played import column, played
 
 STEPS = 340  # more than a random game of Breakout
 
@@ -13,28 +14,8 @@ def actions(steps: int = STEPS, envs: int = 1, seed: int = 0) -> np.ndarray:
 
 
 def play(factory: AtariEnvs, seeds=(3,), plan=None, first_env: int = 0) -> list[dict]:
-    """Play a fixed plan of actions; one record of copies a step, the reset first."""
-    group = factory.group(range(first_env, first_env + len(seeds)))
-    records = [{"next_observation": group.reset(seeds)["observation"].copy()}]
-    for row in actions(envs=len(seeds)) if plan is None else plan:
-        transition = group.step(row)
-        records.append(
-            {
-                "observation": transition.observation["observation"].copy(),
-                "next_observation": transition.next_observation["observation"].copy(),
-                "reward": transition.reward.copy(),
-                "score": transition.score.copy(),
-                "terminated": transition.terminated.copy(),
-                "truncated": transition.truncated.copy(),
-                "episode_end": transition.episode_end.copy(),
-            }
-        )
-    group.close()
-    return records
-
-
-def column(records: list[dict], name: str) -> np.ndarray:
-    return np.stack([record[name] for record in records[1:]])
+    plan = actions(envs=len(seeds)) if plan is None else plan
+    return played(factory, plan, seeds, first_env)
 
 
 @pytest.fixture(scope="module")

@@ -62,10 +62,6 @@ class Engine(ABC):
 
     A native engine keeps its memory to the end of the process (50 MB), also after it was deleted.
     So one that is done with waits for the next to be asked for, and a reset makes it as new.
-
-    Args:
-        scenario: which its resets set up.
-        num_players: that are controlled.
     """
 
     max_steps: int

@@ -13,6 +13,7 @@ from hts_torchrl.envs.football.game import ENGINE_ACTIONS
 from hts_torchrl.envs.group import SeededGroup
 from hts_torchrl.errors import ConfigurationError
 from tests.unit.envs.football.test_game import START, Playback
+from tests.unit.envs.played import column, played
 
 CLOSE = FootballEnvs("empty_goal_close")
 STEPS = 120  # several episodes
@@ -25,21 +26,8 @@ def actions(steps: int = STEPS, envs: int = 1, seed: int = 0) -> np.ndarray:
 
 
 def play(factory=CLOSE, seeds=(3,), plan=None, first_env: int = 0) -> list[dict]:
-    """One record of copies a step, the reset first."""
-    group = factory.group(range(first_env, first_env + len(seeds)))
-    records = [{"next_observation": group.reset(seeds)["observation"].copy()}]
-    for row in actions(envs=len(seeds)) if plan is None else plan:
-        transition = group.step(row)
-        names = ("reward", "score", "terminated", "truncated", "episode_end")
-        records.append({name: getattr(transition, name).copy() for name in names})
-        for name in ("observation", "next_observation"):
-            records[-1][name] = getattr(transition, name)["observation"].copy()
-    group.close()
-    return records
-
-
-def column(records: list[dict], name: str) -> np.ndarray:
-    return np.stack([record[name] for record in records[1:]])
+    plan = actions(envs=len(seeds)) if plan is None else plan
+    return played(factory, plan, seeds, first_env)
 
 
 @pytest.fixture(scope="module")
