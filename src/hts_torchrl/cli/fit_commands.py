@@ -35,7 +35,8 @@ class FitCommands:
 
     A command has a process group of its own, to which a terminal sends no Ctrl-C: each signal is
     passed on once, whoever sent it. Ctrl-Z stops both, until this process is continued. If this
-    process is killed, the command is sent SIGTERM.
+    process is killed, the command is sent SIGTERM. The command reads no keyboard, as the terminal
+    would stop it for that: its input is empty.
     """
 
     def __init__(self) -> None:
@@ -78,7 +79,8 @@ class FitCommands:
         with contextlib.nullcontext() if log is None else log.open("wb") as output:
             try:
                 self._process = subprocess.Popen(
-                    [*_command(), *arguments], stdout=output, stderr=output, pass_fds=keeps_open,
+                    [*_command(), *arguments],
+                    stdin=subprocess.DEVNULL, stdout=output, stderr=output, pass_fds=keeps_open,
                     env={**os.environ, _PARENT: str(os.getpid())}, process_group=0,
                 )  # fmt: skip
             except BlockingIOError as error:

@@ -24,6 +24,10 @@ from hts_torchrl.cli import fit_commands
 fit_commands._COMMAND = [sys.executable, "-c", sys.argv[1]]
 fit_commands.train_seeds(["fit", "--seeds", "1", "2"])
 """
+TERMINAL = """
+import fcntl, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+"""
 TRAINING = """
 import signal, sys, time
 def leave(number, _):
@@ -137,6 +141,25 @@ def test_a_signal_ends_the_seed_and_then_the_loop(number, send):
     assert process.returncode == 128 + number
     assert out == "left\n"
     assert "done: none; the others: --seeds 1 2" in errors
+
+
+@pytest.mark.processes
+@pytest.mark.timeout(60)  # with the terminal's input it would wait for ever
+def test_a_seed_that_asks_at_the_keyboard_gets_no_answer_instead_of_waiting():
+    ask = "try:\n    input()\nexcept EOFError:\n    print('no answer')"
+    terminal, of_the_loop = os.openpty()
+    with subprocess.Popen(
+        [sys.executable, "-c", TERMINAL + LOOP, ask],
+        stdin=of_the_loop, stdout=subprocess.PIPE, text=True, start_new_session=True,
+    ) as process:  # fmt: skip
+        try:
+            out, _ = process.communicate(timeout=30)
+        finally:
+            os.close(of_the_loop)
+            os.close(terminal)
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+    assert out == "seed 1, 1 of 2\nno answer\nseed 2, 2 of 2\nno answer\n"
 
 
 @pytest.mark.processes
