@@ -144,7 +144,7 @@ def environments(
         return make_vec_env(lambda: Football(name), count, monitor_kwargs=watched, **how)
     if kind in ("mujoco", "box2d"):
         envs = make_vec_env(name, count, **how)
-        normalizes = kind == "mujoco" or run.get("recipe", {}).get("normalize")
+        normalizes = run["recipe"]["normalize"] if "recipe" in run else kind == "mujoco"
         return VecNormalize(envs, gamma=gamma) if normalizes else envs
     game = f"{run['game'].title().replace('_', '')}NoFrameskip-v4"
     return VecFrameStack(make_atari_env(game, count, **how), 4)

@@ -26,17 +26,17 @@ def merged(task: str) -> dict[str, Any]:
 
 
 def recipe_of(task: str, method: str) -> dict[str, Any]:
-    """Return how a config plays Atari, football or Box2D with PPO, in plain numbers.
+    """Return how a config plays Atari, football, Box2D or MuJoCo with PPO, in plain numbers.
 
     Raises:
         ValueError: if the config has a setting that the other system's program does not.
     """
     config = merged(task)
     data, model = config["data"], config["model"]
-    numbers = task.startswith("box2d/") and method == "stable_baselines3"
+    numbers = task.startswith(("box2d/", "mujoco/")) and method == "stable_baselines3"
     pictures = data["env"]["class_path"] in ("AtariEnvs", "FootballEnvs")
     if not (numbers or pictures) or model["class_path"] != "PPO":
-        raise ValueError(f"{task} is not PPO on Atari, football or Box2D")
+        raise ValueError(f"{task} is not PPO on Atari, football, Box2D or MuJoCo")
     settings = model["init_args"]
     learner = PPO(**settings)
     others = {name: getattr(learner, name) for name in ("gamma", "entropy_coef")}

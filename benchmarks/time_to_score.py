@@ -7,8 +7,8 @@ Run: python benchmarks/time_to_score.py --tasks football/empty_goal_close --seed
 
 A task is a config of this repository. A method is ``hts``, one of ``configs/baselines`` behind the
 config, or another system with the settings that its authors publish. With ``--same-recipe`` it
-has those of the config instead, which must be PPO on Atari, football or Box2D. Runs come one after
-another, each on all cores of this process, the methods in turns for each seed.
+has those of the config instead, which must be PPO on Atari, football, Box2D or MuJoCo. Runs come
+one after another, each on all cores of this process, the methods in turns for each seed.
 
 ``--by evaluation``, for methods of this repository: a run has a score when an evaluation (the mean
 of its games) has it. ``--evaluation-frames`` is the resolution. ``--by training``, for all: when

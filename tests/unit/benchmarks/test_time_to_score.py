@@ -195,6 +195,8 @@ class TestOtherSystems:
             "clip_value": False, "value_coef": 0.5, "network": "mlp", "normalize": True,
             "gamma": 0.999, "entropy_coef": 0.01, "max_grad_norm": 0.5,
         }  # fmt: skip
+        mujoco = program.recipe_of("mujoco/hopper_ppo", "stable_baselines3")
+        assert (mujoco["steps"], mujoco["learning_rate"], mujoco["falls"]) == (256, 3e-4, True)
         recipe = program.recipe_of("pong", "cleanrl_envpool")
         assert (recipe["network"], recipe["normalize"]) == ("nips", True)
 
@@ -210,12 +212,12 @@ class TestOtherSystems:
             (
                 "cleanrl_envpool",
                 "cartpole_ppo",
-                "cartpole_ppo is not PPO on Atari, football or Box2D",
+                "cartpole_ppo is not PPO on Atari, football, Box2D or MuJoCo",
             ),
             (
                 "stable_baselines3",
                 "atari/pong_a2c",
-                "atari/pong_a2c is not PPO on Atari, football or Box2D",
+                "atari/pong_a2c is not PPO on Atari, football, Box2D or MuJoCo",
             ),
         ],
     )
