@@ -487,6 +487,23 @@ def test_an_optimiser_of_lightnings_is_refused_with_what_the_learner_has(flag, c
     assert "--model.optimizer" in message
 
 
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        ("data: {num_env: 3}", "option 'data.num_env' (did you mean data.num_envs?)"),
+        ("optimizer: null", "option 'optimizer' (the learner makes its own: --model.optimizer, "),
+        ("lr_scheduler: {gamma: 0.9}", "option 'lr_scheduler.gamma' (the learner makes its own: "),
+    ],
+)
+def test_an_entry_of_a_config_that_is_no_setting_is_answered_as_its_flag(
+    entries, message, capsys, tmp_path
+):
+    config = tmp_path / "own.yaml"
+    config.write_text(entries)
+    told = refused(capsys, "fit", *CARTPOLE, *A2C, f"--config={config}")
+    assert told.startswith(f"Subcommand 'fit' does not accept {message}")
+
+
 @pytest.mark.parametrize("what", WRONG)
 def test_wrong_input_ends_with_one_line_and_status_2(what, capsys):
     arguments, message = WRONG[what]
