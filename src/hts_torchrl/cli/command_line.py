@@ -333,7 +333,9 @@ def _callbacks(
     if settings["enable_progress_bar"] is not False and not own_bar:
         ours.append(ProgressLine())
     others = [e for e in ours if not any(isinstance(mine, type(e)) for mine in given)]
-    return [*given, *others], last
+    # Statistics first: they have counted a round where another callback fails at its end.
+    by_turn = sorted([*given, *others], key=lambda each: not isinstance(each, TrainingStatistics))
+    return by_turn, last
 
 
 def _folder_of_job(settings: Mapping[str, Any], name: str) -> dict[str, str]:

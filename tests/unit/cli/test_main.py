@@ -221,6 +221,22 @@ def test_a_run_that_fails_is_saved_by_the_users_own_last_checkpoint_too():
     assert torch.load("mine/last.ckpt", weights_only=True)["updates"] == 2
 
 
+class FailingAtTheEnd(Callback):
+    """Raises when the second round has been learned."""
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):  # noqa: ARG002
+        if batch_idx == 1:
+            raise ArithmeticError("as asked")
+
+
+def test_a_round_at_whose_end_a_callback_fails_is_counted():
+    with pytest.raises(ArithmeticError):
+        run("fit", *CARTPOLE, *A2C, f"--trainer.callbacks={__name__}.FailingAtTheEnd")
+    saved = torch.load("runs/run/version_0/checkpoints/last.ckpt", weights_only=True)
+    assert saved["updates"] == 2
+    assert saved["callbacks"]["TrainingStatistics"]["frames"] == 2 * 32
+
+
 class TestBase:
     def test_a_file_builds_on_another_beside_it(self, made, tmp_path):
         write(tmp_path / "games" / "base.yaml", model={"class_path": "A2C"}, data={"delay": 0})
