@@ -659,6 +659,18 @@ def test_a_checkpoint_to_begin_with_is_refused_where_nothing_is_resumed(
     assert message == f"{command} trains from the start: give --ckpt_path=null"
 
 
+def test_a_name_that_the_output_cannot_show_ends_no_run(tmp_path):
+    ended = subprocess.run(
+        [sys.executable, "-m", "hts_torchrl.cli", "fit", *CARTPOLE, *A2C, "--name=\u00e9"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        text=True,
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert told_by(ended.stdout)["log"] == r"runs/\xe9/version_0"
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 @pytest.mark.parametrize("command", [["doctor"], ["fit", *CARTPOLE, *A2C]], ids=["doctor", "fit"])
 def test_a_full_disk_under_the_output_ends_the_run_with_one_line(tmp_path, command):

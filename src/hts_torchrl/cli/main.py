@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import errno
+import io
 import os
 import re
 import resource
@@ -82,6 +83,8 @@ def program() -> None:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # the caller has closed it
             setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115 - to the end
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")  # as Python has stderr
     try:
         main()
         sys.stdout.flush()
