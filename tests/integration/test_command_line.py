@@ -659,6 +659,18 @@ def test_a_checkpoint_to_begin_with_is_refused_where_nothing_is_resumed(
     assert message == f"{command} trains from the start: give --ckpt_path=null"
 
 
+def test_a_name_that_the_output_cannot_show_ends_no_run(tmp_path):
+    ended = subprocess.run(
+        [sys.executable, "-m", "hts_torchrl.cli", "fit", *CARTPOLE, *A2C, "--name=\u00e9"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        text=True,
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert told_by(ended.stdout)["log"] == r"runs/\xe9/version_0"
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 @pytest.mark.parametrize("command", [["doctor"], ["fit", *CARTPOLE, *A2C]], ids=["doctor", "fit"])
 def test_a_full_disk_under_the_output_ends_the_run_with_one_line(tmp_path, command):
@@ -675,6 +687,34 @@ def test_a_full_disk_under_the_output_ends_the_run_with_one_line(tmp_path, comma
     assert ended.stderr == (
         "hts-torchrl: error: the output or a log cannot be written: No space left on device\n"
     )
+
+
+def test_a_disk_that_fills_under_tensorboard_ends_the_run_with_one_line(tmp_path):
+    tmp_path.joinpath("full.py").write_text(
+        "import errno\n"
+        "from lightning.pytorch import Callback\n"
+        "from tensorboard.summary.writer.record_writer import RecordWriter\n"
+        "class Full(Callback):\n"
+        "    def on_train_start(self, trainer, pl_module):\n"
+        "        RecordWriter.write = self.write\n"
+        "    def write(self, data):\n"
+        "        raise OSError(errno.ENOSPC, 'No space left on device')\n"
+    )
+    ended = subprocess.run(
+        [
+            *(sys.executable, "-m", "hts_torchrl.cli", "fit", *CARTPOLE, *A2C),
+            "--trainer.callbacks=full.Full",
+        ],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])},
+        capture_output=True,
+        text=True,
+    )
+    assert ended.returncode == 1
+    assert ended.stderr == (
+        "hts-torchrl: error: the output or a log cannot be written: No space left on device\n"
+    )
+    assert "resume:" in ended.stdout
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import difflib
 import json
 import os
 import pkgutil
+import re
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
@@ -170,13 +171,14 @@ class HTSCommandLine(CommandLine):
             raise
 
     def _explain(self, error: ConfigurationError) -> None:
-        """Name the flag that was meant; of a missing setting, why the checkpoint has none."""
-        if str(error).startswith("unrecognized arguments: "):
-            flag = str(error).split()[2].partition("=")[0]
+        """Name the setting that was meant; of a missing one, why the checkpoint has none."""
+        if unknown := _UNKNOWN.fullmatch(str(error)):
+            flag = unknown["flag"] or f"--{unknown['name']}"
             if flag.partition(".")[0] in ("--optimizer", "--lr_scheduler"):
                 raise ConfigurationError(f"{error} ({_OPTIMIZERS})") from error
             if meant := difflib.get_close_matches(flag, self.flags(), n=1, cutoff=0.8):
-                raise ConfigurationError(f"{error} (did you mean {meant[0]}?)") from error
+                name = meant[0] if unknown["flag"] else meant[0].removeprefix("--")
+                raise ConfigurationError(f"{error} (did you mean {name}?)") from error
         if self._checkpoint is None or "required" not in str(error):
             return
         if not self._checkpoint.known:
@@ -303,6 +305,10 @@ class _Seeds:
         raise ValueError(f"seeds={value} in a config file; --seeds belongs on the command line")
 
 
+_UNKNOWN = re.compile(
+    r"unrecognized arguments: (?P<flag>[^\s=]+).*|.* does not accept option '(?P<name>[\w.]+)'"
+)
+"""A flag, or an entry of a config file."""
 _OPTIMIZERS = (
     "the learner makes its own: --model.optimizer, --model.learning_rate_decay, or a class with "
     "another configure_optimizers"
@@ -327,7 +333,9 @@ def _callbacks(
     if settings["enable_progress_bar"] is not False and not own_bar:
         ours.append(ProgressLine())
     others = [e for e in ours if not any(isinstance(mine, type(e)) for mine in given)]
-    return [*given, *others], last
+    # Statistics first: they have counted a round where another callback fails at its end.
+    by_turn = sorted([*given, *others], key=lambda each: not isinstance(each, TrainingStatistics))
+    return by_turn, last
 
 
 def _folder_of_job(settings: Mapping[str, Any], name: str) -> dict[str, str]:

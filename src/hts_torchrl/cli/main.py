@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import errno
+import io
 import os
 import re
 import resource
@@ -77,10 +78,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def program() -> None:
     """Run the command line as a process of its own, which signals end in good order."""
     signal.signal(signal.SIGTERM, _terminate)
+    threading.excepthook = _tell_of_thread
     end_with_parent()
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # the caller has closed it
             setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115 - to the end
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")  # as Python has stderr
     try:
         main()
         sys.stdout.flush()
@@ -109,6 +113,12 @@ def _other_threads() -> list[str]:
     """Return the names of threads that Python will wait for before the process ends."""
     others = [each for each in threading.enumerate() if not each.daemon]
     return [each.name for each in others if each is not threading.main_thread()]
+
+
+def _tell_of_thread(failed: threading.ExceptHookArgs) -> None:
+    """Print an exception of a thread; TensorBoard's is raised again where it is written to next."""
+    if not type(failed.thread).__module__.startswith("tensorboard."):
+        threading.__excepthook__(failed)
 
 
 def _discard_output() -> None:

@@ -17,6 +17,7 @@ from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.training import run_settings
 from hts_torchrl.training.data_state import place_loops, state_in
 from hts_torchrl.training.extended_hooks import is_of_the_user
+from hts_torchrl.training.trainer_limits import parts_of_round
 
 _log = logging.getLogger(__name__)
 
@@ -131,8 +132,9 @@ class Resumption:
             [{k: v for k, v in group.items() if k != "params"} for group in each.param_groups]
             for each in self._trainer.optimizers
         ]
-        if self._has_rounds and "parts_per_round" in self._saved:
-            place_loops(self._trainer, self._checkpoint, self._saved["parts_per_round"])
+        if self._has_rounds:  # a checkpoint of before settings were kept has none
+            parts = self._saved.get("parts_per_round", parts_of_round(self._trainer))
+            place_loops(self._trainer, self._checkpoint, parts)
 
     def set_rates(self, *, decay_steps: int | None) -> None:
         """Give optimisers and schedules the learner's own settings, where those have changed.

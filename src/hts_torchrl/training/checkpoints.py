@@ -14,7 +14,7 @@ import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 
 from hts_torchrl.durable_file import replacing
-from hts_torchrl.errors import CheckpointError, ConfigurationError
+from hts_torchrl.errors import CheckpointError, ConfigurationError, reason_of
 
 _SHA256 = re.compile("[0-9a-fA-F]{64}")
 
@@ -141,14 +141,17 @@ def _known_digests(path: Path) -> set[str]:
     """Return the digests of both files: a crash between two renames leaves the older in place.
 
     Raises:
-        ConfigurationError: if the file of the digests is there, but has none.
+        ConfigurationError: if the file of the digests is there, but has none or cannot be read.
     """
     place = _digests(path)
     if not place.is_file():
         return set()
     try:
         known = {line.split()[0] for line in place.read_text("utf-8").splitlines() if line.strip()}
-    except (OSError, UnicodeError):
+    except OSError as error:
+        reason = reason_of(error, place)
+        raise ConfigurationError(f"{path}: {place.name} cannot be read: {reason}") from error
+    except UnicodeError:
         known = set()
     if not known or not all(_SHA256.fullmatch(digest) for digest in known):
         raise ConfigurationError(

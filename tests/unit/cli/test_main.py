@@ -221,6 +221,22 @@ def test_a_run_that_fails_is_saved_by_the_users_own_last_checkpoint_too():
     assert torch.load("mine/last.ckpt", weights_only=True)["updates"] == 2
 
 
+class FailingAtTheEnd(Callback):
+    """Raises when the second round has been learned."""
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):  # noqa: ARG002
+        if batch_idx == 1:
+            raise ArithmeticError("as asked")
+
+
+def test_a_round_at_whose_end_a_callback_fails_is_counted():
+    with pytest.raises(ArithmeticError):
+        run("fit", *CARTPOLE, *A2C, f"--trainer.callbacks={__name__}.FailingAtTheEnd")
+    saved = torch.load("runs/run/version_0/checkpoints/last.ckpt", weights_only=True)
+    assert saved["updates"] == 2
+    assert saved["callbacks"]["TrainingStatistics"]["frames"] == 2 * 32
+
+
 class TestBase:
     def test_a_file_builds_on_another_beside_it(self, made, tmp_path):
         write(tmp_path / "games" / "base.yaml", model={"class_path": "A2C"}, data={"delay": 0})
@@ -485,6 +501,23 @@ def test_an_optimiser_of_lightnings_is_refused_with_what_the_learner_has(flag, c
     message = refused(capsys, "fit", *CARTPOLE, *A2C, flag)
     assert message.startswith(f"unrecognized arguments: {flag} (the learner makes its own: ")
     assert "--model.optimizer" in message
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        ("data: {num_env: 3}", "option 'data.num_env' (did you mean data.num_envs?)"),
+        ("optimizer: null", "option 'optimizer' (the learner makes its own: --model.optimizer, "),
+        ("lr_scheduler: {gamma: 0.9}", "option 'lr_scheduler.gamma' (the learner makes its own: "),
+    ],
+)
+def test_an_entry_of_a_config_that_is_no_setting_is_answered_as_its_flag(
+    entries, message, capsys, tmp_path
+):
+    config = tmp_path / "own.yaml"
+    config.write_text(entries)
+    told = refused(capsys, "fit", *CARTPOLE, *A2C, f"--config={config}")
+    assert told.startswith(f"Subcommand 'fit' does not accept {message}")
 
 
 @pytest.mark.parametrize("what", WRONG)

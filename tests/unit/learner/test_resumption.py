@@ -340,6 +340,15 @@ class TestTheEnd:
         with pytest.raises(ConfigurationError, match=message):
             go_on(finished, total_frames=32)
 
+    def test_that_has_moved_extends_a_run_that_kept_no_settings(self, tmp_path):
+        path = stopped(tmp_path, PPO(epochs=2, minibatches=2), rounds=DONE)
+        content = torch.load(tmp_path / f"step={DONE * 4}.ckpt", weights_only=True)
+        del content["learner"], content["HTSDataModule"]["settings"]
+        torch.save(content, path)
+        learner = PPO(epochs=2, minibatches=2)
+        assert len(go_on(path, learner).rounds) == ROUNDS - DONE
+        assert learner.updates == ROUNDS
+
     def test_that_has_moved_moves_the_end_of_the_decay(self, tmp_path, caplog):
         path = stopped(tmp_path, A2C(learning_rate=0.4, learning_rate_decay=True), rounds=DONE)
         watch = go_on(path, A2C(learning_rate=0.4, learning_rate_decay=True))

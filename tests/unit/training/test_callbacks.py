@@ -2,6 +2,7 @@
 
 import copy
 import csv
+import errno
 import signal
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -15,6 +16,7 @@ from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.callbacks import EarlyStopping, EMAWeightAveraging, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities.exceptions import SIGTERMException
+from matplotlib.figure import Figure
 from tensordict import TensorDict
 
 from hts_torchrl import A2C, PPO, AtariEnvs, HTSDataModule, make_actor_critic
@@ -245,6 +247,23 @@ class TestLearningCurve:
         training = curve.state_dict()["training"]
         assert len(training["frames"]) == len(training["scores"]) == len(training["minutes"]) <= 4
         assert training["frames"][-1] == 60
+
+    def test_one_that_a_full_disk_refuses_is_not_told(self, tmp_path, monkeypatch):
+        def fill(path, *_, **__):
+            path.write_bytes(b"half of it")
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr(Figure, "savefig", lambda _, *arguments, **__: fill(*arguments))
+        curve = LearningCurve()
+        with pytest.raises(OSError, match="No space left"):
+            run(
+                tmp_path,
+                known_games(1),
+                A2C(echo_policy()),
+                callbacks=[TrainingStatistics(), curve],
+            )
+        assert curve.path is None
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["hparams.yaml", "metrics.csv"]
 
     def test_it_needs_the_statistics(self, tmp_path):
         with pytest.raises(ConfigurationError, match="TrainingStatistics"):

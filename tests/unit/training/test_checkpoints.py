@@ -1,5 +1,6 @@
 """Checkpoints survive a crash at any point of writing, and damage is found."""
 
+import errno
 import os
 import pathlib
 import pickle
@@ -220,6 +221,17 @@ class TestLoading:
         assert f"because {record.name} is damaged" in str(raised.value)
         DurableCheckpointIO().save_checkpoint({"weights": 2}, place)
         assert DurableCheckpointIO().load_checkpoint(place) == {"weights": 2}
+
+    def test_digests_that_may_not_be_read_are_not_called_damaged(self, place, monkeypatch):
+        DurableCheckpointIO().save_checkpoint({"weights": 1}, place)
+
+        def refuse(path, *_, **__):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+        monkeypatch.setattr(pathlib.Path, "read_text", refuse)
+        with pytest.raises(ConfigurationError) as raised:
+            DurableCheckpointIO().load_checkpoint(place)
+        assert str(raised.value) == f"{place}: last.ckpt.digests cannot be read: Permission denied"
 
     def test_a_checkpoint_of_another_program_is_read(self, place):
         place.parent.mkdir()

@@ -8,6 +8,7 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 from matplotlib.figure import Figure
 
+from hts_torchrl.durable_file import replacing
 from hts_torchrl.training.callbacks.statistics import TrainingStatistics
 from hts_torchrl.training.round_slice import RoundSlice
 
@@ -52,9 +53,11 @@ class LearningCurve(Callback):
         directory = trainer.log_dir  # which all ranks must ask for, or none
         has_points = self._training["scores"] or self._evaluation["scores"]
         if trainer.is_global_zero and directory is not None and has_points:
-            self.path = Path(directory) / "learning_curve.png"
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._draw(self.path)
+            path = Path(directory) / "learning_curve.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with replacing(path) as new:
+                self._draw(new)
+            self.path = path
 
     def _draw(self, path: Path) -> None:
         figure = Figure(figsize=(10, 4), layout="constrained")
@@ -70,7 +73,7 @@ class LearningCurve(Callback):
             axis.grid(alpha=0.3)
         left.set_ylabel("score")
         left.legend()
-        figure.savefig(path, dpi=120)
+        figure.savefig(path, format="png", dpi=120)
 
     def state_dict(self) -> dict[str, Any]:
         """Return both curves for the checkpoint."""
