@@ -33,10 +33,11 @@ import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 from harness import cpu_s, machine, markdown, options, write_csv
 from matplotlib.figure import Figure
+from scipy.stats import gamma
 from timed_envs import PHASE_STEPS, SHAPES, SLOW_SHARE, SLOWER, timed_cartpole, times_s
 
 from hts_torchrl import FootballEnvs, GymEnvs, HTSCollector, env_spec_of, make_actor_critic
-from hts_torchrl.tools.runtime_model import claimed_round_s, expected_round_s
+from hts_torchrl.tools.runtime_model import expected_round_s
 from hts_torchrl.tools.step_times import measured_step_times
 
 NO_GAMMA = ("pareto", "phases", "replayed")  # whose sums are no Gamma variables
@@ -129,6 +130,16 @@ def claim(case: str, num_envs: int, alpha: int, mean_s: float) -> float:
     if case in ("slow", *NO_GAMMA):
         return float("nan")
     return num_envs * alpha / claimed_round_s(num_envs, alpha, mean_s, shape=SHAPES[case])
+
+
+def claimed_round_s(num_envs: int, alpha: int, mean_s: float, *, shape: float) -> float:
+    """Return the paper's estimate of ``expected_round_s``, for two environments or more.
+
+    ``b + g * a`` with ``b = F^-1(1 - 1/n)``, ``a = F^-1(1 - 1/(n e)) - b`` and ``g`` the
+    Euler-Mascheroni constant: the extreme-value limit for large N.
+    """
+    b, far = gamma.ppf([1 - 1 / num_envs, 1 - 1 / (num_envs * np.e)], alpha * shape)
+    return float(b + np.euler_gamma * (far - b)) * mean_s / shape
 
 
 def without_waiting(case: str, num_envs: int, mean_s: float) -> float:

@@ -1,4 +1,4 @@
-"""What the paper's two claims predict: the time of a round, and the age of asynchronous data.
+"""What the paper predicts: the time of a round, and the age of asynchronous data.
 
 Step times are independent Gamma variables; ``shape=1`` is the exponential distribution of the
 paper's Claim 1 (Liu, Yeh, Schwing: High-Throughput Synchronous Deep RL, NeurIPS 2020).
@@ -7,14 +7,11 @@ paper's Claim 1 (Liu, Yeh, Schwing: High-Throughput Synchronous Deep RL, NeurIPS
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from collections.abc import Sequence
 
 import torch
 
 from hts_torchrl.errors import ConfigurationError, require
-
-_EULER_MASCHERONI = 0.5772156649015329
 
 
 def expected_round_s(num_envs: int, steps: int, mean_s: float, *, shape: float = 1.0) -> float:
@@ -29,34 +26,14 @@ def expected_round_s(num_envs: int, steps: int, mean_s: float, *, shape: float =
         mean_s: mean seconds of a step.
         shape: of a step's Gamma distribution.
     """
-    total, scale_s = _checked(num_envs, steps, mean_s, shape)
+    settings = {"num_envs": num_envs, "steps": steps, "mean_s": mean_s, "shape": shape}
+    for name, value in settings.items():
+        require(value > 0, f"{name}={value}", "more than 0")
+    total, scale_s = steps * shape, mean_s / shape  # of a round of one environment
     end = total + 20 * math.sqrt(total) + 20 * math.log(num_envs + 1)
     t = torch.linspace(0, end, 200_001, dtype=torch.float64)
     unfinished = 1 - _cdf(total, t) ** num_envs
     return float(torch.trapezoid(unfinished, t)) * scale_s
-
-
-def claimed_round_s(num_envs: int, steps: int, mean_s: float, *, shape: float = 1.0) -> float:
-    """Return the paper's estimate of :func:`expected_round_s` (Claim 1, without inference).
-
-    ``b + g * a`` with ``b = F^-1(1 - 1/n)``, ``a = F^-1(1 - 1/(n e)) - b`` and ``g`` the
-    Euler-Mascheroni constant: the extreme-value limit for large N.
-
-    Args:
-        num_envs: N, 2 or more.
-        steps: alpha, steps of each environment between two rendezvous.
-        mean_s: mean seconds of a step.
-        shape: of a step's Gamma distribution.
-
-    Raises:
-        ConfigurationError: for one environment, of which the estimate says nothing.
-    """
-    total, scale_s = _checked(num_envs, steps, mean_s, shape)
-    if num_envs < 2:
-        raise ConfigurationError(f"num_envs={num_envs}; 2 or more is needed for Claim 1")
-    b = _quantile(total, 1 - 1 / num_envs)
-    a = _quantile(total, 1 - 1 / (num_envs * math.e)) - b
-    return (b + _EULER_MASCHERONI * a) * scale_s
 
 
 def expected_lag(num_actors: int, utilisation: float) -> float:
@@ -77,28 +54,9 @@ def expected_lag(num_actors: int, utilisation: float) -> float:
     return load / (1 - load)
 
 
-def _checked(num_envs: int, steps: int, mean_s: float, shape: float) -> tuple[float, float]:
-    """Return shape and scale of the Gamma distribution of a round of one environment."""
-    settings = {"num_envs": num_envs, "steps": steps, "mean_s": mean_s, "shape": shape}
-    for name, value in settings.items():
-        require(value > 0, f"{name}={value}", "more than 0")
-    return steps * shape, mean_s / shape
-
-
 def _cdf(shape: float, t: torch.Tensor) -> torch.Tensor:
     probability: torch.Tensor = torch.special.gammainc(torch.full_like(t, shape), t)
     return probability
-
-
-def _quantile(shape: float, probability: float) -> float:
-    """Invert the distribution function by bisection."""
-    step = (shape + 20 * math.sqrt(shape) + 50) / 2**50  # 2**50 of them reach a probability of 1
-    at = torch.zeros(1, dtype=torch.float64)
-
-    def cdf(steps: int) -> float:
-        return float(_cdf(shape, at.fill_(steps * step)))
-
-    return step * bisect_left(range(2**50), probability, key=cdf)
 
 
 def gamma_fit(samples: Sequence[float]) -> tuple[float, float]:

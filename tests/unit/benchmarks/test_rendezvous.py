@@ -1,12 +1,15 @@
-"""Rendezvous: the barrier is that of steps, not of resets."""
+"""Rendezvous: the barrier is that of steps, not of resets; Claim 1 is the paper's."""
 
 import itertools
+import math
 import multiprocessing
 from types import SimpleNamespace
 
 import gymnasium
 import numpy as np
 import pytest
+
+from hts_torchrl.tools.runtime_model import expected_round_s
 
 
 class Short(gymnasium.Env):
@@ -38,3 +41,16 @@ def test_the_barrier_counts_the_steps_that_environments_make(load, monkeypatch):
     speed = rendezvous.measure_barrier(lambda _: Short(steps), 2, 10.0)
     assert steps.value == 2 * 9
     assert speed == pytest.approx(steps.value / 11)  # the clock was read twelve times
+
+
+class TestClaimedRound:
+    @pytest.mark.parametrize("n", [2, 16, 1000])
+    def test_of_one_exponential_step_is_the_logarithm_and_eulers_constant(self, load, n):
+        claimed = load("rendezvous").claimed_round_s(n, 1, 1.0, shape=1.0)
+        assert claimed == pytest.approx(math.log(n) + 0.57721566)
+
+    @pytest.mark.parametrize("steps", [1, 16, 128])
+    @pytest.mark.parametrize("n", [16, 128])
+    def test_is_near_the_exact_expectation(self, load, n, steps):
+        claimed = load("rendezvous").claimed_round_s(n, steps, 0.5, shape=2.0)
+        assert claimed == pytest.approx(expected_round_s(n, steps, 0.5, shape=2.0), rel=0.02)
