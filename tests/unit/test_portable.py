@@ -1,12 +1,14 @@
 """Portable bits: when they are asked for, what they refuse, and how other processes get them."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from lightning.pytorch import Trainer
 
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.portable import VARIABLES, is_portable
-from hts_torchrl.training.trainer_limits import require_portable
+from hts_torchrl.training.trainer_limits import _require_portable
 from hts_torchrl.workers.ray_cluster import with_variables
 from hts_torchrl.workers.rollout_node import NodeKind
 from tests.fits import quiet_trainer
@@ -27,6 +29,11 @@ def avx2(monkeypatch):
 
 def trainer(**settings) -> Trainer:
     return quiet_trainer(accelerator="cpu", **settings)
+
+
+def require_portable(trainer, policy_device, *, compiles):
+    pool = SimpleNamespace(compile_arguments={} if compiles else None)
+    _require_portable(SimpleNamespace(policy_device=policy_device, pool=pool), trainer)
 
 
 @pytest.mark.usefixtures("portable")

@@ -65,8 +65,7 @@ def require_fitting(data: HTSDataModule, trainer: Trainer) -> None:
     require_supported(trainer)
     _require_sound(trainer)
     if is_portable():
-        compiles = data.pool.compile_arguments is not None
-        require_portable(trainer, data.policy_device, compiles=compiles)
+        _require_portable(data, trainer)
     _require_collection(data, trainer)
     _require_divided_rounds(trainer)
     _require_kept_statistics(data, trainer)
@@ -126,17 +125,9 @@ def _require_tasks_of_slurm(environment: ClusterEnvironment | None, trainer: Tra
             )
 
 
-def require_portable(trainer: Trainer, policy_device: str | None, *, compiles: bool) -> None:
-    """Refuse what has no portable kernels, and a processor on which libraries do not take them.
-
-    Args:
-        trainer: of the training.
-        policy_device: of the actors; None is the Trainer's.
-        compiles: whether they compile their passes.
-
-    Raises:
-        ConfigurationError: naming the setting, or the kernels that are taken.
-    """
+def _require_portable(data: HTSDataModule, trainer: Trainer) -> None:
+    """Refuse what has no portable kernels, and a processor on which libraries do not take them."""
+    policy_device, compiles = data.policy_device, data.pool.compile_arguments is not None
     device, precision = trainer.strategy.root_device.type, trainer.precision
     require(device == "cpu", f"portable bits with accelerator={device}", "cpu")
     on_cpu = policy_device is None or torch.device(policy_device).type == "cpu"
