@@ -114,7 +114,7 @@ class HTSCommandLine(CommandLine):
         callbacks, last = _callbacks(settings, self.setting("trace"))
         name = os.path.expandvars(self.setting("name"))  # which TensorBoardLogger alone would do
         if settings["logger"] in (None, True):  # made here, so that --name decides to the last
-            runs = _runs_below(settings["default_root_dir"])
+            runs = str(Path(expanded(settings["default_root_dir"] or ""), "runs"))
             kwargs["logger"] = [TensorBoardLogger(runs, name), CSVLogger(runs, name)]
         kwargs |= _folder_of_job(settings, name)
         plugins = _listed(settings["plugins"])
@@ -347,11 +347,6 @@ def _folder_of_job(settings: Mapping[str, Any], name: str) -> dict[str, str]:
     if settings["default_root_dir"] is not None or not SLURMEnvironment.detect():
         return {}
     return {"default_root_dir": str(Path("runs", name, f"slurm_{SLURMEnvironment.job_id()}"))}
-
-
-def _runs_below(root: str | os.PathLike[str] | None) -> str:
-    """Return the folder of all runs, the same for all loggers."""
-    return str(Path(expanded(root or ""), "runs"))
 
 
 def expanded(path: str | os.PathLike[str]) -> str:

@@ -144,7 +144,10 @@ def _run(arguments: Sequence[str]) -> None:
         try:
             argument.encode()
         except UnicodeEncodeError as error:
-            raise ConfigurationError(f"{argument!a}: {_unreadable()}") from error
+            why, encoding = "this is no UTF-8", sys.getfilesystemencoding()
+            if encoding != "utf-8":
+                why = f"this Python takes arguments for {encoding}: set PYTHONUTF8=1"
+            raise ConfigurationError(f"{argument!a}: {why}") from error
     command, *others = arguments or [""]
     own = {"doctor": _examine, "report": _report, "tune": tune}
     if command in own:
@@ -154,14 +157,6 @@ def _run(arguments: Sequence[str]) -> None:
     else:
         with RunReport() as run_report:
             run_subcommand(arguments, callbacks=[run_report])
-
-
-def _unreadable() -> str:
-    """Return why an argument is no text."""
-    encoding = sys.getfilesystemencoding()
-    if encoding == "utf-8":
-        return "this is no UTF-8"
-    return f"this Python takes arguments for {encoding}: set PYTHONUTF8=1"
 
 
 def _examine(arguments: Sequence[str]) -> NoReturn:

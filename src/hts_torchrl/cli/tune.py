@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -70,7 +70,7 @@ def tune(arguments: Sequence[str]) -> None:
         )
     frames = [int(config["data"]["total_frames"]) for config in configs]
     budget = Budget(max(frames), configs[0]["data"]["evaluation_frames"])
-    described = {"study": study_file.described(), "config": json.loads(json.dumps(configs[0]))}
+    described = json.loads(json.dumps({"study": asdict(study_file), "config": configs[0]}))
     with locked(output) as lock, FitCommands() as commands:
         study = Study(output, study_file, budget, described)
         trials = _Trials(commands, study_file, fit_arguments, output, budget, lock)

@@ -127,14 +127,10 @@ class _Recorder(Callback):
         self.rounds: list[RoundRecord] = []
 
     def on_train_batch_start(
-        self,
-        trainer: Trainer,  # noqa: ARG002
-        pl_module: LightningModule,
-        batch: RoundSlice,
-        batch_idx: int,  # noqa: ARG002
+        self, _: Trainer, learner: LightningModule, part: RoundSlice, *__: int
     ) -> None:
-        if batch.is_first:
-            self.rounds.append(RoundRecord.of(batch.round, pl_module))
+        if part.is_first:
+            self.rounds.append(RoundRecord.of(part.round, learner))
 
 
 def _bytes(tensor: Any) -> np.ndarray[Any, Any]:  # noqa: ANN401

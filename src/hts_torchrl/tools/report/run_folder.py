@@ -69,11 +69,13 @@ class Run:
             reason = "has NaN as its last score"
             raise NoRun(f"{folder}: this run {reason}", reason)
         env = _mapping(_mapping(config.get("data")).get("env"))
+        kind = str(env.get("class_path")).rpartition(".")[2]
+        first = next(iter(_mapping(env.get("init_args")).values()), None)
         return cls(
             folder=folder,
             name=str(config.get("name")),
             seed=int(config["seed_everything"]),
-            environment=_environment(env),
+            environment=kind if first is None else f"{kind}({first})",
             settings=dict(_flat(config)),
             metrics=metrics,
         )
@@ -228,12 +230,6 @@ def _time_average(metrics: pd.DataFrame, share: str) -> float:
     # Where the first one began is not logged: a resumed run begins in the middle.
     since = np.diff(minutes)
     return float(np.average(shares[1:], weights=since)) if since.sum() > 0 else shares.mean()
-
-
-def _environment(env: dict[str, Any]) -> str:
-    name = str(env.get("class_path")).rpartition(".")[2]
-    first = next(iter(_mapping(env.get("init_args")).values()), None)
-    return name if first is None else f"{name}({first})"
 
 
 def _mapping(value: object) -> dict[str, Any]:

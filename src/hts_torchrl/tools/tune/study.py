@@ -110,7 +110,7 @@ class Study:
     @property
     def settled(self) -> int:
         """Trials that have an outcome."""
-        return sum(not _is_cut_off(trial) for trial in self._trials)
+        return sum(trial.state != TrialState.FAIL for trial in self._trials)
 
     @property
     def best(self) -> FrozenTrial | None:
@@ -146,7 +146,8 @@ class Study:
             table.writerow(["number", "state", "value", *space, *figures])
             for trial in self._trials:
                 about = trial.user_attrs
-                state = "cut off" if _is_cut_off(trial) else about.get("state", "running")
+                cut_off = trial.state == TrialState.FAIL  # without an outcome
+                state = "cut off" if cut_off else about.get("state", "running")
                 value = trial.value if state == "complete" else None
                 values = [trial.params.get(flag) for flag in space]
                 told = [_shown(about.get(name)) for name in figures]
@@ -178,11 +179,6 @@ def _storage(folder: Path) -> JournalStorage:
         raise ConfigurationError(
             f"--output={folder}: {JOURNAL}: this is no journal of Optuna's"
         ) from error
-
-
-def _is_cut_off(trial: FrozenTrial) -> bool:
-    """Return whether a trial ended without an outcome."""
-    return trial.state == TrialState.FAIL
 
 
 def _sampler(study_file: StudyFile, place: int) -> BaseSampler:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, get_args
@@ -145,11 +145,6 @@ class StudyFile:
             }
             for place in range(most)
         ]
-
-    def described(self) -> dict[str, Any]:
-        """Return all that it says as JSON has it."""
-        described: dict[str, Any] = json.loads(json.dumps(asdict(self)))
-        return described
 
 
 def flags(values: Mapping[str, Value]) -> list[str]:
