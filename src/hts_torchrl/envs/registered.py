@@ -33,7 +33,10 @@ def pickle_envs(create_env_fn: CreateEnv | EnvFactory) -> bytes:
     Raises:
         ConfigurationError: if it uses something that cannot be pickled.
     """
-    registrations = _registrations()
+    registrations = dict(_carried)
+    for spec in gymnasium.registry.values():
+        with contextlib.suppress(Exception):  # what cannot be pickled is left out
+            registrations[spec.id] = cloudpickle.dumps(_without_main(spec))
     try:
         pickled: bytes = cloudpickle.dumps((_PROCESS, registrations, create_env_fn))
     except Exception as error:
@@ -66,15 +69,6 @@ def made(make: Callable[[], Made]) -> Made:
         if not _register():
             raise
     return make()
-
-
-def _registrations() -> dict[str, bytes]:
-    """Return all that Gymnasium knows here, by id; what cannot be pickled is left out."""
-    pickled = dict(_carried)
-    for spec in gymnasium.registry.values():
-        with contextlib.suppress(Exception):
-            pickled[spec.id] = cloudpickle.dumps(_without_main(spec))
-    return pickled
 
 
 def _without_main(spec: EnvSpec) -> EnvSpec:
