@@ -16,7 +16,7 @@ from gymnasium.envs.registration import EnvSpec
 
 from hts_torchrl.envs.group import CreateEnv, EnvFactory
 from hts_torchrl.envs.own_generators import making
-from hts_torchrl.errors import ConfigurationError
+from hts_torchrl.errors import ConfigurationError, in_one_line
 
 Made = TypeVar("Made")
 
@@ -40,10 +40,9 @@ def pickle_envs(create_env_fn: CreateEnv | EnvFactory) -> bytes:
     try:
         pickled: bytes = cloudpickle.dumps((_PROCESS, registrations, create_env_fn))
     except Exception as error:
-        reason = " ".join(str(error).split())
         raise ConfigurationError(
-            f"create_env_fn cannot be sent to the executors ({type(error).__name__}: {reason}): "
-            "make what it uses within it, or import that from a module"
+            f"create_env_fn cannot be sent to the executors ({type(error).__name__}: "
+            f"{in_one_line(error)}): make what it uses within it, or import that from a module"
         ) from error
     return pickled
 

@@ -26,8 +26,8 @@ from torchrl.envs import EnvBase
 
 from hts_torchrl.envs.joined_action import joined, split
 from hts_torchrl.envs.layers import is_a, layers_of
-from hts_torchrl.envs.spaces import in_one_line, several_choices
-from hts_torchrl.errors import ConfigurationError
+from hts_torchrl.envs.spaces import several_choices
+from hts_torchrl.errors import ConfigurationError, in_one_line
 from hts_torchrl.specs import ActionSpec, Array, ArraySpec, EnvSpec, Key, MemorySpec
 
 

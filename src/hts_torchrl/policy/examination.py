@@ -14,7 +14,7 @@ from tensordict import TensorDictBase, unravel_key
 from torch import Tensor
 from torch.distributions import Bernoulli, Categorical, Distribution, Independent
 
-from hts_torchrl.errors import ConfigurationError
+from hts_torchrl.errors import ConfigurationError, in_one_line
 from hts_torchrl.policy.compiled_pass import CompiledPass
 from hts_torchrl.policy.forward import PolicyOutput
 from hts_torchrl.policy.inference import PolicyInference
@@ -106,9 +106,8 @@ def _refusing(told: Callable[[Exception], ConfigurationError]) -> Iterator[None]
 
 
 def _fails_at_random(error: Exception) -> ConfigurationError:
-    reason = " ".join(str(error).split())
     return ConfigurationError(
-        f"the policy fails where it is tried with random observations: {reason}"
+        f"the policy fails where it is tried with random observations: {in_one_line(error)}"
     )
 
 
