@@ -31,10 +31,6 @@ _FLOAT32_OPERATIONS = (
 )
 
 
-def _float32_precisions() -> tuple[str, ...]:
-    return tuple(operation.fp32_precision for operation in _FLOAT32_OPERATIONS)
-
-
 def _matmul_precision() -> str | None:
     try:
         return torch.get_float32_matmul_precision()
@@ -65,7 +61,9 @@ class ActorSettings:
     """Replay each pass as one CUDA graph."""
     matmul_precision: str | None = field(default_factory=_matmul_precision)
     """Of ``torch.set_float32_matmul_precision``; None if only ``float32_precisions`` say it."""
-    float32_precisions: tuple[str, ...] = field(default_factory=_float32_precisions)
+    float32_precisions: tuple[str, ...] = field(
+        default_factory=lambda: tuple(each.fp32_precision for each in _FLOAT32_OPERATIONS)
+    )
     """``fp32_precision`` of torch's operations on GPU and CPU, such as ``tf32`` or ``bf16``."""
     deterministic: bool = field(default_factory=torch.are_deterministic_algorithms_enabled)
     dtype: torch.dtype = field(default_factory=torch.get_default_dtype)
