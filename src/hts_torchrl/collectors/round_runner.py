@@ -141,7 +141,7 @@ class RoundRunner:
                 made = "worker pool" if whole else "node"
                 _log.warning(
                     "%s: round %d is repeated by a new %s (recovery %d of at most %d)",
-                    *(error, round_index, made, recovery, _MOST_RECOVERIES),
+                    *(str(error), round_index, made, recovery, _MOST_RECOVERIES),
                 )
                 if whole:
                     self.renew_pool()

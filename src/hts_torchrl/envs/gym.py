@@ -20,6 +20,9 @@ from hts_torchrl.envs.own_generators import making
 from hts_torchrl.envs.registered import made
 from hts_torchrl.errors import ConfigurationError, require
 
+_REFUSALS = (gymnasium.error.Error, ImportError, TypeError, ValueError, AssertionError)
+"""What Gymnasium and its environments raise for settings that cannot work."""
+
 
 @dataclass(frozen=True)
 class GymEnvs(EnvFactory):
@@ -74,10 +77,10 @@ class GymEnvs(EnvFactory):
                     f"Gymnasium knows no environment {self.id!r}{hint}; if a module registers it, "
                     f"name that module: id={named!r} or imports=['module']"
                 ) from error
-            except (gymnasium.error.Error, ImportError, TypeError, ValueError, AssertionError) as e:
-                if not str(e):  # the traceback alone tells what it is
+            except _REFUSALS as error:
+                if not str(error):  # the traceback alone tells what it is
                     raise
-                raise ConfigurationError(f"environment {self.id!r}: {e}") from e
+                raise ConfigurationError(f"environment {self.id!r}: {error}") from error
             return SerialGroup([*map(GymAdapter, envs, indices)])
 
 

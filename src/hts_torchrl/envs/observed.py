@@ -217,7 +217,7 @@ class DeclaredGroup:
         ends = transition.episode_end
         if np.count_nonzero(ends):  # a third of the time of any()
             goes_on = ends & ~(transition.terminated | transition.truncated)
-            if goes_on.any():  # in the next game
+            if goes_on.any():
                 raise ConfigurationError(
                     f"environment {self._envs[int(goes_on.argmax())]} ends a game (episode_end) "
                     "that is neither terminated nor truncated: one of the two is needed, as values "

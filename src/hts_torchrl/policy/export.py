@@ -167,9 +167,9 @@ def _require_described(policy: nn.Module, described: Mapping[str, Any]) -> None:
             other = _make(network, spec_from_json(described["spec"]))
         difference = _difference(policy.state_dict(), other)
         if difference is None:
-            forms = zip(_form(policy), _form(other), strict=True)
-            others = (pair for pair in forms if pair[0] != pair[1])
-            difference = next((f"it has {a}, but {b} is needed" for a, b in others), None)
+            for own, wanted in zip(_form(policy), _form(other), strict=True):
+                if own != wanted:
+                    difference = difference or f"it has {own}, but {wanted} is needed"
     except ValueError as error:  # there is no such network, or none for this spec
         difference = in_one_line(error)
     if difference is not None:
