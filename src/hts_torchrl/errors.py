@@ -28,6 +28,11 @@ def require(condition: bool, setting: str, wanted: str) -> None:
         raise ConfigurationError(f"{setting}; {wanted} is needed")
 
 
+def in_one_line(told: object) -> str:
+    """Describe something: bounds of an array, and some errors, would take several lines."""
+    return " ".join(str(told).split())
+
+
 def reason_of(error: OSError, path: object) -> str:
     """Return in words what the system refuses.
 

@@ -5,15 +5,13 @@ Shapes: N environments, T steps.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from tensordict import TensorDictBase
 from torchrl.collectors.utils import split_trajectories
 from torchrl.data import ReplayBuffer
 
 from hts_torchrl.collectors.torchrl_settings import TorchRLSettings
-from hts_torchrl.specs import EnvSpec, Key, next_key, path_of
+from hts_torchrl.specs import EnvSpec, next_key, path_of
 
 
 class HandingOut:
@@ -21,13 +19,17 @@ class HandingOut:
 
     def __init__(self, settings: TorchRLSettings, env_spec: EnvSpec, *, clone: bool) -> None:
         self._settings, self._clone = settings, clone
-        self._left_out = _private(env_spec)
+        named = [(key, path_of(key)) for key in env_spec.inputs]
+        private = [key for key, path in named if any(name.startswith("_") for name in path)]
+        self._left_out = private + [next_key(key) for key in private]  # as TorchRL does
         if settings.compact_obs:
             self._left_out += [next_key(key) for key in env_spec.observations]
         if not settings.track_traj_ids:
             self._left_out.append(("collector", "traj_ids"))
         self._device = settings.batch_device
-        self.postproc = _placed(settings.postproc, self._device)
+        move = getattr(settings.postproc, "to", None)  # of a module or a transform, as in TorchRL
+        moved = None if move is None or self._device is None else move(self._device)
+        self.postproc = moved or settings.postproc
         self._same: TensorDictBase | None = None
 
     def hand_out(self, batch: TensorDictBase) -> TensorDictBase:
@@ -81,19 +83,6 @@ def on_device(batch: TensorDictBase, device: torch.device) -> TensorDictBase:
     if device.type == "cuda":
         return batch.pin_memory(num_threads=0).to(device, non_blocking=True)
     return batch.to(device)
-
-
-def _private(spec: EnvSpec) -> list[Key]:
-    """Return the keys with a name that begins with ``_``, which TorchRL leaves out, too."""
-    keys = [key for key in spec.inputs if any(name.startswith("_") for name in path_of(key))]
-    return keys + [next_key(key) for key in keys]
-
-
-def _placed(postproc: Any, device: torch.device | None) -> Any:  # noqa: ANN401
-    """Move a transform or a module to where batches lie, as TorchRL does."""
-    if device is None or not hasattr(postproc, "to"):
-        return postproc
-    return postproc.to(device) or postproc
 
 
 def extend(buffer: ReplayBuffer, batch: TensorDictBase, rows: tuple[int, int]) -> None:

@@ -28,7 +28,7 @@ from hts_torchrl.policy.memory import with_memory
 from hts_torchrl.policy.shared_weights import weights_by_name
 from hts_torchrl.settings import plain_value, takes_settings
 from hts_torchrl.specs import EnvSpec
-from hts_torchrl.workers.actor_settings import ActorSettings, find_settings
+from hts_torchrl.workers.actor import ActorSettings, find_settings
 from hts_torchrl.workers.make_pool import make_pool
 
 
@@ -230,20 +230,15 @@ class HTSCollector(ContractCollector):
             except Exception:
                 self._refuse_if_closed()  # meanwhile: by a hook, a signal's answer, another thread
                 raise
-            batch = self._hand_out(batch)
+            batch = self._handing_out.hand_out(batch)
+            if self.post_collect_hook is not None:
+                self.post_collect_hook(batch)
+            if self.replay_buffer is not None and not self._ignore_rb:
+                extend(self.replay_buffer, batch, self._shape)
+                batch = None
             self._times.hand_out()
             yield batch
         self.shutdown()
-
-    def _hand_out(self, batch: TensorDictBase) -> TensorDictBase | None:
-        """Return a round in the form asked for; None if the replay buffer got it."""
-        batch = self._handing_out.hand_out(batch)
-        if self.post_collect_hook is not None:
-            self.post_collect_hook(batch)
-        if self.replay_buffer is None or self._ignore_rb:
-            return batch
-        extend(self.replay_buffer, batch, self._shape)
-        return None
 
     @property
     def acting_weights(self) -> dict[str, torch.Tensor] | None:

@@ -98,17 +98,13 @@ class RoundRunner:
             self._times.meet(round_index, self.shared.status)
         with progress.handing_out():
             if self._schedule.starts_before_update() and progress.started == round_index:
-                self._start_following(round_index + 1, before_round)
+                if self._schedule.exists(round_index + 1):
+                    self._start_round(round_index + 1, before_round)
+                else:  # those weights act with which a longer run would start it
+                    self._exchange_weights(round_index + 1)
             batch = self._batch(round_index)
             self._note(round_index)
         return batch
-
-    def _start_following(self, round_index: int, before_round: Callable[[], None] | None) -> None:
-        """Start a round, or make the weights act with which a longer run would start it."""
-        if self._schedule.exists(round_index):
-            self._start_round(round_index, before_round)
-        else:
-            self._exchange_weights(round_index)
 
     def _start_round(self, round_index: int, before_round: Callable[[], None] | None) -> None:
         """Hand the published weights to the actors, then let the executors go."""
@@ -140,7 +136,15 @@ class RoundRunner:
             except WorkerKilled as error:
                 if self._settings.recover == "fail" or recovery > _MOST_RECOVERIES:
                     raise
-                self._recover(round_index, str(error), recovery)
+                # All workers, where the pool cannot tell who else is harmed.
+                whole = not self.pool.replace_dead_nodes(self._progress.action_logs[round_index])
+                made = "worker pool" if whole else "node"
+                _log.warning(
+                    "%s: round %d is repeated by a new %s (recovery %d of at most %d)",
+                    *(str(error), round_index, made, recovery, _MOST_RECOVERIES),
+                )
+                if whole:
+                    self.renew_pool()
             else:
                 return
 
@@ -191,16 +195,6 @@ class RoundRunner:
                 "those of the start act until update_policy_weights_() is called"
             )
         self._asked = True
-
-    def _recover(self, round_index: int, died: str, recovery: int) -> None:
-        """Replace who died, or the whole pool where it cannot tell who else is harmed."""
-        whole = not self.pool.replace_dead_nodes(self._progress.action_logs[round_index])
-        _log.warning(
-            "%s: round %d is repeated by a new %s (recovery %d of at most %d)",
-            *(died, round_index, "worker pool" if whole else "node", recovery, _MOST_RECOVERIES),
-        )
-        if whole:
-            self.renew_pool()
 
     def renew_pool(self) -> None:
         """Begin the next batch's round again, with other workers, where its action log says.

@@ -135,10 +135,13 @@ class TorchRLSettings:
         counted = frames is None or (type(frames) is int and frames >= -1)
         require(counted, f"init_random_frames={frames!r}", "a number of steps")
         take_plain_values(self)
-        for name, fits, wanted in _KINDS:
-            value = getattr(self, name)
-            kind = f"{name} of type {type(value).__name__}"
-            require(value is None or fits(value), kind, wanted)
+        for name in ("postproc", "pre_collect_hook", "post_collect_hook"):
+            hook = getattr(self, name)
+            fits = hook is None or callable(hook)
+            require(fits, f"{name} of type {type(hook).__name__}", "a function")
+        buffer = self.replay_buffer
+        fits = buffer is None or hasattr(buffer, "extend")
+        require(fits, f"replay_buffer of type {type(buffer).__name__}", "a ReplayBuffer")
         self._require_trajectories()
 
     def _require_trajectories(self) -> None:
@@ -254,15 +257,6 @@ class TorchRLSettings:
         if self.random_frames:
             RandomActions(env_spec)
         return -(-self.random_frames // frames_per_round)
-
-
-_KINDS: tuple[tuple[str, Callable[[object], bool], str], ...] = (
-    ("postproc", callable, "a function"),
-    ("pre_collect_hook", callable, "a function"),
-    ("post_collect_hook", callable, "a function"),
-    ("replay_buffer", lambda value: hasattr(value, "extend"), "a ReplayBuffer"),
-)
-"""What settings of some types must be, unless they are None."""
 
 
 def first_device(**given: Device | None) -> torch.device | None:

@@ -18,8 +18,8 @@ from hts_torchrl.envs.group import Observation, Transition, require_alike
 from hts_torchrl.envs.layers import is_a
 from hts_torchrl.envs.observed import DeclaredSpace, as_flag, as_returned, as_reward, called
 from hts_torchrl.envs.own_generators import GlobalGenerator, OwnGenerators
-from hts_torchrl.envs.spaces import action_maker, env_spec, in_one_line
-from hts_torchrl.errors import ConfigurationError
+from hts_torchrl.envs.spaces import action_maker, env_spec
+from hts_torchrl.errors import ConfigurationError, in_one_line
 from hts_torchrl.specs import Array, ArraySpec, EnvSpec, Key
 
 Step: TypeAlias = tuple[Observation, Any, Any, Any, Any]
@@ -143,11 +143,19 @@ class AdapterGroup:
     def __init__(self, adapters: Sequence[EnvAdapter]) -> None:
         self.adapters = list(adapters)
         self.spec = require_alike({each.indices[0]: each.spec for each in adapters})
-        _require_apart(adapters)
         self.num_envs = 0
         self._rows: list[range] = []
         self._places: list[int | slice] = []
+        owner: dict[int, int] = {}
         for each in adapters:
+            index = each.indices[0]
+            for part in each.parts:
+                if (other := owner.setdefault(id(part), index)) != index:
+                    raise ConfigurationError(
+                        f"environments {other} and {index} are the same {type(part).__name__}, and "
+                        "a step of one would be a step of the other: make a new one in each call "
+                        "of the function"
+                    )
             first, self.num_envs = self.num_envs, self.num_envs + len(each.indices)
             self._rows.append(range(first, self.num_envs))
             self._places.append(first if each.single else slice(first, self.num_envs))
@@ -269,15 +277,3 @@ def store(observation: Observation, into: Observation, place: int | slice) -> No
     """Write an observation into its rows."""
     for key, array in into.items():
         array[place] = observation[key]
-
-
-def _require_apart(adapters: Sequence[EnvAdapter]) -> None:
-    """Refuse environments that are the same object, or have one in common inside."""
-    owner: dict[int, int] = {}
-    for index, part in [(each.indices[0], part) for each in adapters for part in each.parts]:
-        if (other := owner.setdefault(id(part), index)) != index:
-            raise ConfigurationError(
-                f"environments {other} and {index} are the same {type(part).__name__}, and a "
-                "step of one would be a step of the other: make a new one in each call of the "
-                "function"
-            )

@@ -15,7 +15,7 @@ from gymnasium.envs.registration import EnvSpec
 
 from hts_torchrl.envs.adapter import GymAdapter, SerialGroup
 from hts_torchrl.envs.group import EnvFactory, EnvGroup
-from hts_torchrl.errors import ConfigurationError, require
+from hts_torchrl.errors import ConfigurationError, in_one_line, require
 from hts_torchrl.specs import Array
 
 _OURS = ("num_envs", "batch_size", "num_threads", "seed", "env_seed", "max_num_players")
@@ -75,7 +75,7 @@ class EnvPoolEnvs(EnvFactory):
         try:
             envs = [PoolOfOne(envpool, self.id, kwargs) for _ in indices]
         except (ImportError, TypeError, ValueError, AssertionError, RuntimeError) as error:
-            told = _of_another_type(envpool, self.id, kwargs) or " ".join(str(error).split())
+            told = _of_another_type(envpool, self.id, kwargs) or in_one_line(error)
             raise ConfigurationError(f"EnvPool's environment {self.id!r}: {told}") from error
         group = SerialGroup([*map(GymAdapter, envs, indices)])
         group.steps_per_seed = _STEPS_PER_SEED

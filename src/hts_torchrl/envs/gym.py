@@ -20,6 +20,9 @@ from hts_torchrl.envs.own_generators import making
 from hts_torchrl.envs.registered import made
 from hts_torchrl.errors import ConfigurationError, require
 
+_REFUSALS = (gymnasium.error.Error, ImportError, TypeError, ValueError, AssertionError)
+"""What Gymnasium and its environments raise for settings that cannot work."""
+
 
 @dataclass(frozen=True)
 class GymEnvs(EnvFactory):
@@ -58,51 +61,38 @@ class GymEnvs(EnvFactory):
         kwargs = {**self.kwargs, **({"render_mode": "rgb_array"} if render else {})}
         envs: list[gymnasium.Env[Any, Any]] = []
         with closed_if_refused(envs):
-            self._make_each(indices, kwargs, envs)
+            try:
+                with called("make", indices[0]), making(0):  # whichever is first of this process
+                    for module in self.imports:
+                        importlib.import_module(module)
+                    _import_modules(self.id)
+                for index in indices:
+                    with called("make", index), making(index):
+                        envs.append(made(partial(gymnasium.make, self.id, **kwargs)))
+            except gymnasium.error.UnregisteredEnv as error:
+                near = difflib.get_close_matches(self.id, gymnasium.registry, n=3)
+                hint = f"; near to it: {', '.join(near)}" if near else ""
+                named = f"module:{self.id.rpartition(':')[2]}"
+                raise ConfigurationError(
+                    f"Gymnasium knows no environment {self.id!r}{hint}; if a module registers it, "
+                    f"name that module: id={named!r} or imports=['module']"
+                ) from error
+            except _REFUSALS as error:
+                if not str(error):  # the traceback alone tells what it is
+                    raise
+                raise ConfigurationError(f"environment {self.id!r}: {error}") from error
             return SerialGroup([*map(GymAdapter, envs, indices)])
-
-    def _make_each(
-        self, indices: Sequence[int], kwargs: dict[str, Any], envs: list[gymnasium.Env[Any, Any]]
-    ) -> None:
-        try:
-            with called("make", indices[0]), making(0):  # whichever is the first of this process
-                for module in self.imports:
-                    importlib.import_module(module)
-                _let_plugin_register(self.id)
-                # Torch may come with it, and is seeded below only if it is there.
-                _import_modules(self.id)
-            for index in indices:
-                with called("make", index), making(index):
-                    envs.append(made(partial(gymnasium.make, self.id, **kwargs)))
-        except gymnasium.error.UnregisteredEnv as error:
-            near = difflib.get_close_matches(self.id, gymnasium.registry, n=3)
-            hint = f"; near to it: {', '.join(near)}" if near else ""
-            named = f"module:{self.id.rpartition(':')[2]}"
-            raise ConfigurationError(
-                f"Gymnasium knows no environment {self.id!r}{hint}; if a module registers it, name "
-                f"that module: id={named!r} or imports=['module']"
-            ) from error
-        except (gymnasium.error.Error, ImportError, TypeError, ValueError, AssertionError) as error:
-            if not str(error):  # the traceback alone tells what it is
-                raise
-            raise ConfigurationError(f"environment {self.id!r}: {error}") from error
 
 
 def _import_modules(env_id: str) -> None:
-    """Import what an environment is made of; what fails is told by ``gymnasium.make``."""
-    module, colon, name = env_id.rpartition(":")
-    with contextlib.suppress(Exception):
-        if colon:
-            importlib.import_module(module)
-        importlib.import_module(str(gymnasium.registry[name].entry_point).partition(":")[0])
-
-
-def _let_plugin_register(env_id: str) -> None:
-    """Have the package that an id's namespace names register its environments, if it has not.
-
-    Such packages have an entry point, which Gymnasium called in its versions before 1.
-    """
+    """Import what an environment is made of, before it is seeded: torch may come with it."""
+    # Packages of a namespace have an entry point, which Gymnasium called in versions before 1.
     namespace, slash, _ = env_id.rpartition("/")
     if slash and not any(known.startswith(namespace + slash) for known in gymnasium.registry):
         for plugin in entry_points(group="gymnasium.envs", name=namespace):
             plugin.load()()
+    module, colon, name = env_id.rpartition(":")
+    with contextlib.suppress(Exception):  # which gymnasium.make tells
+        if colon:
+            importlib.import_module(module)
+        importlib.import_module(str(gymnasium.registry[name].entry_point).partition(":")[0])

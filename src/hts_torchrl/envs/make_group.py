@@ -26,7 +26,7 @@ from hts_torchrl.envs.observed import OF_OLD_GYM, called
 from hts_torchrl.envs.own_generators import making
 from hts_torchrl.envs.registered import made
 from hts_torchrl.envs.vector import VectorAdapter
-from hts_torchrl.errors import ConfigurationError
+from hts_torchrl.errors import ConfigurationError, in_one_line
 from hts_torchrl.settings import plain_value
 from hts_torchrl.specs import EnvSpec
 
@@ -241,10 +241,9 @@ def _copy(env: Any, kind: str) -> Any:  # noqa: ANN401
     try:
         return cloudpickle.loads(cloudpickle.dumps(env))
     except Exception as error:
-        reason = " ".join(str(error).split())
         raise ConfigurationError(
-            f"create_env_fn is a {kind} that cannot be copied ({type(error).__name__}: {reason}); "
-            f"give a function that makes it: `lambda: {kind}(...)`"
+            f"create_env_fn is a {kind} that cannot be copied ({type(error).__name__}: "
+            f"{in_one_line(error)}); give a function that makes it: `lambda: {kind}(...)`"
         ) from error
 
 

@@ -16,7 +16,7 @@ from gymnasium.envs.registration import EnvSpec
 
 from hts_torchrl.envs.group import CreateEnv, EnvFactory
 from hts_torchrl.envs.own_generators import making
-from hts_torchrl.errors import ConfigurationError
+from hts_torchrl.errors import ConfigurationError, in_one_line
 
 Made = TypeVar("Made")
 
@@ -33,14 +33,16 @@ def pickle_envs(create_env_fn: CreateEnv | EnvFactory) -> bytes:
     Raises:
         ConfigurationError: if it uses something that cannot be pickled.
     """
-    registrations = _registrations()
+    registrations = dict(_carried)
+    for spec in gymnasium.registry.values():
+        with contextlib.suppress(Exception):  # what cannot be pickled is left out
+            registrations[spec.id] = cloudpickle.dumps(_without_main(spec))
     try:
         pickled: bytes = cloudpickle.dumps((_PROCESS, registrations, create_env_fn))
     except Exception as error:
-        reason = " ".join(str(error).split())
         raise ConfigurationError(
-            f"create_env_fn cannot be sent to the executors ({type(error).__name__}: {reason}): "
-            "make what it uses within it, or import that from a module"
+            f"create_env_fn cannot be sent to the executors ({type(error).__name__}: "
+            f"{in_one_line(error)}): make what it uses within it, or import that from a module"
         ) from error
     return pickled
 
@@ -66,15 +68,6 @@ def made(make: Callable[[], Made]) -> Made:
         if not _register():
             raise
     return make()
-
-
-def _registrations() -> dict[str, bytes]:
-    """Return all that Gymnasium knows here, by id; what cannot be pickled is left out."""
-    pickled = dict(_carried)
-    for spec in gymnasium.registry.values():
-        with contextlib.suppress(Exception):
-            pickled[spec.id] = cloudpickle.dumps(_without_main(spec))
-    return pickled
 
 
 def _without_main(spec: EnvSpec) -> EnvSpec:

@@ -12,7 +12,7 @@ from gymnasium import spaces
 
 from hts_torchrl.envs.joined_action import joined, split
 from hts_torchrl.envs.layers import is_a
-from hts_torchrl.errors import ConfigurationError
+from hts_torchrl.errors import ConfigurationError, in_one_line
 from hts_torchrl.specs import ActionSpec, Array, ArraySpec, EnvSpec, Key
 
 _INTEGERS = np.dtype(np.int64)
@@ -80,11 +80,6 @@ def _observation_spec(space: spaces.Space, what: str) -> ArraySpec:  # type: ign
 
 def _choices(start: Any, number: Any) -> range:  # noqa: ANN401 - integers of numpy's
     return range(int(start), int(start) + int(number))
-
-
-def in_one_line(space: object) -> str:
-    """Describe a space; the bounds of an array would take several lines."""
-    return " ".join(str(space).split())
 
 
 def _action_spec(space: spaces.Space) -> ActionSpec:  # type: ignore[type-arg]

@@ -38,8 +38,13 @@ class TorchRLAdapter(EnvAdapter):
     def __init__(self, env: EnvBase, index: int | list[int]) -> None:
         super().__init__(env, index, _spec_of(env, index), TORCH)
         self._shape = () if self.single else (len(self.indices),)
-        self.parts = _environments_in(env)
-        _take_stacks(env)
+        layers, kinds = [*layers_of(env)], ("torchrl.EnvBase", "gymnasium.Env")
+        self.parts = [each for each in layers if any(is_a(each, kind) for kind in kinds)]
+        for layer in layers:
+            if is_a(layer, "torchrl.CatFrames") or is_a(layer, "torchrl.TimeMaxPool"):
+                # They stack steps, in memory that clone() has made them share.
+                for name, _ in [*layer.named_buffers()]:
+                    setattr(layer, name, UninitializedBuffer())
         self._actions_of, self._reward_key = action_maker(env), env.reward_key
         self._act_on: Any = None
         self._has_ended = False
@@ -102,7 +107,12 @@ def _spec_of(env: EnvBase, index: int | list[int]) -> EnvSpec:
     """Describe one environment, which is named where it is refused."""
     if isinstance(index, int):
         try:
-            _require_reset(env)
+            if any(is_a(layer, "torchrl.AutoResetTransform") for layer in layers_of(env)):
+                raise ConfigurationError(
+                    "an AutoResetTransform (auto_reset=True) takes games that the environment "
+                    "begins itself, but each game begins with a seed here: leave it out, so that "
+                    "reset() begins it"
+                )
             return spec_of_one(env)
         except ConfigurationError as error:
             raise ConfigurationError(f"environment {index}: {error}") from None
@@ -134,25 +144,3 @@ def limited(env: EnvBase, most_steps: int) -> EnvBase:
             "max_steps of its StepCounter"
         )
     return TransformedEnv(env, StepCounter(max_steps=most_steps))
-
-
-def _environments_in(env: EnvBase) -> list[Any]:
-    kinds = ("torchrl.EnvBase", "gymnasium.Env")
-    return [layer for layer in layers_of(env) if any(is_a(layer, kind) for kind in kinds)]
-
-
-def _take_stacks(env: EnvBase) -> None:
-    """Give transforms that stack steps memory of their own: ``clone()`` made them share it."""
-    for layer in layers_of(env):
-        if is_a(layer, "torchrl.CatFrames") or is_a(layer, "torchrl.TimeMaxPool"):
-            for name, _ in [*layer.named_buffers()]:
-                setattr(layer, name, UninitializedBuffer())
-
-
-def _require_reset(env: EnvBase) -> None:
-    """Refuse an environment that hands out the first observation of a game it has begun itself."""
-    if any(is_a(layer, "torchrl.AutoResetTransform") for layer in layers_of(env)):
-        raise ConfigurationError(
-            "an AutoResetTransform (auto_reset=True) takes games that the environment begins "
-            "itself, but each game begins with a seed here: leave it out, so that reset() begins it"
-        )

@@ -26,8 +26,8 @@ from torchrl.envs import EnvBase
 
 from hts_torchrl.envs.joined_action import joined, split
 from hts_torchrl.envs.layers import is_a, layers_of
-from hts_torchrl.envs.spaces import in_one_line, several_choices
-from hts_torchrl.errors import ConfigurationError
+from hts_torchrl.envs.spaces import several_choices
+from hts_torchrl.errors import ConfigurationError, in_one_line
 from hts_torchrl.specs import ActionSpec, Array, ArraySpec, EnvSpec, Key, MemorySpec
 
 
@@ -100,19 +100,15 @@ def primer_values(primer: Any) -> Iterator[tuple[Key, Array]]:  # noqa: ANN401
         )
     default: Any = primer.default_value
     for key, spec in primer.primers.items(include_nested=True, leaves_only=True):
-        per_key = isinstance(default, dict | TensorDictBase)
-        yield key, _filled(key, spec, default[key] if per_key else default)
-
-
-def _filled(key: Key, spec: TensorSpec, value: Any) -> Array:  # noqa: ANN401
-    if callable(value):
-        raise ConfigurationError(
-            f"a TensorDictPrimer fills {key!r} by a function, which may return other values in "
-            "other workers: give it a number or a tensor as default_value"
-        )
-    dtype = torch.float32 if spec.dtype == torch.bfloat16 else spec.dtype  # numpy has none
-    array: Array = torch.as_tensor(value, dtype=dtype).expand(spec.shape).contiguous().numpy()
-    return array
+        value = default[key] if isinstance(default, dict | TensorDictBase) else default
+        if callable(value):
+            raise ConfigurationError(
+                f"a TensorDictPrimer fills {key!r} by a function, which may return other values in "
+                "other workers: give it a number or a tensor as default_value"
+            )
+        dtype = torch.float32 if spec.dtype == torch.bfloat16 else spec.dtype  # numpy has none
+        filled = torch.as_tensor(value, dtype=dtype).expand(spec.shape)
+        yield key, filled.contiguous().numpy()
 
 
 def _array_spec(spec: TensorSpec) -> ArraySpec:

@@ -68,12 +68,7 @@ class VectorAdapter(EnvAdapter):
             return self._batch.entries(observation)
 
     def _reset_ended(self) -> Observation:
-        """Reset the environments whose episode ended, and return what all of them observe.
-
-        Raises:
-            ConfigurationError: if others observe something else than before, or a wrapper takes no
-                mask that leaves some out.
-        """
+        """Reset the environments whose episode ended, and return what all of them observe."""
         ends = self._ends
         try:
             observation, _ = self.env.reset(options={"reset_mask": ends.copy()})
@@ -115,11 +110,7 @@ class VectorAdapter(EnvAdapter):
         return self._last, reward, reward, terminated, truncated
 
     def _of_each(self, name: str, values: Any, kinds: str) -> Array:  # noqa: ANN401
-        """Return one number or flag of each environment; those of ``kinds`` as they are.
-
-        Raises:
-            Undeclared: if there is another number of them.
-        """
+        """Return one number or flag of each environment; those of ``kinds`` as they are."""
         array = np.asarray(values)
         if array.shape[:1] != (len(self.indices),):
             raise Undeclared(

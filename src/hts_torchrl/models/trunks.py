@@ -26,7 +26,7 @@ from hts_torchrl.models.pixel_trunks import (
     SeedResNet,
 )
 from hts_torchrl.models.recurrent import CELLS, Cell
-from hts_torchrl.specs import COUNTED, IS_INIT, ActionSpec, ArraySpec, EnvSpec, Key, path_of
+from hts_torchrl.specs import COUNTED, IS_INIT, ArraySpec, EnvSpec, Key, path_of
 
 PolicyT = TypeVar("PolicyT", bound=nn.Module)
 
@@ -111,7 +111,10 @@ class NetworkParts:
         several_players = False
         if len(keys) == 1:
             (array,) = observations.values()
-            several_players = _has_players(array, spec.action)
+            # Each of k players sees images of its own, and has a choice of the same size.
+            sizes, alike = spec.action.sizes, len(set(spec.action.sizes)) == 1
+            sees_images = len(array.shape) == 4 and array.shape[0] == len(sizes)
+            several_players = sees_images and spec.action.kind == "multi_discrete" and alike
             if memory is not None and not name:
                 name = "nature" if is_image(array) else "mlp"
             make = partial(make_trunk, name, array, several_players=several_players)
@@ -161,12 +164,6 @@ def built(network: str, spec: EnvSpec, make: Callable[[NetworkParts], PolicyT]) 
             "a smaller space is needed",
         )
     return make(parts)
-
-
-def _has_players(observation: ArraySpec, action: ActionSpec) -> bool:
-    """Whether k players each see images of their own, and have a choice of the same size."""
-    sees_images = len(observation.shape) == 4 and observation.shape[0] == len(action.sizes)
-    return sees_images and action.kind == "multi_discrete" and len(set(action.sizes)) == 1
 
 
 def make_trunk(

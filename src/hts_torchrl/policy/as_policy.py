@@ -20,9 +20,8 @@ from torchrl.data import Bounded, Categorical, Composite, OneHot, TensorSpec
 from torchrl.modules import AdditiveGaussianModule, EGreedyModule, RandomPolicy
 
 from hts_torchrl.compat.torch import uncompiled
-from hts_torchrl.envs.spaces import in_one_line
 from hts_torchrl.envs.torchrl_specs import tensor_spec_of
-from hts_torchrl.errors import ConfigurationError
+from hts_torchrl.errors import ConfigurationError, in_one_line
 from hts_torchrl.models.distributions import action_head, parameter_keys
 from hts_torchrl.models.trunks import evaluating
 from hts_torchrl.policy.exploration import RandomActions
@@ -50,7 +49,13 @@ class FunctionPolicy(TensorDictModuleBase):
 
     def __init__(self, function: Policy, spec: EnvSpec) -> None:
         super().__init__()
-        _require_argument(function)
+        try:
+            with contextlib.suppress(ValueError):  # one in C may not tell how it is called
+                inspect.signature(function).bind(None)
+        except TypeError as error:
+            raise ConfigurationError(
+                f"the policy is a function, which is given one argument, a TensorDict: {error}"
+            ) from error
         self.function = function
         self.in_keys: list[Key] = list(spec.observations)
         with evaluating(self), torch.no_grad():
@@ -81,18 +86,6 @@ class FunctionPolicy(TensorDictModuleBase):
                 "with the action is needed"
             )
         return tensordict.update(written)
-
-
-def _require_argument(function: Policy) -> None:
-    """Refuse a function that cannot be called with one TensorDict alone."""
-    try:
-        inspect.signature(function).bind(None)
-    except ValueError:  # one in C may not tell how it is called
-        return
-    except TypeError as error:
-        raise ConfigurationError(
-            f"the policy is a function, which is given one argument, a TensorDict: {error}"
-        ) from error
 
 
 def as_policy(policy: Policy, spec: EnvSpec) -> TensorDictModuleBase:

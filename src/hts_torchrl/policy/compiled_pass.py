@@ -81,7 +81,11 @@ class CompiledPass:
             with compile_settings():
                 answers, _ = graph(inputs, draws)
         except Exception as error:  # of Dynamo, of the backend, or of the C++ compiler
-            raise ConfigurationError(f"{self._setting}: {_reason(error)}") from error
+            why, is_without_compiler = compile_failure(error)
+            reason = f"the policy's pass cannot be compiled as one graph ({why}); "
+            if is_without_compiler:
+                reason = "torch finds no C++ compiler that works; install one, such as g++, or "
+            raise ConfigurationError(f"{self._setting}: {reason}{_LEAVE_OUT}") from error
         self._refuse_other_types(answers, expected)
         took_s = time.perf_counter() - began_s
         _log.info("a pass of %d rows was compiled in %.1f s", inference.batch_size, took_s)
@@ -113,11 +117,3 @@ def _refuse_device(device: torch.device) -> None:
             f"compile_policy with policy_device='{device}': actors compile for the CPU only; "
             f"{_LEAVE_OUT}, or give policy_device='cpu'"
         )
-
-
-def _reason(error: Exception) -> str:
-    """Return in one line why something cannot be compiled."""
-    why, is_without_compiler = compile_failure(error)
-    if is_without_compiler:
-        return f"torch finds no C++ compiler that works; install one, such as g++, or {_LEAVE_OUT}"
-    return f"the policy's pass cannot be compiled as one graph ({why}); {_LEAVE_OUT}"

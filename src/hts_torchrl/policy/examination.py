@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +13,7 @@ from tensordict import TensorDictBase, unravel_key
 from torch import Tensor
 from torch.distributions import Bernoulli, Categorical, Distribution, Independent
 
-from hts_torchrl.errors import ConfigurationError
+from hts_torchrl.errors import ConfigurationError, in_one_line
 from hts_torchrl.policy.compiled_pass import CompiledPass
 from hts_torchrl.policy.forward import PolicyOutput
 from hts_torchrl.policy.inference import PolicyInference
@@ -28,7 +27,7 @@ from hts_torchrl.policy.probe import (
     noting_draws,
     varying_modules,
 )
-from hts_torchrl.specs import ActionSpec, ArraySpec, Key, next_key, path_of
+from hts_torchrl.specs import ActionSpec, ArraySpec, EnvSpec, Key, next_key, path_of
 
 _CHANCE = "chance must come from the policy's distribution"
 _ONE_BY_ONE = "actors answer one row at a time, exact but slower"
@@ -79,14 +78,14 @@ def examine(
         inference.extras = []
     batch_size = inference.batch_size
     answers_numbers = find_readable(inference)
-    with _refusing(_fails_at_random):
+    with _refusing(inference.spec, at_random=True):
         is_exact = batch_size == 1 or depends_on_row_alone(inference)
     if compile_policy is not None:
         inference.compiled = CompiledPass(inference, compile_policy)
         inference.run_batch()
         is_exact &= batch_size == 1 or depends_on_row_alone(inference)
     if batch_size == 1 or not is_exact:
-        with _refusing(_fails_at_random):
+        with _refusing(inference.spec, at_random=True):
             _refuse_own_memory(inference)
     if not is_exact:
         warnings.warn(_DEPENDS if answers_numbers else _ANSWERS_NAN, stacklevel=5)
@@ -95,21 +94,18 @@ def examine(
 
 
 @contextlib.contextmanager
-def _refusing(told: Callable[[Exception], ConfigurationError]) -> Iterator[None]:
-    """Refuse a policy that has no answer, in the words of ``told``."""
+def _refusing(spec: EnvSpec, *, at_random: bool = False) -> Iterator[None]:
+    """Refuse a policy that has no answer to what it is tried with."""
     try:
         yield
     except ConfigurationError:
         raise
     except _UNREADABLE as error:
-        raise told(error) from error
-
-
-def _fails_at_random(error: Exception) -> ConfigurationError:
-    reason = " ".join(str(error).split())
-    return ConfigurationError(
-        f"the policy fails where it is tried with random observations: {reason}"
-    )
+        if not at_random:
+            raise misfit(spec, error) from error
+        raise ConfigurationError(
+            f"the policy fails where it is tried with random observations: {in_one_line(error)}"
+        ) from error
 
 
 def find_outputs(inference: PolicyInference) -> dict[Key, ArraySpec]:
@@ -123,7 +119,7 @@ def find_outputs(inference: PolicyInference) -> dict[Key, ArraySpec]:
             environment accepts, its memory is not what it reads, or more than observation and draw
             decide its answer.
     """
-    with noting_draws((*TORCH, *OTHERS)) as drawn, _refusing(partial(misfit, inference.spec)):
+    with noting_draws((*TORCH, *OTHERS)) as drawn, _refusing(inference.spec):
         _, result = inference.run_batch()
     inference.extras = _extras(inference, result.written)
     _refuse_chance(inference, drawn, result)
@@ -146,7 +142,7 @@ def require_fitting(inference: PolicyInference) -> None:
     Raises:
         ConfigurationError: with what the environment has, and what the policy.
     """
-    with _refusing(partial(misfit, inference.spec)):
+    with _refusing(inference.spec):
         answers, result = inference.run_batch()
     _refuse_other_actions(inference, answers, result)
 

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from hts_torchrl.durable_file import replacing
-from hts_torchrl.errors import ConfigurationError, reason_of, require
+from hts_torchrl.errors import ConfigurationError, in_one_line, reason_of, require
 from hts_torchrl.models.actor_critic import make_actor_critic
 from hts_torchrl.models.q_policy import make_q_policy, q_head_of
 from hts_torchrl.models.trunks import is_built_in
@@ -133,8 +133,7 @@ def load_policy(path: str | Path, policy: nn.Module | None = None) -> nn.Module:
     try:
         policy.load_state_dict(tensors)
     except RuntimeError as error:
-        told = " ".join(str(error).split())
-        raise ConfigurationError(f"{path} is of another network: {told}") from error
+        raise ConfigurationError(f"{path} is of another network: {in_one_line(error)}") from error
     return policy
 
 
@@ -166,9 +165,13 @@ def _require_described(policy: nn.Module, described: Mapping[str, Any]) -> None:
         with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             other = _make(network, spec_from_json(described["spec"]))
-        difference = _difference(policy.state_dict(), other) or _other_answer(policy, other)
+        difference = _difference(policy.state_dict(), other)
+        if difference is None:
+            for own, wanted in zip(_form(policy), _form(other), strict=True):
+                if own != wanted:
+                    difference = difference or f"it has {own}, but {wanted} is needed"
     except ValueError as error:  # there is no such network, or none for this spec
-        difference = " ".join(str(error).split())
+        difference = in_one_line(error)
     if difference is not None:
         settings = ", ".join(f"{name}={network[name]!r}" for name in ("squash", "normalized"))
         raise ConfigurationError(
@@ -177,15 +180,8 @@ def _require_described(policy: nn.Module, described: Mapping[str, Any]) -> None:
         )
 
 
-def _other_answer(policy: nn.Module, other: nn.Module) -> str | None:
-    """Return in what a policy reads or acts otherwise than another of the same weights; or None."""
-    for own, wanted in zip(_form(policy), _form(other), strict=True):
-        if own != wanted:
-            return f"it has {own}, but {wanted} is needed"
-    return None
-
-
 def _form(policy: nn.Module) -> list[str]:
+    """Describe in which way a policy reads and acts, whatever its weights."""
     head = probabilistic_module(policy)
     arguments = {
         name: value.tolist() if isinstance(value, Tensor) else value
@@ -216,10 +212,10 @@ def _build(path: Path, described: dict[str, Any], tensors: dict[str, Tensor]) ->
             with torch.random.fork_rng(devices=[]):  # the caller's random numbers stay as they are
                 return make()
     except ConfigurationError as error:
-        told = " ".join(str(error).removeprefix(f"{path}").split())
+        told = in_one_line(str(error).removeprefix(f"{path}"))
         raise ConfigurationError(f"{path}: {told.removeprefix(': ')}") from error
     except Exception as error:  # whatever a description that is none may lead to
-        told = " ".join(repr(error).split())
+        told = in_one_line(repr(error))
         raise ConfigurationError(f"{path}: its description cannot be read: {told}") from error
     raise ConfigurationError(
         f"{path}: its network ({name or 'a policy of your own'}) is none of this package: give the "

@@ -13,7 +13,7 @@ from torch.nn.parameter import is_lazy
 
 from hts_torchrl.compat.tensordict import drawing_options
 from hts_torchrl.compat.torch import compiles_calls, hooks_of, tree_leaves, uncompiled
-from hts_torchrl.errors import ConfigurationError, require
+from hts_torchrl.errors import ConfigurationError, in_one_line, require
 from hts_torchrl.models.actor_critic import ActorCritic
 from hts_torchrl.policy.forward import (
     heads_of,
@@ -205,7 +205,7 @@ def copied(policy: nn.Module) -> nn.Module:
                 except Exception as reason:
                     raise ConfigurationError(
                         f"the policy's {named(module, name)} cannot be copied for the actors: its "
-                        f"{key!r} ({type(reason).__name__}: {' '.join(str(reason).split())}); keep "
+                        f"{key!r} ({type(reason).__name__}: {in_one_line(reason)}); keep "
                         "it outside of the policy"
                     ) from error
         raise
@@ -244,5 +244,5 @@ def misfit(spec: EnvSpec, error: Exception) -> ConfigurationError:
     observations = {str(key): array.shape for key, array in spec.inputs.items()}
     return ConfigurationError(
         f"the policy does not fit the environment (observations of shape {observations}, "
-        f"actions of shape {spec.action.array.shape}): {' '.join(str(error).split())}"
+        f"actions of shape {spec.action.array.shape}): {in_one_line(error)}"
     )

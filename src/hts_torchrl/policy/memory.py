@@ -126,21 +126,13 @@ def evaluate_sequences(
     Returns:
         Distributions and values of shape ``[N, T]``.
     """
-    reads_sequences = _reads_sequences(policy)
+    remembered = {path_of(next_key(key)) for key in memory_keys(policy)}
+    writers = [module for module in modules_of(policy) if remembered & written_by(module)]
+    reads_sequences = all(isinstance(module, LSTMModule | GRUModule) for module in writers)
     with set_recurrent_mode(reads_sequences):
         if reads_sequences:
             return evaluate(policy, inputs, is_init.shape[:2])
         return _unroll(policy, inputs, is_init)
-
-
-def _reads_sequences(policy: nn.Module) -> bool:
-    """Return whether all that is remembered is written by modules that have a recurrent mode."""
-    remembered = {path_of(next_key(key)) for key in memory_keys(policy)}
-    return all(
-        isinstance(module, LSTMModule | GRUModule)
-        for module in modules_of(policy)
-        if remembered & written_by(module)
-    )
 
 
 def _unroll(policy: nn.Module, inputs: dict[Key, Tensor], is_init: Tensor) -> PolicyOutput:

@@ -52,23 +52,20 @@ class RunningStatistics(nn.Module):
         Args:
             chunks: of rows, merged one after another; the last bits depend on how they are cut.
         """
-        for of_rank in of_all_ranks(torch.stack([self._moments(rows) for rows in chunks])):
-            for mean, variance, count in of_rank:
-                self._merge(mean, variance, count.flatten()[0])
-
-    def _moments(self, rows: Tensor) -> Tensor:
-        variance, mean = torch.var_mean(rows.double(), dim=0, correction=0)
-        count = self.count.new_full((), len(rows))
-        return torch.stack([mean, variance, count.expand_as(mean)])
-
-    def _merge(self, mean: Tensor, variance: Tensor, count: Tensor) -> None:
-        total = self.count + count
-        delta = mean - self.mean
-        squares = self.variance * self.count + variance * count
-        squares += delta.square() * self.count * count / total
-        self.mean += delta * count / total
-        self.variance.copy_(squares / total)
-        self.count.copy_(total)
+        moments = []
+        for rows in chunks:
+            variance, mean = torch.var_mean(rows.double(), dim=0, correction=0)
+            count = self.count.new_full((), len(rows))
+            moments.append(torch.stack([mean, variance, count.expand_as(mean)]))
+        for mean, variance, counts in torch.cat(of_all_ranks(torch.stack(moments))):
+            count = counts.flatten()[0]
+            total = self.count + count
+            delta = mean - self.mean
+            squares = self.variance * self.count + variance * count
+            squares += delta.square() * self.count * count / total
+            self.mean += delta * count / total
+            self.variance.copy_(squares / total)
+            self.count.copy_(total)
 
     def deviation(self) -> Tensor:
         """Return the standard deviation, float32."""

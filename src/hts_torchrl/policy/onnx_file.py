@@ -69,7 +69,12 @@ def save_onnx(
         session = onnxruntime.InferenceSession("policy.onnx")
         (action,) = session.run(["action"], {"observation": np.zeros((1, 4), np.float32)})
     """
-    runtime = _runtime()
+    try:
+        *_, runtime = map(importlib.import_module, _PACKAGES)
+    except ImportError as error:
+        raise ConfigurationError(
+            f"an ONNX file needs {', '.join(_PACKAGES)}: pip install 'hts-torchrl[onnx]' ({error})"
+        ) from error
     policy = as_policy(policy, spec)
     if keys := memory_keys(policy):
         raise ConfigurationError(
@@ -144,27 +149,25 @@ class _Answers(nn.Module):
         return action
 
 
-def _runtime() -> Any:  # noqa: ANN401 - a module of an optional package
-    try:
-        return [importlib.import_module(name) for name in _PACKAGES][-1]
-    except ImportError as error:
-        raise ConfigurationError(
-            f"an ONNX file needs {', '.join(_PACKAGES)}: pip install 'hts-torchrl[onnx]' ({error})"
-        ) from error
-
-
 def _exported(answers: _Answers) -> Any:  # noqa: ANN401 - torch's ONNXProgram
     rows = {0: torch.export.Dim("batch")}
-    with _quiet(), torch.no_grad():
-        return torch.onnx.export(
-            answers,
-            answers.observations(_TRACED_ROWS),
-            dynamo=True,
-            input_names=list(map(array_name, answers.keys)),
-            output_names=answers.names,
-            dynamic_shapes=(tuple(rows for _ in answers.keys),),
-            verbose=False,
-        )
+    before = logging.root.manager.disable
+    # The exporter tells of itself, and of packages that are not needed.
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")
+            return torch.onnx.export(
+                answers,
+                answers.observations(_TRACED_ROWS),
+                dynamo=True,
+                input_names=list(map(array_name, answers.keys)),
+                output_names=answers.names,
+                dynamic_shapes=(tuple(rows for _ in answers.keys),),
+                verbose=False,
+            )
+    finally:
+        logging.disable(before)
 
 
 @contextlib.contextmanager
@@ -193,7 +196,10 @@ def _difference(answers: _Answers, session: Any, rows: int) -> float:  # noqa: A
         own[answers.action_name] = answers.greedy(found)
     differences = {name: _distance(found[name], own[name]) for name in answers.names}
     for name, difference in differences.items():
-        if not difference <= _MOST * _largest(own[name]):
+        sizes = np.abs(own[name].astype(np.float64))
+        # Or 1; forbidden actions have logits beyond.
+        largest = sizes[sizes < np.finfo(np.float32).max].max(initial=1.0)
+        if not difference <= _MOST * largest:
             raise ConfigurationError(
                 f"the ONNX file answers otherwise than the policy: {name} by up to {difference:g}"
             )
@@ -206,22 +212,3 @@ def _distance(one: Array, other: Array) -> float:
     one, other = one.astype(np.float64), other.astype(np.float64)
     same = (one == other) | (np.isnan(one) & np.isnan(other))  # equal infinities too
     return float(np.abs(one[~same] - other[~same]).max(initial=0.0))
-
-
-def _largest(answers: Array) -> float:
-    """Return the largest answer, or 1, without the logits of forbidden actions."""
-    sizes = np.abs(answers.astype(np.float64))
-    return float(sizes[sizes < np.finfo(np.float32).max].max(initial=1.0))
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Leave out what the exporter says of itself and of packages that are not needed."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(before)

@@ -11,11 +11,10 @@ from torch import nn
 
 from hts_torchrl.envs.group import CreateEnv, EnvFactory
 from hts_torchrl.envs.registered import pickle_envs
-from hts_torchrl.errors import ConfigurationError
+from hts_torchrl.errors import ConfigurationError, in_one_line
 from hts_torchrl.shared.action_log import ActionLog
 from hts_torchrl.shared.buffers import SharedBuffers
-from hts_torchrl.workers.actor import Actor, make_actor
-from hts_torchrl.workers.actor_settings import ActorSettings
+from hts_torchrl.workers.actor import Actor, ActorSettings, make_actor
 from hts_torchrl.workers.executor import Executor
 from hts_torchrl.workers.pool import ProcessPool, WorkerPool
 from hts_torchrl.workers.process import WorkerTask
@@ -86,19 +85,18 @@ def _pickled_actor(make_policy: Callable[[], nn.Module], settings: ActorSettings
     try:
         pickled: bytes = cloudpickle.dumps(partial(make_actor, make_policy, settings))
     except Exception as error:
-        reason = " ".join(str(error).split())
         raise ConfigurationError(
-            f"the policy cannot be sent to the actors ({type(error).__name__}: {reason}); give the "
-            "collector a policy_factory that makes it, or set num_actors=0"
+            f"the policy cannot be sent to the actors ({type(error).__name__}: "
+            f"{in_one_line(error)}); give the collector a policy_factory that makes it, or set "
+            "num_actors=0"
         ) from error
     try:
         cloudpickle.loads(pickled)
     except Exception as error:
-        reason = " ".join(str(error).split())
         raise ConfigurationError(
-            f"actors cannot read the policy ({type(error).__name__}: {reason}); torch cannot "
-            "read its own pickles of float8, uint16, uint32 and uint64: give it buffers of other "
-            "types, or set num_actors=0"
+            f"actors cannot read the policy ({type(error).__name__}: {in_one_line(error)}); "
+            "torch cannot read its own pickles of float8, uint16, uint32 and uint64: give it "
+            "buffers of other types, or set num_actors=0"
         ) from error
     return pickled
 

@@ -14,7 +14,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Literal
 
 import cloudpickle
@@ -119,7 +118,11 @@ def _end_soon(group: ProcessGroup, status: int) -> None:
 
 def run_task(task: WorkerTask, lifeline: Connection) -> bool:
     """Run a task, and return whether it came to its end; else the worker status says why not."""
-    _leave_signals_to_the_parent()
+    # What is ignored would be so in programs that an environment starts, too: a function does it.
+    for number in LEFT_TO_THE_PARENT:
+        signal.signal(number, lambda *_: None)
+        signal.siginterrupt(number, False)  # calls of C libraries go on
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, LEFT_TO_THE_PARENT)
     try:
         task.run(lifeline)
     except PoolStopped:
@@ -153,21 +156,6 @@ def _told(error: BaseException) -> str:
         return "".join(traceback.format_exception(error))
     except Exception as another:  # whatever a class of the user's makes of itself
         return f"{type(error).__qualname__}, which cannot be printed: {type(another).__qualname__}"
-
-
-def _leave_signals_to_the_parent() -> None:
-    """Do nothing about them; what environments start has the usual answers, and can be terminated.
-
-    A signal that is ignored would be so in programs that an environment starts, too.
-    """
-    for number in LEFT_TO_THE_PARENT:
-        signal.signal(number, _ignore)
-        signal.siginterrupt(number, False)  # calls of C libraries go on
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, LEFT_TO_THE_PARENT)
-
-
-def _ignore(_: int, __: FrameType | None) -> None:
-    """Leave a signal to the parent."""
 
 
 def _answer_as_usual() -> None:

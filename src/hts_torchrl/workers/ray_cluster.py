@@ -6,12 +6,12 @@ import contextlib
 import importlib
 import signal
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Any
 
 from hts_torchrl.compat.torchrl import use_ray
-from hts_torchrl.errors import ConfigurationError, require
+from hts_torchrl.errors import ConfigurationError, in_one_line, require
 from hts_torchrl.portable import VARIABLES, is_portable
 from hts_torchrl.workers.rollout_node import RolloutNode
 
@@ -60,13 +60,16 @@ class RayCluster:
             )
         self.ray: Any = importlib.import_module("ray")
         self._lease = contextlib.ExitStack()
+        before = signal.getsignal(signal.SIGTERM)
         try:
-            with _same_answer_to_sigterm():
-                self._lease.callback(use_ray({**_INIT, **given}))
+            self._lease.callback(use_ray({**_INIT, **given}))
         except (ConnectionError, OSError, RuntimeError, TypeError, ValueError) as error:
             raise ConfigurationError(
                 f"backend_options['ray_init_config']={given}: ray.init refuses ({_line(error)})"
             ) from error
+        finally:  # ray.init replaces it, and a run that is stopped so saves a checkpoint
+            if threading.current_thread() is threading.main_thread():
+                signal.signal(signal.SIGTERM, before)
 
     def place(self, node: int) -> Any:  # noqa: ANN401 - a handle of Ray's
         """Ask for the place of a node, which is found while others go on.
@@ -111,19 +114,8 @@ class RayCluster:
         self._lease.close()
 
 
-@contextlib.contextmanager
-def _same_answer_to_sigterm() -> Iterator[None]:
-    """Put back what ``ray.init`` replaces: a run that is stopped so saves a checkpoint."""
-    before = signal.getsignal(signal.SIGTERM)
-    try:
-        yield
-    finally:
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, before)
-
-
 def _line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
+    return in_one_line(error) or type(error).__name__
 
 
 def with_variables(runtime_env: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,7 +5,6 @@ Coordinates are the engine's: x from -1 (our goal) to 1 (theirs), y from -0.42 t
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -224,15 +223,11 @@ class CheckpointRewards:
         if not pitch.has_ball(self._player):
             return score
         distance = ((pitch.ball[0] - 1) ** 2 + pitch.ball[1] ** 2) ** 0.5
-        while distance <= self._next_radius():
+        step = 0.8 / (self._COUNT - 1)
+        while self._collected < self._COUNT and distance <= 0.99 - step * self._collected:
             score += self._REWARD
             self._collected += 1
         return score
-
-    def _next_radius(self) -> float:
-        if self._collected == self._COUNT:
-            return -math.inf
-        return 0.99 - 0.8 / (self._COUNT - 1) * self._collected
 
 
 def draw_minimap(pitch: Pitch, planes: Array, player: int = 0) -> None:
