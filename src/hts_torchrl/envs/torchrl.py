@@ -121,7 +121,7 @@ def _spec_of(env: EnvBase, index: int | list[int]) -> EnvSpec:
 
 def _array(tensordict: Any, key: Any) -> Any:  # noqa: ANN401
     tensor = tensordict.get(key, None)
-    return None if tensor is None else tensor.cpu().numpy()
+    return None if tensor is None else tensor.detach().cpu().numpy()
 
 
 def limited(env: EnvBase, most_steps: int) -> EnvBase:
