@@ -324,3 +324,28 @@ def test_a_policy_that_fabric_has_wrapped_is_refused_by_name():
     wrapped = Fabric(accelerator="cpu", devices=1).setup(policy)
     with pytest.raises(ConfigurationError, match=r"^policy of type _FabricModule: .* itself$"):
         rounds(wrapped)
+
+
+def test_one_that_needs_several_rows_is_refused_where_actors_would_give_it_one():
+    net = nn.Sequential(nn.BatchNorm1d(4, track_running_stats=False), nn.Linear(4, 2))
+    told = pytest.raises(ConfigurationError, match="more than 1 value per channel")
+    with pytest.warns(UserWarning, match="one row at a time"), told:
+        HTSCollector(make_cartpole, net, **SMALL)
+
+
+class OneForAll(nn.Module):
+    """Answers every observation with a parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.logits = nn.Parameter(torch.tensor([0.5, -0.5]))
+
+    def forward(self, observation):
+        return self.logits.expand(*observation.shape[:-1], 2)
+
+
+def test_one_may_answer_with_a_parameter():
+    inner = TensorDictModule(OneForAll(), ["observation"], ["logits"])
+    policy = ProbabilisticActor(inner, ["logits"], distribution_class=d.Categorical)
+    for batch in rounds(policy):
+        assert batch["logits"].unique(dim=1).tolist() == [[[0.5, -0.5]]] * 2

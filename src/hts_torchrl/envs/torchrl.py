@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from torch.nn.parameter import UninitializedBuffer
 from torchrl.envs import EnvBase, StepCounter, TransformedEnv
 
@@ -29,7 +30,8 @@ def group_of(envs: Sequence[EnvBase], indices: Sequence[int]) -> AdapterGroup:
 class TorchRLAdapter(EnvAdapter):
     """A TorchRL environment, or one of batch size ``[R]``, such as a ``SerialEnv``.
 
-    A batch is seeded as a whole, by the first environment's seed.
+    A batch is seeded as a whole, by the first environment's seed. As in TorchRL's collectors it
+    steps without gradients: its transforms may have networks.
 
     Raises:
         ConfigurationError: if it is not supported, or a batch of another number of environments.
@@ -53,7 +55,7 @@ class TorchRLAdapter(EnvAdapter):
     def reset(self, seeds: Sequence[int]) -> Observation:
         """Begin a game, after the end of the last one if there was one."""
         env, goes_on = self.env, self._has_ended
-        with self._resetting:
+        with torch.no_grad(), self._resetting:
             if seeds:
                 env.set_seed(seeds[0])
             self._act_on = type(env).maybe_reset(env, self._act_on) if goes_on else env.reset()
@@ -67,7 +69,7 @@ class TorchRLAdapter(EnvAdapter):
         """Step the environment, or all of the batch at once."""
         for key, part in self._actions_of(action).items():
             self._act_on.set(key, part)
-        with called("step_and_maybe_reset", self.index):
+        with torch.no_grad(), called("step_and_maybe_reset", self.index):
             done, self._act_on = self.env.step_and_maybe_reset(self._act_on)
         step = done.get("next")
         with self._stepping:
@@ -129,7 +131,7 @@ def _spec_of(env: EnvBase, index: int | list[int]) -> EnvSpec:
 
 def _array(tensordict: Any, key: Any) -> Any:  # noqa: ANN401
     tensor = tensordict.get(key, None)
-    return None if tensor is None else tensor.cpu().numpy()
+    return None if tensor is None else tensor.detach().cpu().numpy()
 
 
 def limited(env: EnvBase, most_steps: int) -> EnvBase:

@@ -95,8 +95,8 @@ def primer_values(primer: Any) -> Iterator[tuple[Key, Array]]:  # noqa: ANN401
     """
     if primer.random:
         raise ConfigurationError(
-            "a TensorDictPrimer with random=True draws what a trajectory begins with, and the "
-            "run's seed would not decide it: give it a default_value"
+            f"a {type(primer).__name__} with random=True draws what a trajectory begins with, and "
+            "the run's seed would not decide it: a TensorDictPrimer with a default_value is needed"
         )
     default: Any = primer.default_value
     for key, spec in primer.primers.items(include_nested=True, leaves_only=True):

@@ -196,8 +196,10 @@ class PolicyInference:
         answers |= {key: result.written[written] for key, written in self.carried.items()}
         answers |= {key: result.written[key] for key in self.extras}
         for key, answer in answers.items():
+            if answer.requires_grad:  # a parameter, or a pass that enables gradients
+                answers[key] = answer.detach()
             if answer.dtype is torch.bfloat16:  # which numpy does not have
-                answers[key] = answer.float()
+                answers[key] = answer.detach().float()
         return answers, result
 
     def row_by_row(self, result: PolicyOutput) -> str | None:

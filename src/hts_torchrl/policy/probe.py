@@ -92,7 +92,7 @@ def differ(one: object, other: object, *, tolerance: float = 0.01) -> bool:
 def _close(one: Tensor, other: Tensor, tolerance: float) -> bool:
     if one.shape != other.shape:
         return False
-    one, other = one.double(), other.double()
+    one, other = one.detach().double(), other.detach().double()
     finite = one[one.isfinite()].abs()
     most = tolerance * float(finite.max()) if finite.numel() else 0.0
     return bool(torch.isclose(one, other, rtol=0.0, atol=most, equal_nan=True).all())

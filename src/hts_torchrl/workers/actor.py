@@ -19,7 +19,7 @@ from hts_torchrl.compat.torch import flushes_denormals
 from hts_torchrl.config import Precision
 from hts_torchrl.models.heads import NarrowLinear
 from hts_torchrl.policy.compiled_pass import CompiledPass
-from hts_torchrl.policy.examination import examine, require_capturable
+from hts_torchrl.policy.examination import examine, require_capturable, require_fitting
 from hts_torchrl.policy.inference import PolicyInference
 from hts_torchrl.policy.limits import copied, require_copyable
 from hts_torchrl.policy.shared_weights import PolicyWeights
@@ -178,6 +178,9 @@ def find_settings(
         compile_policy=asked.compile_policy,
     )
     settings = replace(asked, batch_size=found.batch_size, extras=found.extras)
+    if settings.batch_size != asked.batch_size:  # one row a pass, which was not tried
+        alone = replace(settings, cudagraph=False)
+        require_fitting(make_inference(copied(policy), env_spec, alone))
     if settings.cudagraph:
         require_capturable(make_inference(copied(policy), env_spec, settings))
     return settings, found.outputs

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
+from torch import nn
 from torchrl.data import (
     Binary,
     Bounded,
@@ -23,6 +24,7 @@ from torchrl.envs import (
     SerialEnv,
     StepCounter,
     TensorDictPrimer,
+    Transform,
     TransformedEnv,
 )
 from torchrl.envs.transforms import ActionMask, DTypeCastTransform, LineariseRewards, TrajCounter
@@ -286,6 +288,27 @@ def test_what_a_primer_fills_is_remembered_and_not_observed():
     group = make_group(lambda index: TransformedEnv(CountingEnv(index), primer), [0])
     assert "recurrent_state_h" not in group.spec.observations
     assert group.spec.memory.initial["recurrent_state_h"].tolist() == [2.0] * 8
+
+
+class Doubled(Transform):
+    """Observes what a network of its own makes of the place."""
+
+    def __init__(self) -> None:
+        super().__init__(in_keys=["place"], out_keys=["place"])
+        self.network = nn.Linear(4, 4, bias=False)
+        self.network.load_state_dict({"weight": 2.0 * torch.eye(4)})
+
+    def _apply_transform(self, place):
+        return self.network(place)
+
+    def _reset(self, _, tensordict_reset):
+        return self._call(tensordict_reset)
+
+
+def test_a_transform_may_have_a_network():
+    group = make_group(lambda index: TransformedEnv(CountingEnv(index), Doubled()), [3])
+    assert group.reset([7])["place"].tolist() == [[6.0, 0.0, 0.0, -2.0]]
+    assert group.step(np.array([1])).observation["place"].tolist() == [[6.0, 0.0, 2.0, 2.0]]
 
 
 def test_the_same_seed_gives_the_same_stream():

@@ -10,7 +10,7 @@ from tensordict.nn import (
 from torch import nn
 from torch.distributions import Categorical
 from torchrl.data import Unbounded
-from torchrl.envs import GymEnv, InitTracker, TensorDictPrimer, TransformedEnv
+from torchrl.envs import GymEnv, InitTracker, TensorDictPrimer, TransformedEnv, gSDENoise
 from torchrl.modules import GRUModule, LSTMModule
 
 from hts_torchrl import ConfigurationError
@@ -148,3 +148,8 @@ class TestRefusals:
     def test_first_values_that_the_seed_does_not_decide(self, settings, reason):
         with pytest.raises(ConfigurationError, match=reason):
             env_spec_of(lambda: primed(**settings))
+
+    def test_noise_that_is_drawn_once_a_trajectory_by_the_name_of_its_transform(self):
+        noise = gSDENoise(state_dim=4, action_dim=2)
+        with pytest.raises(ConfigurationError, match=r"^environment 0: a gSDENoise .* is needed$"):
+            env_spec_of(lambda: TransformedEnv(GymEnv("CartPole-v1"), noise))
