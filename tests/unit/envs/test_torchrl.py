@@ -299,7 +299,9 @@ class Doubled(Transform):
         self.network.load_state_dict({"weight": 2.0 * torch.eye(4)})
 
     def _apply_transform(self, place):
-        return self.network(place)
+        doubled = self.network(place)
+        assert not doubled.requires_grad  # it would keep the graph of its step
+        return doubled
 
     def _reset(self, _, tensordict_reset):
         return self._call(tensordict_reset)
