@@ -199,7 +199,7 @@ class PolicyInference:
             if answer.requires_grad:  # a parameter, or a pass that enables gradients
                 answers[key] = answer.detach()
             if answer.dtype is torch.bfloat16:  # which numpy does not have
-                answers[key] = answer.detach().float()
+                answers[key] = answers[key].float()
         return answers, result
 
     def row_by_row(self, result: PolicyOutput) -> str | None:

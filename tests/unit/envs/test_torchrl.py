@@ -313,6 +313,17 @@ def test_a_transform_may_have_a_network():
     assert group.step(np.array([1])).observation["place"].tolist() == [[6.0, 0.0, 2.0, 2.0]]
 
 
+def test_an_environment_may_observe_a_parameter():
+    class Learned(CountingEnv):
+        def _step(self, tensordict):
+            weight = nn.Parameter(torch.tensor([1.0, 2.0, 3.0, 4.0]))
+            return super()._step(tensordict).set("place", weight)
+
+    group = make_group(Learned, [3])
+    group.reset([7])
+    assert group.step(np.array([1])).observation["place"].tolist() == [[1.0, 2.0, 3.0, 4.0]]
+
+
 def test_the_same_seed_gives_the_same_stream():
     """Through the ends of games."""
     streams, ends = [], []
