@@ -353,7 +353,7 @@ class TestValidate:
         shutil.copytree(run_directory, tmp_path / "copy")
         last = tmp_path / "copy" / "checkpoints" / "last.ckpt"
         last.write_bytes(last.read_bytes()[:1000])
-        with pytest.warns(UserWarning, match=r"last\.ckpt is damaged: going on from"):
+        with pytest.warns(UserWarning, match=r"last\.ckpt is damaged: resuming from"):
             run("validate", f"--ckpt_path={last}", "--name=before")
         assert "eval/score" in capsys.readouterr().out
         last.with_name("last.ckpt.previous").unlink()

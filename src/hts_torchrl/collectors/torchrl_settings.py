@@ -29,7 +29,7 @@ _PUBLISH = "weights are published with update_policy_weights_()"
 FIXED: Mapping[str, tuple[tuple[object, ...], str]] = {
     "sync": ((None, True), "every round is synchronous"),
     "env_device": ((None, "cpu"), "environments run on the CPU"),
-    "reset_at_each_iter": ((False,), "games go on in the next round, which runs already"),
+    "reset_at_each_iter": ((False,), "games continue in the next round, which is already running"),
     "reset_when_done": ((True,), "a game that has ended is followed by another"),
     "interruptor": ((None,), "a round always has all of its steps"),
     "use_buffers": ((None, True, False), _BOOLEAN),

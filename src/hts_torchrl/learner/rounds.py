@@ -402,7 +402,7 @@ class RoundModule(PolicyModule):
         if "updates" not in checkpoint:
             raise ConfigurationError(
                 "the checkpoint is of no learner of hts_torchrl (it has no number of updates), and "
-                f"a {type(self).__name__} cannot go on from it: give one that fit has written"
+                f"a {type(self).__name__} cannot resume from it: give one that fit has written"
             )
         if self._trainer is not None and self.trainer.state.fn == TrainerFn.FITTING:
             self.resumption = Resumption(self.trainer, checkpoint, describe(self))
