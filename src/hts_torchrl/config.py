@@ -55,30 +55,30 @@ class CollectorSettings:
     """
 
     num_envs: int = 16
-    """environments; of several ranks, those of all together."""
+    """number of environments, of all ranks together."""
     num_actors: int = 1
     """actor processes of each rank; 0 runs everything in this process, the serial twin."""
     envs_per_executor: int = 1
-    """environments that one executor process steps in lock step."""
+    """environments that one executor process steps together."""
     inference_batch_size: int | None = None
     """rows of every forward pass; None is ``min(8, num_envs)``. The last bits depend on it."""
     step_barrier: bool = False
-    """hold every environment at every step until all are there, as synchronous vector environments
-    do: a baseline, with the same bits."""
+    """wait for all environments at every step, like a synchronous vector environment: a baseline
+    with the same bits."""
     start_method: StartMethod = "forkserver"
     """how worker processes start: ``forkserver`` or ``spawn``."""
     timeout_s: float = 120.0
-    """seconds without a sign of life from an executor after which the run is given up."""
+    """seconds without progress of an executor after which the run ends with an error."""
     recover: Recover = "fail"
-    """``fail`` ends the run when a worker was killed by a signal; ``replay`` starts the worker pool
-    anew, plays the running games again and repeats the round, with the same bits."""
+    """``fail`` ends the run when a signal has killed a worker; ``replay`` restarts the worker pool,
+    replays the running games and repeats the round, with the same bits."""
     reward_discount: float | None = None
     """store ``("next", "discounted_return")``: the sum so far, times this, plus the reward of the
     step; 0 before a trajectory. Rewards are scaled by its deviation. None stores none."""
     first_env: int = 0
     """global index of environment 0; ranks of a distributed run differ in it."""
     backend: Backend | None = None
-    """where environments and actors live: None and ``direct`` on this machine, ``ray`` on rollout
+    """where environments and actors run: None and ``direct`` on this machine, ``ray`` on rollout
     nodes of a Ray cluster, with the same bits."""
     num_collectors: int | None = None
     """rollout nodes with ``backend=ray``, each with its slice of the environments and
@@ -87,20 +87,19 @@ class CollectorSettings:
     """with ``backend=ray``: ``ray_init_config``, arguments of ``ray.init``; ``remote_configs``,
     arguments of ``ray.remote`` for all nodes, or a list of them."""
     debug: bool = False
-    """poison each storage before it is filled (every byte 0xFF: NaN in floats), and check that
-    every cell of a finished round was written once; no bit changes by it."""
+    """fill each storage with 0xFF bytes (NaN in floats) before its round, and check that every cell
+    of a finished round was written exactly once; changes no bit."""
     frames_per_batch: int
-    """environment steps in a round, ``num_envs`` times the steps of each."""
+    """environment steps in a round: ``num_envs`` times the steps of each."""
     total_frames: int = -1
     """steps in the whole run, rounded up to whole rounds; -1 is endless."""
     delay: int = 1
     """1 collects the next round during the update; 0 only after it (A2C, PPO, PAAC)."""
     seed: int = 0
-    """decides every environment and every action."""
+    """determines every environment and every action."""
     compile_policy: bool | dict[str, Any] | None = None
-    """True compiles each actor's pass by ``torch.compile``, faster for small networks and with
-    other last bits; it needs a C++ compiler. A dict has its ``mode``, ``options`` or
-    ``backend``."""
+    """True compiles each actor's pass with ``torch.compile``: faster for small networks, with other
+    last bits; needs a C++ compiler. A dict sets ``mode``, ``options`` or ``backend``."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot work."""

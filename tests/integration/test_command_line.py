@@ -31,7 +31,7 @@ PPO = ["--model=PPO", "--model.learning_rate_decay=true"]
 FIRST = ["training", "environments", "frames", "device", "seed", "writes to"]
 LAST = [
     *("trained", "final score", "checkpoint", "best", "log", "learning curve", "trace"),
-    *("train on", "play", "export"),
+    *("continue", "play", "export"),
 ]
 
 
@@ -127,7 +127,7 @@ class TestFit:
     @pytest.mark.usefixtures("run_directory")
     def test_tells_commands_that_go_on_with_it(self, fitted, capsys):
         told = told_by((fitted / "stdout").read_text())
-        for name in ("train on", "play", "export"):
+        for name in ("continue", "play", "export"):
             program, *arguments = shlex.split(told[name])
             assert program == "hts-torchrl"
             run(*arguments)
@@ -145,10 +145,10 @@ class TestFit:
         run("fit", *CARTPOLE, *A2C, *limits)
         told = told_by(capsys.readouterr().out)
         assert told["trained"].startswith("32 frames in 0.")
-        _, *arguments = shlex.split(told["train on"])
+        _, *arguments = shlex.split(told["continue"])
         assert arguments[-2:] == ["--trainer.max_steps=-1", "--trainer.max_time=null"]
         run(*arguments)
-        assert told_by(capsys.readouterr().out)["trained"].startswith("192 frames in 0.")
+        assert told_by(capsys.readouterr().out)["trained"].startswith("96 frames in 0.")
 
     def test_tells_that_early_stopping_would_end_a_longer_run_too(
         self, tmp_path, monkeypatch, capsys
@@ -164,7 +164,7 @@ class TestFit:
         told = told_by(capsys.readouterr().out)
         assert told["trained"].startswith("32 frames in 0.")
         assert told["stopped by"].startswith("EarlyStopping(monitor=eval/score); a longer run too")
-        _, *arguments = shlex.split(told["train on"])
+        _, *arguments = shlex.split(told["continue"])
         run(*arguments)
         assert told_by(capsys.readouterr().out)["trained"].startswith("64 frames in 0.")
 
@@ -353,7 +353,7 @@ class TestValidate:
         shutil.copytree(run_directory, tmp_path / "copy")
         last = tmp_path / "copy" / "checkpoints" / "last.ckpt"
         last.write_bytes(last.read_bytes()[:1000])
-        with pytest.warns(UserWarning, match=r"last\.ckpt is damaged: going on from"):
+        with pytest.warns(UserWarning, match=r"last\.ckpt is damaged: resuming from"):
             run("validate", f"--ckpt_path={last}", "--name=before")
         assert "eval/score" in capsys.readouterr().out
         last.with_name("last.ckpt.previous").unlink()
@@ -599,7 +599,7 @@ def test_a_signal_ends_training_with_a_checkpoint_and_no_process_left(
         out = ends_with_all_it_started(process)
     assert process.returncode == status
     assert "\r" not in out
-    resume = shlex.split(told_by(out)["resume"])
+    resume = shlex.split(told_by(out)["continue"])
     assert resume[-1] == "--ckpt_path=runs/run/version_0/checkpoints/last.ckpt"
     assert "Traceback" not in (tmp_path / "errors").read_text()
     (last,) = tmp_path.glob("runs/run/version_0/checkpoints/last.ckpt")
@@ -714,7 +714,7 @@ def test_a_disk_that_fills_under_tensorboard_ends_the_run_with_one_line(tmp_path
     assert ended.stderr == (
         "hts-torchrl: error: the output or a log cannot be written: No space left on device\n"
     )
-    assert "resume:" in ended.stdout
+    assert "continue:" in ended.stdout
 
 
 @pytest.mark.parametrize(

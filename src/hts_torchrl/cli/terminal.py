@@ -65,10 +65,10 @@ def _is_no_noise(record: logging.LogRecord) -> bool:
 
 
 class RunReport(Callback):
-    """Tells what trains when ``fit`` begins; at its end the score, the files, and how to go on.
+    """Prints what trains when ``fit`` begins; at its end the score, the files and commands.
 
-    It is told how the run ended as a context manager around it, because an interrupted run writes
-    its last checkpoint when all callbacks have been called::
+    As a context manager around the run it learns how the run ended, because an interrupted run
+    writes its last checkpoint after all callbacks have been called::
 
         with RunReport() as report:
             Trainer(callbacks=[report]).fit(...)
@@ -168,11 +168,11 @@ def _last_lines(trainer: Trainer, folder: str | None, *, finished: bool) -> _Lin
         elif isinstance(callback, RoundTrace) and finished:
             yield "trace", str(callback.path) if callback.written else "the run has no such round"
     if checkpoints:
-        longer = _flags_of_longer_run(trainer) if finished else []
-        for stops in trainer.early_stopping_callbacks if longer and trainer.should_stop else ():
+        flags = _flags_to_continue(trainer, frames) if finished else []
+        for stops in trainer.early_stopping_callbacks if finished and trainer.should_stop else ():
             name = f"{type(stops).__name__}(monitor={stops.monitor})"
             yield "stopped by", f"{name}; a longer run too, unless its config leaves that out"
-        yield from _commands(dict(checkpoints), Path(folder or ".", "config.yaml"), longer)
+        yield from _commands(dict(checkpoints), Path(folder or ".", "config.yaml"), flags)
 
 
 def _checkpoints(trainer: Trainer) -> _Lines:
@@ -183,10 +183,11 @@ def _checkpoints(trainer: Trainer) -> _Lines:
             yield "best" if getattr(callback, "monitor", None) else "checkpoint", path
 
 
-def _flags_of_longer_run(trainer: Trainer) -> list[str]:
-    """Return the flags of a run of twice the frames, without limits that would end it at once."""
+def _flags_to_continue(trainer: Trainer, frames: int) -> list[str]:
+    """Return the flags without which a run would end at once: limits, or all of its frames."""
     schedule = trainer.datamodule.schedule  # type: ignore[attr-defined]
-    flags = [f"--data.total_frames={2 * schedule.num_rounds * schedule.frames_per_round}"]
+    total = schedule.num_rounds * schedule.frames_per_round
+    flags = [f"--data.total_frames={2 * total}"] if frames >= total else []
     if trainer.max_steps != -1:
         flags.append("--trainer.max_steps=-1")
     if any(isinstance(each, Timer) for each in trainer.callbacks):  # type: ignore[attr-defined]
@@ -194,8 +195,8 @@ def _flags_of_longer_run(trainer: Trainer) -> list[str]:
     return flags
 
 
-def _commands(checkpoints: dict[str, str], config: Path, longer: list[str]) -> _Lines:
-    """Yield the commands that go on with a run; ``longer`` has the flags of a longer one."""
+def _commands(checkpoints: dict[str, str], config: Path, flags: list[str]) -> _Lines:
+    """Yield the commands to use a run with; ``flags`` are those that continue it."""
     flag, path = f"--config={config}", checkpoints.get("best", checkpoints.get("checkpoint", ""))
     try:
         own = [flag] if CheckpointSettings.read(Path(path)).withheld else []
@@ -204,8 +205,8 @@ def _commands(checkpoints: dict[str, str], config: Path, longer: list[str]) -> _
         return
     if "checkpoint" in checkpoints:
         # The config has what no checkpoint gives: the run's name, its callbacks and devices.
-        words = ["fit", flag, f"--ckpt_path={checkpoints['checkpoint']}", *longer]
-        yield "train on" if longer else "resume", _typed(words)
+        words = ["fit", flag, f"--ckpt_path={checkpoints['checkpoint']}", *flags]
+        yield "continue", _typed(words)
     for name in ("play", "export"):
         yield name, _typed([name, *own, f"--ckpt_path={path}"])
 

@@ -78,7 +78,7 @@ def tune(arguments: Sequence[str]) -> None:
     if commands.status:
         sys.stderr.write(
             f"hts-torchrl: stopped after {study.settled} of {given.trials} trials; the same "
-            "command goes on\n"
+            "command continues\n"
         )
         raise SystemExit(commands.status)
     if study.best is None:

@@ -34,11 +34,11 @@ from hts_torchrl.workers.make_pool import make_pool
 
 @takes_settings(CollectorSettings, TorchRLSettings, silently=FIXED)
 class HTSCollector(ContractCollector):
-    """Collects rounds of ``frames_per_batch`` environment steps, each while the one before is used.
+    """Collects rounds of ``frames_per_batch`` environment steps while you learn from the last one.
 
     ``next`` on its iterator *is* the rendezvous: it waits for the running round, takes the weights
     that were published with :meth:`update_policy_weights_`, starts the next round in the
-    background and returns the finished one. An ordinary loop is therefore concurrent::
+    background and returns the finished one. So an ordinary loop overlaps rollout and update::
 
         for batch in collector:
             loss_of(batch).backward()
@@ -50,7 +50,7 @@ class HTSCollector(ContractCollector):
     - the observation, and all ``out_keys`` of the policy: the action, ``action_log_prob`` float32
       ``[N, T]``, ``state_value`` float32 ``[N, T, 1]``, the distribution's parameters and others;
     - ``done``, ``terminated`` and ``truncated``, bool ``[N, T, 1]``, here and under ``next``;
-    - under ``next`` the true next observation, also where an episode ended, ``reward`` and
+    - under ``next`` the true next observation, even where an episode ended, ``reward`` and
       ``episode_reward`` (raw score of the game so far), float32, ``step_count`` (steps of the game
       so far), int64, and ``episode_end``, bool, ``[N, T, 1]`` each;
     - ``("collector", "traj_ids")`` and ``("collector", "policy_version")`` (updates in the acting
@@ -58,14 +58,14 @@ class HTSCollector(ContractCollector):
     - a policy's memory as it was read, and under ``next`` as it was written, with ``is_init``, bool
       ``[N, T, 1]``, for a policy that reads it.
 
-    It is yours to keep, unless ``clone=False`` asks for a view. What a Gymnasium environment
-    returns as ``info`` is not kept: wrap what is needed of it into the observation.
+    You may keep it, unless ``clone=False`` asks for a view. A Gymnasium environment's ``info`` is
+    not kept: add what you need of it to the observation with a wrapper.
 
-    The same seed gives the same bits whatever ``num_actors``, ``envs_per_executor``,
+    The same seed gives the same bits for any ``num_actors``, ``envs_per_executor``,
     ``step_barrier``, ``start_method`` and timing.
 
-    An argument of TorchRL's ``Collector`` that is not listed may be given with values that change
-    nothing here, and is refused with others.
+    Arguments of TorchRL's ``Collector`` that are not listed are accepted with values that have no
+    effect here, and refused with others.
 
     Args:
         create_env_fn: an environment factory (``AtariEnvs``, ``GymEnvs``); or a function returning
@@ -81,21 +81,21 @@ class HTSCollector(ContractCollector):
             mean and standard deviation (continuous); or a function of a TensorDict ``[B]``, which
             writes the action there or into another. What it writes under ``next`` and reads at the
             root is its memory. With a ``CompositeDistribution`` it writes each of several actions
-            under the key that the environment has for it.
-        policy_factory: makes the policy, where it cannot be pickled; instead of ``policy``.
-        num_envs: environments; None is the length of a list, and else 16.
-        precision: of the actors, in Lightning's words; give the learner the same.
-        policy_device: where actors compute; None is ``device``, or the CPU.
-        clone: hand out batches with memory of their own, copied while the next round runs; False
-            hands out views of the shared memory, each valid until the following ``next`` only.
-        all_outputs: store all that the policy answers; False leaves out what is neither action,
-            log-probability nor value, for a learner that reads no more.
+            under the environment's key for it.
+        policy_factory: makes the policy if it cannot be pickled; instead of ``policy``.
+        num_envs: number of environments; None is the length of a list, otherwise 16.
+        precision: of the actors, as in Lightning; give the learner the same.
+        policy_device: device of the actors; None is ``device``, or the CPU.
+        clone: return batches as copies, made while the next round runs; False returns views of the
+            shared memory, each valid until the following ``next`` only.
+        all_outputs: store all outputs of the policy; False keeps only action, log-probability and
+            value, for a learner that reads no more.
 
     Raises:
         ConfigurationError: for settings that cannot work; and from ``next``, if an environment
             returns what it has not declared.
         WorkerError: from ``next``, if a worker raised, died or went silent.
-        ReplayError: if an environment that is restored does other things than before. In a worker
+        ReplayError: if a restored environment behaves differently than before. In a worker
             process it is the cause of a ``WorkerError``.
     """
 

@@ -29,7 +29,7 @@ _PUBLISH = "weights are published with update_policy_weights_()"
 FIXED: Mapping[str, tuple[tuple[object, ...], str]] = {
     "sync": ((None, True), "every round is synchronous"),
     "env_device": ((None, "cpu"), "environments run on the CPU"),
-    "reset_at_each_iter": ((False,), "games go on in the next round, which runs already"),
+    "reset_at_each_iter": ((False,), "games continue in the next round, which is already running"),
     "reset_when_done": ((True,), "a game that has ended is followed by another"),
     "interruptor": ((None,), "a round always has all of its steps"),
     "use_buffers": ((None, True, False), _BOOLEAN),
@@ -64,16 +64,16 @@ def without_fixed(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class TorchRLSettings:
-    """What TorchRL's collector can be told, too, and this one does alike.
+    """Settings of TorchRL's collector that have the same effect here.
 
-    Except for three that say how actors act, all of it happens in the caller's process or where
+    Except for three that say how actors act, they take effect in the caller's process or where
     environments are made, so that the rounds themselves keep their bits.
     """
 
     device: Device | None = None
-    """of actors and batches, unless ``policy_device`` or ``storing_device`` says it."""
+    """of actors and batches, unless ``policy_device`` or ``storing_device`` is given."""
     storing_device: Device | None = None
-    """where batches lie."""
+    """device of the batches."""
     create_env_kwargs: dict[str, Any] | list[dict[str, Any]] | None = None
     """arguments by keyword for the function, or functions, that make environments; or a list with
     those of each function."""
@@ -83,31 +83,30 @@ class TorchRLSettings:
     """``RANDOM`` samples actions; ``DETERMINISTIC`` takes TorchRL's deterministic one, which of
     discrete actions is the greedy one, as with ``MODE``."""
     init_random_frames: int | None = None
-    """the first so many steps, rounded up to whole rounds, take uniformly random actions; None and
-    -1 are 0. The policy writes all else, also the log-probability of these actions."""
+    """number of first steps, rounded up to whole rounds, with uniformly random actions; None and
+    -1 are 0. The policy writes everything else, even the log-probability of these actions."""
     cudagraph_policy: bool | None = None
-    """replay each pass of an actor as one CUDA graph, where actors compute on a GPU; the bits are
-    those of a pass without."""
+    """replay each pass of an actor on a GPU as one CUDA graph, with the bits of a plain pass."""
     postproc: Callable[[TensorDictBase], TensorDictBase] | None = None
-    """applied to each batch before it is handed out; a ``torchrl`` transform is a function, too."""
+    """applied to each batch before it is returned; also a ``torchrl`` transform."""
     split_trajs: bool | None = None
-    """hand out a row for each trajectory, padded, with ``("collector", "mask")``."""
+    """return a row for each trajectory, padded, with ``("collector", "mask")``."""
     track_traj_ids: bool = True
     """False leaves out ``("collector", "traj_ids")``."""
     track_policy_version: bool = False
-    """write the version of the acting weights to ``"policy_version"``, too."""
+    """also write the version of the acting weights to ``"policy_version"``."""
     set_truncated: bool = False
     """mark the last step of each row as truncated, and so done."""
     compact_obs: bool = False
     """leave out observations under ``next``."""
     return_same_td: bool = False
-    """hand out one TensorDict each time, whose tensors are overwritten by the next batch."""
+    """return the same TensorDict each time; its tensors are overwritten by the next batch."""
     replay_buffer: ReplayBuffer | None = None
-    """extended by the transitions of each batch; None is then handed out instead."""
+    """extended by the transitions of each batch; the collector then yields None."""
     trajs_per_batch: int | None = None
-    """hand out so many whole trajectories at once instead of rounds."""
+    """return this number of whole trajectories at once instead of rounds."""
     trajs_per_write: int | None = None
-    """whole trajectories by which a buffer is extended at once; None is all that are there."""
+    """whole trajectories by which a buffer is extended at once; None is all available ones."""
     traj_format: Literal["padded", "cat"] | None = None
     """form of whole trajectories: ``padded`` rows or one after another (``cat``)."""
     worker_idx: int | None = None

@@ -20,18 +20,17 @@ from hts_torchrl.training.round_slice import RoundSlice
 
 
 class A2C(Learner):
-    """Advantage actor-critic, learning from the round before the running one.
+    """Advantage actor-critic, learning from the previous round.
 
     The delayed step has two forms:
 
-    - ``ratio`` takes the gradient at the newest weights, with the values that these give. Each
-      sample is weighted by the probability of its action under the newest weights, divided by that
-      under the weights that collected the round. A weight is at most 1, as V-trace cuts it
-      (Espeholt et al., 2018).
+    - ``ratio`` takes the gradient at the newest weights, with their values. Each sample is weighted
+      by the probability of its action under the newest weights, divided by that under the weights
+      that collected the round. Weights are truncated at 1, as in V-trace (Espeholt et al., 2018).
     - ``gradient`` takes it at the weights that collected the round, and applies it to the newest
       (equation 3 of the paper).
 
-    Without a delay both are A2C as it is.
+    Without a delay both are plain A2C.
 
     A round is one update. ``Trainer(accumulate_grad_batches=K)`` computes its gradient in K parts,
     of some environments each; ``Trainer(gradient_clip_val=0.5)`` clips it.
@@ -40,13 +39,13 @@ class A2C(Learner):
         gae_lambda: 1 gives n-step returns.
         unroll: steps after which a return is bootstrapped; None is the whole round.
         delayed_step: ``ratio`` or ``gradient``.
-        cudagraph_loss: replay the loss and its gradient as one CUDA graph, on a GPU: faster where
-            rounds are small. Its bits may differ from those without. Rounds with a truncation
+        cudagraph_loss: replay the loss and its gradient as one CUDA graph, on a GPU: faster for
+            small rounds. Its bits may differ from those without. Rounds with a truncation
             before their last step are computed without it. Layers of the policy stay in the mode of
             the first round. Not with ``gradient``, ``normalize_value`` or parts of a round.
 
     Raises:
-        ConfigurationError: if a setting is out of its bounds, or a graph cannot have it.
+        ConfigurationError: if a setting is out of its bounds, or cannot be part of a graph.
     """
 
     def __init__(

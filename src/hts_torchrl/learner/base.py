@@ -36,7 +36,7 @@ _LAST: Steps = (slice(None), -1)
 class Learner(RoundModule):
     """Turns each finished round into one update of the policy.
 
-    A learner of your own writes ``training_step``; :class:`A2C` and :class:`PPO` do no more::
+    A learner of your own only implements ``training_step``, like :class:`A2C` and :class:`PPO`::
 
         class PolicyGradient(Learner):
             def training_step(self, part, _):
@@ -56,8 +56,8 @@ class Learner(RoundModule):
         learner.on_train_batch_end(...)             # and then publishes the newest weights
 
     The policy holds the newest weights, and the gradient is taken there. With ``delay=1`` the
-    weights that collected the round trail them by one update (``lag``); ``delayed`` puts those into
-    the policy for a while, as :class:`A2C` does.
+    weights that collected the round are one update older (``lag``); ``delayed`` puts those into
+    the policy temporarily, as in :class:`A2C`.
 
     Args:
         policy: an actor-critic; None builds ``network`` for the data module's environment.
@@ -73,12 +73,13 @@ class Learner(RoundModule):
         gamma: discount.
         value_coef: weight of the value loss.
         entropy_coef: weight of the entropy bonus.
-        normalize_value: let the critic give values with mean 0 and variance 1, by running
+        normalize_value: let the critic predict values with mean 0 and variance 1, by running
             statistics of all returns (van Hasselt et al., 2016, without their rescaled layer).
-        num_threads: torch threads of the learner; results depend on it. None leaves torch's.
-        gradient_chunks: chunks of environments, each with a gradient of its own, that are added in
-            a fixed order: then 1, 2, ... ranks have the same bits. The ranks must divide it, and it
-            the environments. With 1 the bits depend on the number of ranks.
+        num_threads: torch threads of the learner, on which the last bits depend; None keeps
+            torch's.
+        gradient_chunks: chunks of environments whose gradients are added in a fixed order, so that
+            any number of ranks gives the same bits. It must divide ``num_envs``, and the number of
+            ranks must divide it. With 1 the bits depend on the number of ranks.
     """
 
     lacks: ClassVar[tuple[str, ...]] = ()

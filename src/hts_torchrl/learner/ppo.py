@@ -28,21 +28,21 @@ from hts_torchrl.training.round_slice import RoundSlice
 
 
 class PPO(Learner):
-    """Proximal policy optimisation, learning from the round before the running one.
+    """Proximal policy optimisation, learning from the previous round.
 
     A round is ``epochs * minibatches`` steps of the Trainer. The delayed step has three forms:
 
-    - ``decoupled`` runs the epochs from the newest weights. The ratio is that to the policy which
-      first learned from the sample, so it is 1 in the first epoch, where nothing is clipped. The
-      advantage is weighted by the ratio of that policy to the behaviour policy. That is the
+    - ``decoupled`` starts the epochs from the newest weights. The ratio is taken to the policy at
+      the sample's first minibatch, so it is 1 in the first epoch, where nothing is clipped. The
+      advantage is weighted by the ratio of that policy to the behaviour policy. This is the
       decoupled objective of Hilton et al. (2022, arXiv 2110.00641), whose proximal policy is an
       average of weights.
-    - ``displacement`` runs them from the behaviour weights, where the ratio starts at 1, and adds
-      the difference of weights between their end and their start to the newest weights.
-    - ``ratio`` runs them from the newest weights, and takes the ratio to the behaviour policy (the
-      paper's code).
+    - ``displacement`` starts them from the behaviour weights, where the ratio is 1, and adds the
+      difference of weights between their end and their start to the newest weights.
+    - ``ratio`` starts them from the newest weights, and takes the ratio to the behaviour policy
+      (the paper's code).
 
-    Without a delay all three are PPO as it is.
+    Without a delay all three are plain PPO.
 
     Args:
         epochs: passes over a round.

@@ -35,19 +35,19 @@ class PQN(Learner):
         R_t = r_t + gamma * (q_lambda * R_{t+1} + (1 - q_lambda) * max_a Q(s_{t+1}, a))
 
     A terminated episode ends with ``R_t = r_t``. A truncated one, and the round, end with the
-    largest value of the true last observation in place of the bracket. Minibatches begin at the
-    newest weights; as values of any policy's actions can be learned, a round that is one update
-    late needs no correction. It needs one more pass, because actors stored values of older weights.
+    largest value of the true last observation instead of the bracket. Minibatches start at the
+    newest weights. Action values can be learned from any policy's actions, so data that is one
+    update old needs no correction. It needs one more pass, because actors stored older values.
 
-    Epsilon belongs to the weights: each update sets that of the rounds which they collect.
+    Epsilon is part of the weights: each update sets it for the rounds that they collect.
 
     Args:
         policy: of action values, as :func:`~hts_torchrl.make_q_policy` builds it; None builds
             ``network`` for the data module's environment.
         q_lambda: share of the next step's return in a target; 0 gives one-step targets.
-        exploration_initial_eps: probability of a random action, at the start.
-        exploration_final_eps: the same, at the end of its fall.
-        exploration_fraction: share of the run in which it falls, linearly by update.
+        exploration_initial_eps: initial probability of a random action.
+        exploration_final_eps: its final value.
+        exploration_fraction: share of the run over which it falls linearly.
         epochs: passes over a round.
         minibatches: parts of each pass.
     """

@@ -92,7 +92,7 @@ class Resumption:
         if "optimizer_states" not in checkpoint:
             raise ConfigurationError(
                 "the checkpoint has weights alone, as ModelCheckpoint(save_weights_only=True) "
-                "writes it, and no run can go on from it; load_from_checkpoint(...) gives a "
+                "writes it, and no run can resume from it; load_from_checkpoint(...) gives a "
                 "learner with them, which begins a new run"
             )
         self._trainer = trainer
@@ -114,8 +114,8 @@ class Resumption:
         if "model.optimizer" in changes:
             was, now = changes["model.optimizer"]
             raise ConfigurationError(
-                f"model.optimizer={now!r}, the checkpoint has {was!r}: no optimiser can go on with "
-                "another's state; keep it, or begin a new run"
+                f"model.optimizer={now!r}, the checkpoint has {was!r}: no optimiser can continue "
+                "with another's state; keep it, or begin a new run"
             )
         self._changed = set(changes)
         self._settings: list[list[dict[str, Any]]] = []

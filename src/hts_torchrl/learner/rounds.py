@@ -116,9 +116,9 @@ class RoundStart:
 class RoundModule(PolicyModule):
     """A policy that is trained by rounds: what happens between two of them.
 
-    A subclass writes ``training_step`` and ``configure_optimizers``, and has settings of its own
-    only; :class:`Learner` has the usual ones besides. The data module's loader and the Trainer call
-    it, ``parts_per_round`` times for each round::
+    A subclass implements ``training_step`` and ``configure_optimizers``, and has only its own
+    settings; :class:`Learner` also has the usual ones. The data module's loader and the Trainer
+    call it, ``parts_per_round`` times for each round::
 
         before_round()                      # all of the last round is done
         with learning_from(part): ...       # in training_step; the first part begins the round
@@ -402,7 +402,7 @@ class RoundModule(PolicyModule):
         if "updates" not in checkpoint:
             raise ConfigurationError(
                 "the checkpoint is of no learner of hts_torchrl (it has no number of updates), and "
-                f"a {type(self).__name__} cannot go on from it: give one that fit has written"
+                f"a {type(self).__name__} cannot resume from it: give one that fit has written"
             )
         if self._trainer is not None and self.trainer.state.fn == TrainerFn.FITTING:
             self.resumption = Resumption(self.trainer, checkpoint, describe(self))

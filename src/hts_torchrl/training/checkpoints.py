@@ -104,7 +104,7 @@ def whole_checkpoint(path: Path) -> Path:
         return path
     if previous.is_file() and _digest(previous) in _known_digests(path):
         problem = "damaged" if path.is_file() else "missing"
-        warnings.warn(f"{path} is {problem}: going on from {previous}", stacklevel=2)
+        warnings.warn(f"{path} is {problem}: resuming from {previous}", stacklevel=2)
         return previous
     if not path.is_file():
         raise ConfigurationError(f"{path}: there is no such file")
@@ -156,7 +156,7 @@ def _known_digests(path: Path) -> set[str]:
     if not known or not all(_SHA256.fullmatch(digest) for digest in known):
         raise ConfigurationError(
             f"{path}: whether this is whole is not known, because {place.name} is damaged: it has "
-            "no SHA-256 digests; remove it to go on without the check"
+            "no SHA-256 digests; remove it to resume without the check"
         )
     return known
 

@@ -34,8 +34,8 @@ _DECIDE_BITS = (
     "compile_policy",
 )
 _CUT_OFF = (
-    "the checkpoint was saved in the middle of a round, whose start it does not hold: go on from "
-    "an earlier one; a hts_torchrl.Learner or RoundModule goes on from any"
+    "the checkpoint was saved in the middle of a round, whose start it does not hold: resume from "
+    "an earlier one; a hts_torchrl.Learner or RoundModule resumes from any"
 )
 
 _NOT_KEPT = ("first_env", "reward_discount", "backend", "num_collectors", "backend_options")
@@ -159,8 +159,8 @@ class DataState:
             if name in differing:
                 was, now = differing[name]
                 raise ConfigurationError(
-                    f"{name}={now!r}, the checkpoint has {was!r}: weights go on with the scale of "
-                    "what they have learned from; keep it, or begin a new run"
+                    f"{name}={now!r}, the checkpoint has {was!r}: the weights were "
+                    "learned with that scale; keep it, or begin a new run"
                 )
         return differing
 

@@ -65,25 +65,25 @@ class HTSDataModule(LightningDataModule):
 
     Args:
         env: factory of the environments, such as ``AtariEnvs`` or ``GymEnvs``; in a program also
-            whatever :class:`HTSCollector` takes as ``create_env_fn``.
-        total_frames: steps of the whole run. This, ``num_envs`` and ``frames_per_batch`` are those
-            of all ranks together, and each rank has an equal share.
-        collection: ``rounds`` is this project's; ``actors`` (IMPALA) and ``server`` (SEED RL) are
-            asynchronous baselines, for a learner of data of any age (``Impala``), on the CPU and
-            one rank; ``num_actors``, ``delay`` and ``step_barrier`` have no effect on them.
-        policy_device: where actors compute; None is where the learner does.
-        cudagraph_policy: replay each pass of an actor as one CUDA graph, where actors compute on a
-            GPU; the bits are those of a pass without.
-        normalize_observation: show the policy observations of floats, and images to this
-            package's networks, with mean 0 and variance 1, by running statistics of all finished
-            rounds that are frozen in evaluation. What the first weights collect gives statistics;
-            a ``RoundModule`` learns nothing else from it.
-        normalize_reward: divide what is learned from by the running deviation of discounted
-            returns; scores stay what they are.
-        resume_envs: keep the running games in checkpoints, and go on with those of a checkpoint, so
-            that the resumed run has the bits of one that was never stopped; else new games begin.
-        accept_changes: go on from a checkpoint with other settings that decide bits, which is
-            refused else; the log tells which, and from which update on.
+            anything that :class:`HTSCollector` accepts as ``create_env_fn``.
+        total_frames: steps of the whole run. This, ``num_envs`` and ``frames_per_batch`` are totals
+            of all ranks, and each rank has an equal share.
+        collection: ``rounds`` is this package's method; ``actors`` (IMPALA) and ``server`` (SEED
+            RL) are asynchronous baselines for the learner ``Impala``, on the CPU and one rank.
+            ``num_actors``, ``delay`` and ``step_barrier`` have no effect on them.
+        policy_device: device of the actors; None is the learner's.
+        cudagraph_policy: replay each pass of an actor on a GPU as one CUDA graph, with the bits of
+            a plain pass.
+        normalize_observation: normalise float observations, and images for this package's networks,
+            to mean 0 and variance 1, by running statistics of all finished rounds that are frozen
+            in evaluation. A ``RoundModule`` does not learn from what the first weights collect,
+            which only gives statistics.
+        normalize_reward: divide the rewards that are learned from by the running standard deviation
+            of discounted returns; scores are not changed.
+        resume_envs: keep the running games in checkpoints and continue them, so that a resumed run
+            has the bits of one that was never stopped; False starts new games.
+        accept_changes: resume from a checkpoint although settings that affect the bits differ; the
+            log says which, and from which update on.
         evaluation_episodes: games of each evaluation.
         evaluation_frames: steps between evaluations; if they divide the run, its end is evaluated
             too. None evaluates at the end only.

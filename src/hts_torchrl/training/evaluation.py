@@ -32,8 +32,8 @@ _SMALLEST = 160
 """Pixels of an image; MinAtar renders ten."""
 _MANY_STEPS = 30_000  # more than the longest game of Atari, 27,000, with its frames skipped
 _NO_END = (
-    f"a game of the evaluation goes on after {_MANY_STEPS:,} steps; if it has no end, limit it: "
-    "gymnasium.make has max_episode_steps, TorchRL has StepCounter(max_steps=...)"
+    f"a game of the evaluation has not ended after {_MANY_STEPS:,} steps; if it has no end, limit "
+    "it: gymnasium.make has max_episode_steps, TorchRL has StepCounter(max_steps=...)"
 )
 
 

@@ -75,5 +75,5 @@ class Replay:
                     f"environment {self._envs[row]} does not replay: what it has played since its "
                     f"seed number {self._segments[row].index} is another by step {played}, with "
                     "the same actions; where a game depends on more than these, "
-                    "resume_envs=false goes on with new ones"
+                    "resume_envs=false starts new ones"
                 )

@@ -62,7 +62,7 @@ class SerialPool(WorkerPool):
         """
         if self._interrupted:
             raise ProtocolError(
-                f"round {round_index} was interrupted, and cannot go on in this process: make "
+                f"round {round_index} was interrupted, and cannot continue in this process: make "
                 "a new collector"
             )
 

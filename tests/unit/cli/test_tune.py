@@ -176,7 +176,7 @@ class TestGoingOn:
         status = 128 + signal.SIGTERM
         assert tune(study=self.STUDY, trials=4, status=status)[-1]["state"] == "cut off"
         assert capsys.readouterr().err.endswith(
-            f"hts-torchrl: stopped after {after} of 4 trials; the same command goes on\n"
+            f"hts-torchrl: stopped after {after} of 4 trials; the same command continues\n"
         )
         rows = tune(study=self.STUDY, trials=4)
         assert [row["state"] for row in rows].index("cut off") == after

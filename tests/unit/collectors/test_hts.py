@@ -500,7 +500,7 @@ class TestRun:
         collector = collect(create=FailingEnv("step", index=2, at=at), delay=delay)
         with pytest.raises(KeyboardInterrupt):
             list(collector)
-        with pytest.raises(ProtocolError, match="was interrupted, and cannot go on"):
+        with pytest.raises(ProtocolError, match="was interrupted, and cannot continue"):
             list(collector)
 
     def test_counters_are_restored(self):

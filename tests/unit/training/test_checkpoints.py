@@ -166,7 +166,7 @@ class TestLoading:
         save(place, 1)
         save(place, 2)
         damage(place)
-        with pytest.warns(UserWarning, match=r"last\.ckpt is damaged: going on from .*previous"):
+        with pytest.warns(UserWarning, match=r"last\.ckpt is damaged: resuming from .*previous"):
             assert saved(place) == 1
 
     def test_a_link_in_its_place_is_followed(self, place):

@@ -78,7 +78,7 @@ def _remarks(groups: list[Group]) -> Iterator[str]:
     runs = [run for group in groups for run in group.runs]
     for run in runs:
         if run.earlier:
-            yield f"{run.folder} goes on from {', '.join(map(str, run.earlier))}: one curve"
+            yield f"{run.folder} continues {', '.join(map(str, run.earlier))}: one curve"
     early = [run.folder for run in runs if run.ended_early]
     if early:
         yield f"ended before its total_frames: {', '.join(map(str, early))}"

@@ -102,7 +102,7 @@ def test_a_run_that_is_left_out_is_named_in_a_warning_and_on_the_page(write_run,
 def test_tells_which_runs_are_one_curve(write_run, output):
     stopped, resumed = write_run("a", [1, 2]), write_run("b", [3], begin=1)
     notes = [text for _, text in write_report([stopped, resumed], output)]
-    assert f"{resumed} goes on from {stopped}: one curve" in notes
+    assert f"{resumed} continues {stopped}: one curve" in notes
     assert [row["folder"] for row in rows(output / "report.csv")] == [str(resumed)]
 
 
