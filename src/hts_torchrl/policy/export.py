@@ -91,7 +91,6 @@ def save_policy(
         for name, tensor in policy.state_dict().items()
     }
     try:
-        Path(path).absolute().parent.mkdir(parents=True, exist_ok=True)
         with replacing(Path(path)) as new:
             save_file(tensors, new, {"format": "pt", **metadata})
     except (OSError, SafetensorError) as error:

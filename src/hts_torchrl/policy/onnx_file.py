@@ -96,7 +96,6 @@ def save_onnx(
         session = runtime.InferenceSession(content, providers=["CPUExecutionProvider"])
     difference = max(_difference(answers, session, rows) for rows in _CHECKED_ROWS)
     try:
-        Path(path).absolute().parent.mkdir(parents=True, exist_ok=True)
         with replacing(Path(path)) as new:
             new.write_bytes(content)
     except OSError as error:

@@ -60,7 +60,6 @@ class Manifest:
 
     def write(self, path: Path) -> None:
         """Write JSON, all of it or no file."""
-        path.absolute().parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as new:
             new.write_text(json.dumps(asdict(self)))
 
