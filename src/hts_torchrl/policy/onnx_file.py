@@ -29,8 +29,7 @@ from hts_torchrl.policy.forward import evaluate, is_composite, memory_keys, prob
 from hts_torchrl.policy.inference import PolicyInference
 from hts_torchrl.policy.limits import copied
 from hts_torchrl.policy.sampling import Projection, mode
-from hts_torchrl.shared.arrays import array_name
-from hts_torchrl.specs import Array, EnvSpec, Key
+from hts_torchrl.specs import Array, EnvSpec, Key, array_name
 
 _PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 _TRACED_ROWS = 3
