@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import pkgutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Self, TypeVar
@@ -17,6 +16,7 @@ from torch import nn
 from hts_torchrl.errors import ConfigurationError, require
 from hts_torchrl.machine import require_memory
 from hts_torchrl.models.combined import CombinedTrunk, is_image
+from hts_torchrl.models.heads import evaluating
 from hts_torchrl.models.mlp import MLP
 from hts_torchrl.models.pixel_trunks import (
     ImpalaResNet,
@@ -205,19 +205,6 @@ def make_trunk(
             "255 by gymnasium.wrappers.TransformObservation"
         )
     return trunk
-
-
-@contextlib.contextmanager
-def evaluating(*layers: nn.Module) -> Iterator[None]:
-    """Put layers into eval mode for a while: statistics, such as those of BatchNorm, stay."""
-    modes = [(module, module.training) for layer in layers for module in layer.modules()]
-    for layer in layers:
-        layer.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.train(training)
 
 
 def _trunk(network: str) -> Callable[[tuple[int, ...]], nn.Module]:
