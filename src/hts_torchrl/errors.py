@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 
@@ -45,6 +47,15 @@ def reason_of(error: OSError, path: object) -> str:
         reason = "a file is where a folder is needed"
     other = error.filename
     return reason if other is None or str(other) == str(path) else f"{reason}: {other}"
+
+
+@contextlib.contextmanager
+def naming(setting: str, path: object) -> Iterator[None]:
+    """Refuse a setting, such as ``--output``, if the system refuses the path that it names."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigurationError(f"{setting}={path}: {reason_of(error, path)}") from error
 
 
 class CheckpointError(HTSError, OSError):
