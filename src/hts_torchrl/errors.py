@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from types import UnionType
 
 
 class HTSError(Exception):
@@ -28,6 +29,11 @@ def require(condition: bool, setting: str, wanted: str) -> None:
     """
     if not condition:
         raise ConfigurationError(f"{setting}; {wanted} is needed")
+
+
+def require_type(name: str, value: object, kind: type | UnionType, wanted: str) -> None:
+    """Refuse a setting, by its name, unless it is of the kind that is wanted (:func:`require`)."""
+    require(isinstance(value, kind), f"{name} of type {type(value).__name__}", wanted)
 
 
 def in_one_line(told: object) -> str:

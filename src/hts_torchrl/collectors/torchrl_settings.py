@@ -236,11 +236,9 @@ class TorchRLSettings:
         """
         kind = self.exploration_type or InteractionType.RANDOM
         spread = kind == InteractionType.MODE and env_spec.action.kind == "continuous"
-        if spread or kind not in (*_GREEDY, InteractionType.RANDOM):
-            raise ConfigurationError(
-                f"exploration_type={kind!r} of {env_spec.action.kind} actions; "
-                "ExplorationType.RANDOM or DETERMINISTIC is needed"
-            )
+        fits = not spread and kind in (*_GREEDY, InteractionType.RANDOM)
+        told = f"exploration_type={kind!r} of {env_spec.action.kind} actions"
+        require(fits, told, "ExplorationType.RANDOM or DETERMINISTIC")
         return kind in _GREEDY
 
     @property

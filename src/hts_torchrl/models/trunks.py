@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from hts_torchrl.errors import ConfigurationError, require
+from hts_torchrl.errors import ConfigurationError, require_type
 from hts_torchrl.machine import require_memory
 from hts_torchrl.models.combined import CombinedTrunk, is_image
 from hts_torchrl.models.heads import evaluating
@@ -141,9 +141,8 @@ def built(network: str, spec: EnvSpec, make: Callable[[NetworkParts], PolicyT]) 
     Raises:
         ConfigurationError: if the machine has not the memory, or nobody could.
     """
-    kind = f"network of type {type(network).__name__}"
-    require(isinstance(network, str), kind, "a name, such as mlp or module.Class,")
-    require(isinstance(spec, EnvSpec), f"spec of type {type(spec).__name__}", "env_spec_of(env)")
+    require_type("network", network, str, "a name, such as mlp or module.Class,")
+    require_type("spec", spec, EnvSpec, "env_spec_of(env)")
     parts = NetworkParts.named(network, spec)
     if is_built_in(network):
         shapes = [list(array.shape) for array in spec.observations.values()]

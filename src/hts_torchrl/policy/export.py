@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from hts_torchrl.durable_file import replacing
-from hts_torchrl.errors import ConfigurationError, in_one_line, reason_of, require
+from hts_torchrl.errors import ConfigurationError, in_one_line, reason_of, require_type
 from hts_torchrl.models.actor_critic import make_actor_critic
 from hts_torchrl.models.q_policy import make_q_policy, q_head_of
 from hts_torchrl.models.trunks import is_built_in
@@ -62,9 +62,8 @@ def save_policy(
             of another ``spec``; or if its state is more than tensors.
         OSError: if it cannot be written; what was at ``path`` is still there.
     """
-    require(isinstance(spec, EnvSpec), f"spec of type {type(spec).__name__}", "env_spec_of(env)")
-    named = isinstance(network, str | None)
-    require(named, f"network of type {type(network).__name__}", "the name of one, or None,")
+    require_type("spec", spec, EnvSpec, "env_spec_of(env)")
+    require_type("network", network, str | None, "the name of one, or None,")
     require_module(policy)
     require_tensors(policy)
     built = (
