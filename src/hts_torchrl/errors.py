@@ -36,6 +36,13 @@ def require_type(name: str, value: object, kind: type | UnionType, wanted: str) 
     require(isinstance(value, kind), f"{name} of type {type(value).__name__}", wanted)
 
 
+def require_counts(settings: object, *names: str) -> None:
+    """Refuse settings, by their attributes' names, unless each is None, or 1 or more."""
+    for name in names:
+        count = getattr(settings, name)
+        require(count is None or count >= 1, f"{name}={count}", "1 or more")
+
+
 def in_one_line(told: object) -> str:
     """Describe something: bounds of an array, and some errors, would take several lines."""
     return " ".join(str(told).split())

@@ -16,7 +16,7 @@ from torchrl.envs import MultiStepTransform
 
 from hts_torchrl.compat.torchrl import samples_by_ends
 from hts_torchrl.config import take_plain_values
-from hts_torchrl.errors import ConfigurationError, require
+from hts_torchrl.errors import ConfigurationError, require, require_counts
 from hts_torchrl.policy.exploration import RandomActions
 from hts_torchrl.specs import EnvSpec
 
@@ -145,9 +145,7 @@ class TorchRLSettings:
         self._require_trajectories()
 
     def _require_trajectories(self) -> None:
-        for name in ("trajs_per_batch", "trajs_per_write"):
-            count = getattr(self, name)
-            require(count is None or count >= 1, f"{name}={count}", "1 or more")
+        require_counts(self, "trajs_per_batch", "trajs_per_write")
         if self.traj_format not in (None, "padded", "cat"):
             raise ConfigurationError(f"traj_format={self.traj_format!r} must be 'padded' or 'cat'")
         if self.trajs_per_batch is None and self.traj_format == "cat":
