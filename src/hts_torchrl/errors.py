@@ -64,9 +64,11 @@ def reason_of(error: OSError, path: object) -> str:
 
 @contextlib.contextmanager
 def naming(setting: str, path: object) -> Iterator[None]:
-    """Refuse a setting, such as ``--output``, if the system refuses the path that it names."""
+    """Refuse a setting, such as ``--output``, where the system or a reader refuses its path."""
     try:
         yield
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{setting}={path}: {error}") from error
     except OSError as error:
         raise ConfigurationError(f"{setting}={path}: {reason_of(error, path)}") from error
 
