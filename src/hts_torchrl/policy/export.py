@@ -160,8 +160,7 @@ def _require_described(policy: nn.Module, described: Mapping[str, Any]) -> None:
     """Refuse a description by which another network would be built than the policy is."""
     network = described["network"]
     try:
-        with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with torch.random.fork_rng(devices=[]), warnings.catch_warnings(action="ignore"):
             other = _make(network, spec_from_json(described["spec"]))
         difference = _difference(policy.state_dict(), other)
         if difference is None:
@@ -204,8 +203,7 @@ def _build(path: Path, described: dict[str, Any], tensors: dict[str, Tensor]) ->
         if name is not None and is_built_in(name) and isinstance(squash, bool):
             make = partial(_make, network, spec_from_json(spec))
             # Whatever sizes are described, on this device nothing is allocated.
-            with torch.device("meta"), warnings.catch_warnings():
-                warnings.simplefilter("ignore")
+            with torch.device("meta"), warnings.catch_warnings(action="ignore"):
                 _require_same(path, make(), tensors)
             with torch.random.fork_rng(devices=[]):  # the caller's random numbers stay as they are
                 return make()

@@ -153,8 +153,7 @@ def _exported(answers: _Answers) -> Any:  # noqa: ANN401 - torch's ONNXProgram
     # The exporter tells of itself, and of packages that are not needed.
     logging.disable(logging.WARNING)
     try:
-        with warnings.catch_warnings(), torch.no_grad():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"), torch.no_grad():
             return torch.onnx.export(
                 answers,
                 answers.observations(_TRACED_ROWS),
