@@ -156,7 +156,7 @@ def built(network: str, spec: EnvSpec, make: Callable[[NetworkParts], PolicyT]) 
         except (RuntimeError, TypeError) as error:  # torch's, of sizes that it cannot count
             told = str(error).partition("\n")[0]
             raise ConfigurationError(f"{what} cannot be made: {told}") from error
-        size = sum(each.numel() * each.element_size() for each in policy.parameters())
+        size = sum(each.nbytes for each in policy.parameters())
         require_memory(
             4 * size,  # the gradient, and what Adam keeps
             f"{what} takes to train",
