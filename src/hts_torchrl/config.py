@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, TypeAlias, get_args
 
-from hts_torchrl.errors import ConfigurationError, require
+from hts_torchrl.errors import ConfigurationError, require, require_type
 from hts_torchrl.schedule import Schedule
 from hts_torchrl.settings import plain_value
 
@@ -138,8 +138,7 @@ class CollectorSettings:
                 )
             return
         known = ("ray_init_config", "remote_configs")
-        kind = f"backend_options of type {type(options).__name__}"
-        require(options is None or isinstance(options, dict), kind, "a dict")
+        require_type("backend_options", options, dict | None, "a dict")
         for name in (options or {}).keys() - set(known):
             raise ConfigurationError(
                 f"backend_options[{name!r}]: backend='ray' knows {' and '.join(known)} only"

@@ -13,6 +13,8 @@ from pathlib import Path
 def replacing(place: Path) -> Iterator[Path]:
     """Give a name in the folder of ``place``; what is written there takes its place, or nothing.
 
+    The folder is made if it is not there.
+
     Example:
         >>> with replacing(Path("score")) as new:
         ...     _ = new.write_text("12.5")
@@ -21,6 +23,7 @@ def replacing(place: Path) -> Iterator[Path]:
     """
     if not place.name:  # the working folder, or the root
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(place))
+    place.parent.mkdir(parents=True, exist_ok=True)
     new = place.with_name(f".{place.name}.new")
     new.unlink(missing_ok=True)  # of a process that crashed here
     try:

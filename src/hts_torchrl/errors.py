@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
+from types import UnionType
 
 
 class HTSError(Exception):
@@ -28,6 +31,18 @@ def require(condition: bool, setting: str, wanted: str) -> None:
         raise ConfigurationError(f"{setting}; {wanted} is needed")
 
 
+def require_type(name: str, value: object, kind: type | UnionType, wanted: str) -> None:
+    """Refuse a setting, by its name, unless it is of the kind that is wanted (:func:`require`)."""
+    require(isinstance(value, kind), f"{name} of type {type(value).__name__}", wanted)
+
+
+def require_counts(settings: object, *names: str) -> None:
+    """Refuse settings, by their attributes' names, unless each is None, or 1 or more."""
+    for name in names:
+        count = getattr(settings, name)
+        require(count is None or count >= 1, f"{name}={count}", "1 or more")
+
+
 def in_one_line(told: object) -> str:
     """Describe something: bounds of an array, and some errors, would take several lines."""
     return " ".join(str(told).split())
@@ -45,6 +60,17 @@ def reason_of(error: OSError, path: object) -> str:
         reason = "a file is where a folder is needed"
     other = error.filename
     return reason if other is None or str(other) == str(path) else f"{reason}: {other}"
+
+
+@contextlib.contextmanager
+def naming(setting: str, path: object) -> Iterator[None]:
+    """Refuse a setting, such as ``--output``, where the system or a reader refuses its path."""
+    try:
+        yield
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{setting}={path}: {error}") from error
+    except OSError as error:
+        raise ConfigurationError(f"{setting}={path}: {reason_of(error, path)}") from error
 
 
 class CheckpointError(HTSError, OSError):

@@ -78,6 +78,11 @@ def path_of(key: Key) -> tuple[str, ...]:
     return (key,) if isinstance(key, str) else tuple(name for part in key for name in path_of(part))
 
 
+def array_name(key: Key) -> str:
+    """Return one string for a key: its names joined by dots."""
+    return ".".join(path_of(key))
+
+
 def next_key(key: Key) -> Key:
     """Return the key of the following step's entry."""
     return ("next", *path_of(key))
@@ -143,7 +148,7 @@ class EnvSpec:
                 "batch: give them other names, with gymnasium.wrappers.TransformObservation or "
                 "torchrl's RenameTransform"
             )
-        joined = [".".join(path_of(key)) for key in self.observations]
+        joined = [array_name(key) for key in self.observations]
         if doubled := [name for name in joined if joined.count(name) > 1]:
             raise ConfigurationError(
                 f"the environment has two observations named {doubled[0]!r} when their names are "

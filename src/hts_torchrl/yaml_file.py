@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from hts_torchrl.errors import ConfigurationError, reason_of
+from hts_torchrl.errors import ConfigurationError, in_one_line
 
 # No task comes near, and what a file's aliases stand for can be written out.
 _MOST_DEPTH, _MOST_ENTRIES = 50, 100_000
@@ -17,8 +17,9 @@ def read_yaml(path: Path) -> Any:  # noqa: ANN401 - whatever the file holds
     """Return what a file holds.
 
     Raises:
-        ConfigurationError: in one line, without the path: if it cannot be read or is no YAML, has a
-            name twice, nests more than 50 deep, or has aliases that stand for too much.
+        OSError: if it cannot be read.
+        ConfigurationError: in one line, without the path: if it is no YAML, has a name twice, nests
+            more than 50 deep, or has aliases that stand for too much.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -27,10 +28,8 @@ def read_yaml(path: Path) -> Any:  # noqa: ANN401 - whatever the file holds
         return yaml.safe_load(text)
     except RecursionError as error:
         raise ConfigurationError("it nests too deeply") from error
-    except OSError as error:
-        raise ConfigurationError(reason_of(error, path)) from error
     except (yaml.YAMLError, UnicodeError) as error:
-        raise ConfigurationError(" ".join(str(error).split())) from error
+        raise ConfigurationError(in_one_line(error)) from error
 
 
 def _entries(node: yaml.Node, known: dict[yaml.Node, int], depth: int = 0) -> int:

@@ -29,7 +29,7 @@ from hts_torchrl.cli.argument_parser import NO_FLAGS, HTSArgumentParser, reason_
 from hts_torchrl.cli.checkpoint_settings import CheckpointSettings
 from hts_torchrl.cli.config_files import checkpoint_of
 from hts_torchrl.compat.lightning import CommandLine, take_next_version
-from hts_torchrl.errors import ConfigurationError, reason_of, require
+from hts_torchrl.errors import ConfigurationError, naming, reason_of, require
 from hts_torchrl.learner import Learner
 from hts_torchrl.portable import VARIABLES, is_portable
 from hts_torchrl.training.callbacks import (
@@ -415,7 +415,5 @@ def _settings_of(
         whole = whole_checkpoint(Path(path))
     except ConfigurationError as error:
         raise ConfigurationError(f"--ckpt_path={error}") from error
-    try:
+    with naming("--ckpt_path", path):
         return CheckpointSettings.read(whole, own)
-    except ConfigurationError as error:
-        raise ConfigurationError(f"--ckpt_path={path}: {error}") from error

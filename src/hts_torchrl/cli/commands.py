@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Iterator
 from dataclasses import asdict, is_dataclass, replace
 from io import BytesIO
 from pathlib import Path
@@ -16,7 +14,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.loggers.logger import DummyLogger
 
-from hts_torchrl.errors import ConfigurationError, DifferenceError, reason_of, require
+from hts_torchrl.errors import ConfigurationError, DifferenceError, naming, reason_of, require
 from hts_torchrl.learner import Learner
 from hts_torchrl.policy.export import save_policy
 from hts_torchrl.policy.onnx_file import save_onnx
@@ -186,7 +184,7 @@ class HTSTrainer(Trainer):
         elif other is not None:
             name = manifest
         else:
-            with _manifest_named(manifest):
+            with naming("--manifest", manifest):
                 mine.write(Path(manifest))
             print(f"{updates} updates, weights {mine.weights[:16]}: written to {manifest}")  # noqa: T201
             return
@@ -199,17 +197,9 @@ def _manifest(path: Path) -> Manifest | None:
     """Return what is at a path; if nothing is, make its folder, before anything is trained."""
     if path.exists():
         return Manifest.read(path)
-    with _manifest_named(str(path)):
+    with naming("--manifest", path):
         path.absolute().parent.mkdir(parents=True, exist_ok=True)
     return None
-
-
-@contextlib.contextmanager
-def _manifest_named(manifest: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise ConfigurationError(f"--manifest={manifest}: {reason_of(error, manifest)}") from error
 
 
 def _require_rounds(data: HTSDataModule) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hts_torchrl.errors import ConfigurationError
+from hts_torchrl.errors import ConfigurationError, naming
 from hts_torchrl.yaml_file import read_yaml
 
 _PACKAGE = Path(__file__).resolve().parents[1]
@@ -85,10 +85,8 @@ def _file_of(name: str, beside: Path) -> Path:
 def _content(path: Path) -> Any:  # noqa: ANN401 - whatever the file holds
     if path.is_fifo():  # as of <(...), or of /dev/stdin behind a pipe
         raise ConfigurationError(f"--config={path}: a pipe is read only once; a file is needed")
-    try:
+    with naming("--config", path):
         return read_yaml(path)
-    except ConfigurationError as error:
-        raise ConfigurationError(f"--config={path}: {error}") from error
 
 
 def checkpoint_of(arguments: Sequence[str]) -> str | None:

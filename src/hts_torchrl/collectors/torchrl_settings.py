@@ -16,7 +16,7 @@ from torchrl.envs import MultiStepTransform
 
 from hts_torchrl.compat.torchrl import samples_by_ends
 from hts_torchrl.config import take_plain_values
-from hts_torchrl.errors import ConfigurationError, require
+from hts_torchrl.errors import ConfigurationError, require, require_counts
 from hts_torchrl.policy.exploration import RandomActions
 from hts_torchrl.specs import EnvSpec
 
@@ -144,9 +144,7 @@ class TorchRLSettings:
         self._require_trajectories()
 
     def _require_trajectories(self) -> None:
-        for name in ("trajs_per_batch", "trajs_per_write"):
-            count = getattr(self, name)
-            require(count is None or count >= 1, f"{name}={count}", "1 or more")
+        require_counts(self, "trajs_per_batch", "trajs_per_write")
         if self.traj_format not in (None, "padded", "cat"):
             raise ConfigurationError(f"traj_format={self.traj_format!r} must be 'padded' or 'cat'")
         if self.trajs_per_batch is None and self.traj_format == "cat":
@@ -235,11 +233,9 @@ class TorchRLSettings:
         """
         kind = self.exploration_type or InteractionType.RANDOM
         spread = kind == InteractionType.MODE and env_spec.action.kind == "continuous"
-        if spread or kind not in (*_GREEDY, InteractionType.RANDOM):
-            raise ConfigurationError(
-                f"exploration_type={kind!r} of {env_spec.action.kind} actions; "
-                "ExplorationType.RANDOM or DETERMINISTIC is needed"
-            )
+        fits = not spread and kind in (*_GREEDY, InteractionType.RANDOM)
+        told = f"exploration_type={kind!r} of {env_spec.action.kind} actions"
+        require(fits, told, "ExplorationType.RANDOM or DETERMINISTIC")
         return kind in _GREEDY
 
     @property

@@ -15,7 +15,7 @@ from gymnasium.vector import AutoresetMode
 from hts_torchrl.config import take_plain_values
 from hts_torchrl.envs.group import EnvFactory, EnvGroup, Observation, Transition
 from hts_torchrl.envs.spaces import env_spec
-from hts_torchrl.errors import ConfigurationError, require
+from hts_torchrl.errors import ConfigurationError, require, require_counts, require_type
 from hts_torchrl.specs import Array
 
 
@@ -55,13 +55,10 @@ class AtariEnvs(EnvFactory):
     def __post_init__(self) -> None:
         """Refuse numbers that no emulator has."""
         take_plain_values(self)
-        kind = f"game of type {type(self.game).__name__}"
-        require(isinstance(self.game, str), kind, "the name of a game, such as pong,")
+        require_type("game", self.game, str, "the name of a game, such as pong,")
         sticky = self.sticky_actions
         require(0 <= sticky <= 1, f"sticky_actions={sticky}", "0 to 1")
-        for name in ("frame_skip", "frame_stack", "max_frames", "num_threads"):
-            count = getattr(self, name)
-            require(count >= 1, f"{name}={count}", "1 or more")
+        require_counts(self, "frame_skip", "frame_stack", "max_frames", "num_threads")
 
     def _rom(self) -> str:
         names = roms.get_all_rom_ids()

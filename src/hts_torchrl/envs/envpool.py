@@ -15,7 +15,7 @@ from gymnasium.envs.registration import EnvSpec
 
 from hts_torchrl.envs.adapter import GymAdapter, SerialGroup
 from hts_torchrl.envs.group import EnvFactory, EnvGroup
-from hts_torchrl.errors import ConfigurationError, in_one_line, require
+from hts_torchrl.errors import ConfigurationError, in_one_line, require, require_type
 from hts_torchrl.specs import Array
 
 _OURS = ("num_envs", "batch_size", "num_threads", "seed", "env_seed", "max_num_players")
@@ -48,8 +48,7 @@ class EnvPoolEnvs(EnvFactory):
 
     def __post_init__(self) -> None:
         """Refuse what is no name, and arguments that the collector decides."""
-        kind = f"id of type {type(self.id).__name__}"
-        require(isinstance(self.id, str), kind, "a name of EnvPool's, such as HalfCheetah-v4,")
+        require_type("id", self.id, str, "a name of EnvPool's, such as HalfCheetah-v4,")
         require(isinstance(self.kwargs, Mapping), f"kwargs={self.kwargs!r}", "a mapping")
         taken = [name for name in _OURS if name in self.kwargs]
         require(not taken, f"kwargs has {taken[:1]}", "no number of environments, threads or seeds")

@@ -18,7 +18,7 @@ from hts_torchrl.envs.group import EnvFactory, EnvGroup, closed_if_refused
 from hts_torchrl.envs.observed import called
 from hts_torchrl.envs.own_generators import making
 from hts_torchrl.envs.registered import made
-from hts_torchrl.errors import ConfigurationError, require
+from hts_torchrl.errors import ConfigurationError, require, require_type
 
 _REFUSALS = (gymnasium.error.Error, ImportError, TypeError, ValueError, AssertionError)
 """What Gymnasium and its environments raise for settings that cannot work."""
@@ -46,8 +46,7 @@ class GymEnvs(EnvFactory):
 
     def __post_init__(self) -> None:
         """Refuse what is no name, or no collection."""
-        kind = f"id of type {type(self.id).__name__}"
-        require(isinstance(self.id, str), kind, "a name of Gymnasium's, such as CartPole-v1,")
+        require_type("id", self.id, str, "a name of Gymnasium's, such as CartPole-v1,")
         require(isinstance(self.kwargs, Mapping), f"kwargs={self.kwargs!r}", "a mapping")
         lists = isinstance(self.imports, Sequence) and not isinstance(self.imports, str)
         require(lists, f"imports={self.imports!r}", "a list of modules")

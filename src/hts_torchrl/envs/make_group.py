@@ -26,7 +26,7 @@ from hts_torchrl.envs.observed import OF_OLD_GYM, called
 from hts_torchrl.envs.own_generators import making
 from hts_torchrl.envs.registered import made
 from hts_torchrl.envs.vector import VectorAdapter
-from hts_torchrl.errors import ConfigurationError, in_one_line
+from hts_torchrl.errors import ConfigurationError, in_one_line, require
 from hts_torchrl.settings import plain_value
 from hts_torchrl.specs import EnvSpec
 
@@ -140,11 +140,9 @@ def arranged(
 
 
 def _with_kwargs(maker: Any, kwargs: Mapping[str, Any]) -> Any:  # noqa: ANN401
-    if is_a(maker, "torchrl.EnvBase") or not callable(maker):
-        raise ConfigurationError(
-            f"create_env_kwargs of a {type(maker).__name__}; a function that makes an environment "
-            "is needed"
-        )
+    makes = callable(maker) and not is_a(maker, "torchrl.EnvBase")
+    told = f"create_env_kwargs of a {type(maker).__name__}"
+    require(makes, told, "a function that makes an environment")
     return partial(maker, **kwargs)
 
 

@@ -125,7 +125,7 @@ class DelayedWeights:
         trained |= {name: buffers.pop(name) for name in list(buffers) if name in of_inputs}
         self._frozen = {n: p for n, p in policy.named_parameters() if n not in trained}
         self.parameters = DelayedGradient(trained.values())
-        self.statistics = DelayedGradient(buffers.values())
+        self._statistics = DelayedGradient(buffers.values())
         self._parameter_names, self._buffer_names = list(trained), list(buffers)
         self._counts = {name for name in of_inputs if name.endswith(".count")}
         self._without_statistics: int | None = None
@@ -155,7 +155,6 @@ class DelayedWeights:
     def begin_round(self) -> None:
         """Remember the newest weights, and those of parameters that are trained from now on."""
         self.add_unfrozen()
-        self._find_buffers()
         self.parameters.begin_round()
         self.statistics.begin_round()
 
@@ -165,9 +164,11 @@ class DelayedWeights:
             self.parameters.add(self._frozen.pop(name))
             self._parameter_names.append(name)
 
-    def _find_buffers(self) -> None:
-        """Take the buffers that are there now: a module may have put others in their place."""
-        self.statistics.parameters = [self._policy.get_buffer(name) for name in self._buffer_names]
+    @property
+    def statistics(self) -> DelayedGradient:
+        """Of the buffers that are there now: a module may have put others in their place."""
+        self._statistics.parameters = [self._policy.get_buffer(name) for name in self._buffer_names]
+        return self._statistics
 
     @contextlib.contextmanager
     def behaviour(self) -> Iterator[None]:
@@ -175,14 +176,12 @@ class DelayedWeights:
         held = self.parameters.holds_behaviour
         if not held:
             self.parameters.load_behaviour()
-        self._find_buffers()
         self.statistics.load_behaviour()
         try:
             yield
         finally:
             if not held:
                 self.parameters.restore_newest()
-            self._find_buffers()
             self.statistics.restore_newest()
 
     def newest(self) -> dict[str, Tensor]:
@@ -190,7 +189,6 @@ class DelayedWeights:
 
         Modules may share a weight, and a checkpoint has it by each of its names.
         """
-        self._find_buffers()
         newest = {
             id(now): before
             for each in (self.parameters, self.statistics)
@@ -201,7 +199,6 @@ class DelayedWeights:
 
     def moved_buffers(self) -> list[str]:
         """Return the names of the buffers that are not as at the start of the round."""
-        self._find_buffers()
         values = self.statistics
         each = zip(self._buffer_names, values.parameters, values.newest, strict=True)
         return [name for name, now, before in each if not torch.equal(now, before)]
@@ -216,7 +213,6 @@ class DelayedWeights:
         self.parameters.end_round()
         self.statistics.end_round()
         if broadcast:
-            self._find_buffers()
             for buffer in self.statistics.parameters:
                 torch.distributed.broadcast(buffer, 0)
 

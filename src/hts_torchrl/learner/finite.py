@@ -13,8 +13,7 @@ from torch.optim import Optimizer
 from hts_torchrl.compat.torch import norms
 from hts_torchrl.errors import ConfigurationError, NotFiniteError
 from hts_torchrl.policy.forward import inputs_of, probabilistic_module
-from hts_torchrl.shared.arrays import array_name
-from hts_torchrl.specs import Key, path_of
+from hts_torchrl.specs import Key, array_name, path_of
 
 DENSE = "gradients are dense here: leave sparse=True of nn.Embedding out"
 

@@ -13,7 +13,7 @@ from torch.nn import Parameter
 
 from hts_torchrl.compat.lightning import leave_gradients, log_figures
 from hts_torchrl.compat.torch import of_all_ranks, runs_after_accumulation
-from hts_torchrl.errors import ConfigurationError, require
+from hts_torchrl.errors import ConfigurationError, require, require_type
 from hts_torchrl.learner.delayed_gradient import DelayedWeights
 from hts_torchrl.learner.finite import DENSE
 from hts_torchrl.rng import update_seed
@@ -193,8 +193,7 @@ class ComputedGradient:
         self.figures = {}
         try:
             loss = loss_of()
-            kind = f"a chunk's loss of type {type(loss).__name__}"
-            require(isinstance(loss, Tensor), kind, "a tensor")
+            require_type("a chunk's loss", loss, Tensor, "a tensor")
             with torch.autocast(loss.device.type, enabled=False):
                 gradients = torch.autograd.grad(
                     loss, self.trained(), allow_unused=True, materialize_grads=True

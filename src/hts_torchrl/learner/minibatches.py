@@ -12,7 +12,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from hts_torchrl.errors import ConfigurationError, require
+from hts_torchrl.errors import ConfigurationError, require_counts
 from hts_torchrl.training.round_slice import RoundSlice
 
 if TYPE_CHECKING:
@@ -37,9 +37,7 @@ class Minibatches:
     """
 
     def __init__(self, learner: PPO | PQN) -> None:
-        for name in ("epochs", "minibatches"):
-            count = getattr(learner, name)
-            require(count > 0, f"{name}={count}", "1 or more")
+        require_counts(learner, "epochs", "minibatches")
         self._learner = learner
         self._orders: dict[int, tuple[Tensor, ...]] = {}
         """Of the running epoch, by this rank's chunk."""

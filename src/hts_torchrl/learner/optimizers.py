@@ -13,7 +13,7 @@ from torch.nn import Parameter
 from torch.optim import LBFGS, SGD, Adam, AdamW, Muon, Optimizer, RMSprop, SparseAdam
 
 from hts_torchrl.compat.torch import fused_adam, let_gradients_be_clipped
-from hts_torchrl.errors import ConfigurationError, require
+from hts_torchrl.errors import ConfigurationError, require, require_type
 from hts_torchrl.models.heads import NarrowLinear
 
 _BY_NAME = {
@@ -46,8 +46,7 @@ def optimizer_class(name: str) -> type[Optimizer]:
     Raises:
         ConfigurationError: if there is none, or it cannot learn from rounds.
     """
-    given = f"optimizer of type {type(name).__name__}"
-    require(isinstance(name, str), given, "a name, such as adam or module.Class,")
+    require_type("optimizer", name, str, "a name, such as adam or module.Class,")
     found: object = _BY_NAME.get(name.lower())
     if found is None:
         module, _, attribute = name.rpartition(".")
@@ -70,8 +69,7 @@ def require_arguments(name: str, arguments: Mapping[str, Any]) -> None:
         ConfigurationError: naming the argument, and what would be right.
     """
     cls = optimizer_class(name)
-    kind = f"optimizer_kwargs of type {type(arguments).__name__}"
-    require(isinstance(arguments, Mapping), kind, "a dict of the class's arguments")
+    require_type("optimizer_kwargs", arguments, Mapping, "a dict of the class's arguments")
     kinds = [Muon, AdamW] if cls is Muon else [cls]
     taken = {argument for each in kinds for argument in inspect.signature(each).parameters}
     require("lr" in taken, f"optimizer={name!r} has no lr", "an optimiser with a learning rate")

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from torch import distributions as d
 from torchrl.modules import set_recurrent_mode
 
-from hts_torchrl.errors import ConfigurationError, ProtocolError, require
+from hts_torchrl.errors import ConfigurationError, ProtocolError, require_type
 from hts_torchrl.learner.modes import SeededDraws
 from hts_torchrl.models import make_actor_critic
-from hts_torchrl.models.trunks import evaluating
+from hts_torchrl.models.heads import evaluating
 from hts_torchrl.policy.as_policy import initialise
 from hts_torchrl.policy.forward import (
     evaluate,
@@ -66,9 +66,8 @@ class PolicyModule(LightningModule):
         super().__init__()
         if policy is not None:
             require_called(policy, learns=True)
-        kind = f"network of type {type(network).__name__}"
         named = "a name, such as mlp or module.Class, (a module is given as policy)"
-        require(isinstance(network, str), kind, named)
+        require_type("network", network, str, named)
         self.policy = policy
         self.policy_name = None if policy is None else class_name(policy)
         """Class of a policy of the user's own."""

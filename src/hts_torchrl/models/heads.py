@@ -1,9 +1,10 @@
-"""Layers: how they are initialised, and those that give the action's parameters and the value."""
+"""Layers: how they are initialised and evaluated, and those that give parameters and values."""
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
 import torch
@@ -25,6 +26,19 @@ def orthogonal(layer: Layer, gain: float = math.sqrt(2)) -> Layer:
     if layer.bias is not None:
         nn.init.zeros_(layer.bias)
     return layer
+
+
+@contextlib.contextmanager
+def evaluating(*layers: nn.Module) -> Iterator[None]:
+    """Put layers into eval mode for a while: statistics, such as those of BatchNorm, stay."""
+    modes = [(module, module.training) for layer in layers for module in layer.modules()]
+    for layer in layers:
+        layer.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.train(training)
 
 
 class NarrowLinear(nn.Linear):

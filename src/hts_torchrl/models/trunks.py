@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import pkgutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Self, TypeVar
@@ -14,9 +13,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from hts_torchrl.errors import ConfigurationError, require
+from hts_torchrl.errors import ConfigurationError, require_type
 from hts_torchrl.machine import require_memory
 from hts_torchrl.models.combined import CombinedTrunk, is_image
+from hts_torchrl.models.heads import evaluating
 from hts_torchrl.models.mlp import MLP
 from hts_torchrl.models.pixel_trunks import (
     ImpalaResNet,
@@ -141,9 +141,8 @@ def built(network: str, spec: EnvSpec, make: Callable[[NetworkParts], PolicyT]) 
     Raises:
         ConfigurationError: if the machine has not the memory, or nobody could.
     """
-    kind = f"network of type {type(network).__name__}"
-    require(isinstance(network, str), kind, "a name, such as mlp or module.Class,")
-    require(isinstance(spec, EnvSpec), f"spec of type {type(spec).__name__}", "env_spec_of(env)")
+    require_type("network", network, str, "a name, such as mlp or module.Class,")
+    require_type("spec", spec, EnvSpec, "env_spec_of(env)")
     parts = NetworkParts.named(network, spec)
     if is_built_in(network):
         shapes = [list(array.shape) for array in spec.observations.values()]
@@ -157,7 +156,7 @@ def built(network: str, spec: EnvSpec, make: Callable[[NetworkParts], PolicyT]) 
         except (RuntimeError, TypeError) as error:  # torch's, of sizes that it cannot count
             told = str(error).partition("\n")[0]
             raise ConfigurationError(f"{what} cannot be made: {told}") from error
-        size = sum(each.numel() * each.element_size() for each in policy.parameters())
+        size = sum(each.nbytes for each in policy.parameters())
         require_memory(
             4 * size,  # the gradient, and what Adam keeps
             f"{what} takes to train",
@@ -205,19 +204,6 @@ def make_trunk(
             "255 by gymnasium.wrappers.TransformObservation"
         )
     return trunk
-
-
-@contextlib.contextmanager
-def evaluating(*layers: nn.Module) -> Iterator[None]:
-    """Put layers into eval mode for a while: statistics, such as those of BatchNorm, stay."""
-    modes = [(module, module.training) for layer in layers for module in layer.modules()]
-    for layer in layers:
-        layer.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.train(training)
 
 
 def _trunk(network: str) -> Callable[[tuple[int, ...]], nn.Module]:

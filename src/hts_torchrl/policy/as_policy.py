@@ -21,9 +21,9 @@ from torchrl.modules import AdditiveGaussianModule, EGreedyModule, RandomPolicy
 
 from hts_torchrl.compat.torch import uncompiled
 from hts_torchrl.envs.torchrl_specs import tensor_spec_of
-from hts_torchrl.errors import ConfigurationError, in_one_line
+from hts_torchrl.errors import ConfigurationError, in_one_line, require
 from hts_torchrl.models.distributions import action_head, parameter_keys
-from hts_torchrl.models.trunks import evaluating
+from hts_torchrl.models.heads import evaluating
 from hts_torchrl.policy.exploration import RandomActions
 from hts_torchrl.policy.inference import first_inputs
 from hts_torchrl.policy.limits import misfit, require_called, require_module, require_readable
@@ -111,11 +111,8 @@ def as_policy(policy: Policy, spec: EnvSpec) -> TensorDictModuleBase:
             policy.action_spec = tensor_spec_of(spec.action)
         _require_all_actions(policy.action_spec, spec.action)
         return RandomActions(spec)
-    if not callable(policy) or isinstance(policy, type):
-        raise ConfigurationError(
-            f"policy of type {type(policy).__name__}; a module or a function of a TensorDict is "
-            "needed"
-        )
+    acts, kind = callable(policy) and not isinstance(policy, type), type(policy).__name__
+    require(acts, f"policy of type {kind}", "a module or a function of a TensorDict")
     if not isinstance(policy, nn.Module):
         return FunctionPolicy(policy, spec)
     policy = uncompiled(policy)

@@ -41,7 +41,7 @@ class Block:
     def __init__(
         self, like: Mapping[Key, Tensor], device: torch.device | str, *, pinned: bool = False
     ) -> None:
-        sizes = [tensor.numel() * tensor.element_size() for tensor in like.values()]
+        sizes = [tensor.nbytes for tensor in like.values()]
         padded = [-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes]
         self.memory = torch.zeros(sum(padded), dtype=torch.uint8, device=device, pin_memory=pinned)
         """uint8, all that :meth:`copy_from` moves."""

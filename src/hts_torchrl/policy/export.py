@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from hts_torchrl.durable_file import replacing
-from hts_torchrl.errors import ConfigurationError, in_one_line, reason_of, require
+from hts_torchrl.errors import ConfigurationError, in_one_line, reason_of, require_type
 from hts_torchrl.models.actor_critic import make_actor_critic
 from hts_torchrl.models.q_policy import make_q_policy, q_head_of
 from hts_torchrl.models.trunks import is_built_in
@@ -62,9 +62,8 @@ def save_policy(
             of another ``spec``; or if its state is more than tensors.
         OSError: if it cannot be written; what was at ``path`` is still there.
     """
-    require(isinstance(spec, EnvSpec), f"spec of type {type(spec).__name__}", "env_spec_of(env)")
-    named = isinstance(network, str | None)
-    require(named, f"network of type {type(network).__name__}", "the name of one, or None,")
+    require_type("spec", spec, EnvSpec, "env_spec_of(env)")
+    require_type("network", network, str | None, "the name of one, or None,")
     require_module(policy)
     require_tensors(policy)
     built = (
@@ -91,7 +90,6 @@ def save_policy(
         for name, tensor in policy.state_dict().items()
     }
     try:
-        Path(path).absolute().parent.mkdir(parents=True, exist_ok=True)
         with replacing(Path(path)) as new:
             save_file(tensors, new, {"format": "pt", **metadata})
     except (OSError, SafetensorError) as error:
@@ -162,8 +160,7 @@ def _require_described(policy: nn.Module, described: Mapping[str, Any]) -> None:
     """Refuse a description by which another network would be built than the policy is."""
     network = described["network"]
     try:
-        with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with torch.random.fork_rng(devices=[]), warnings.catch_warnings(action="ignore"):
             other = _make(network, spec_from_json(described["spec"]))
         difference = _difference(policy.state_dict(), other)
         if difference is None:
@@ -206,8 +203,7 @@ def _build(path: Path, described: dict[str, Any], tensors: dict[str, Tensor]) ->
         if name is not None and is_built_in(name) and isinstance(squash, bool):
             make = partial(_make, network, spec_from_json(spec))
             # Whatever sizes are described, on this device nothing is allocated.
-            with torch.device("meta"), warnings.catch_warnings():
-                warnings.simplefilter("ignore")
+            with torch.device("meta"), warnings.catch_warnings(action="ignore"):
                 _require_same(path, make(), tensors)
             with torch.random.fork_rng(devices=[]):  # the caller's random numbers stay as they are
                 return make()

@@ -29,8 +29,7 @@ from hts_torchrl.policy.forward import evaluate, is_composite, memory_keys, prob
 from hts_torchrl.policy.inference import PolicyInference
 from hts_torchrl.policy.limits import copied
 from hts_torchrl.policy.sampling import Projection, mode
-from hts_torchrl.shared.arrays import array_name
-from hts_torchrl.specs import Array, EnvSpec, Key
+from hts_torchrl.specs import Array, EnvSpec, Key, array_name
 
 _PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 _TRACED_ROWS = 3
@@ -96,7 +95,6 @@ def save_onnx(
         session = runtime.InferenceSession(content, providers=["CPUExecutionProvider"])
     difference = max(_difference(answers, session, rows) for rows in _CHECKED_ROWS)
     try:
-        Path(path).absolute().parent.mkdir(parents=True, exist_ok=True)
         with replacing(Path(path)) as new:
             new.write_bytes(content)
     except OSError as error:
@@ -155,8 +153,7 @@ def _exported(answers: _Answers) -> Any:  # noqa: ANN401 - torch's ONNXProgram
     # The exporter tells of itself, and of packages that are not needed.
     logging.disable(logging.WARNING)
     try:
-        with warnings.catch_warnings(), torch.no_grad():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"), torch.no_grad():
             return torch.onnx.export(
                 answers,
                 answers.observations(_TRACED_ROWS),

@@ -216,15 +216,14 @@ def weights_by_name(source: object) -> Mapping[str, Tensor]:
 
 
 def _padded(tensor: Tensor) -> int:
-    return -(-tensor.numel() * tensor.element_size() // _ALIGNMENT) * _ALIGNMENT
+    return -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
 
 
 def _views(slot: Tensor, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Lay the state's tensors over one slot, in their own memory order."""
     views, offset = {}, 0
     for name, tensor in state.items():
-        size = tensor.numel() * tensor.element_size()
-        flat = slot[offset : offset + size].view(tensor.dtype)
+        flat = slot[offset : offset + tensor.nbytes].view(tensor.dtype)
         strides = torch.empty_like(tensor, device="meta").stride()  # dense, keeps channels_last
         views[name] = flat.as_strided(tensor.shape, strides)
         offset += _padded(tensor)

@@ -12,9 +12,8 @@ from typing import Any, Self
 import numpy as np
 
 from hts_torchrl.errors import ConfigurationError
-from hts_torchrl.shared.arrays import array_name
 from hts_torchrl.shared.memory import Memory
-from hts_torchrl.specs import Array, EnvSpec, Key, MemorySpec, next_key
+from hts_torchrl.specs import Array, EnvSpec, Key, MemorySpec, array_name, next_key
 
 
 class Rows:

@@ -18,7 +18,7 @@ import numpy as np
 from hts_torchrl.compat.processes import DupFd
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.machine import require_memory
-from hts_torchrl.specs import Array, ArraySpec, Key
+from hts_torchrl.specs import Array, ArraySpec, Key, array_name
 
 Layout: TypeAlias = dict[str, tuple[tuple[int, ...], str]]
 """Shape and dtype of each array, by name."""
@@ -124,8 +124,3 @@ def layout_of(kind: str, specs: Mapping[Key, ArraySpec], *lead: int) -> Layout:
         f"{kind}/{array_name(key)}": ((*lead, *array.shape), array.dtype.str)
         for key, array in specs.items()
     }
-
-
-def array_name(key: Key) -> str:
-    """Return one string for a key: a path's names joined by dots."""
-    return key if isinstance(key, str) else ".".join(key)

@@ -33,7 +33,6 @@ class StateBuffer:
     def __init__(self, arrays: SharedArrays, spec: EnvSpec) -> None:
         self.inputs = arrays.by_key("state", spec.inputs)
         self.observations = {key: self.inputs[key] for key in spec.observations}
-        self.memory = {key: self.inputs[key] for key in spec.memory.arrays}
         self.draws = arrays["state_draws"]
         self.round = arrays["state_round"]
 

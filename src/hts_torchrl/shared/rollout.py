@@ -8,8 +8,8 @@ import numpy as np
 
 from hts_torchrl.errors import ProtocolError
 from hts_torchrl.schedule import NUM_STORAGES
-from hts_torchrl.shared.arrays import Layout, SharedArrays, array_name, layout_of
-from hts_torchrl.specs import Array, ArraySpec, EnvSpec, Key, next_key
+from hts_torchrl.shared.arrays import Layout, SharedArrays, layout_of
+from hts_torchrl.specs import Array, ArraySpec, EnvSpec, Key, array_name, next_key
 
 NUMBERS: dict[Key, str] = {
     ("next", "reward"): "float32",

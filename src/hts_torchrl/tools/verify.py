@@ -17,7 +17,7 @@ from tensordict import TensorDictBase
 from hts_torchrl.durable_file import replacing
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.learner import Learner
-from hts_torchrl.shared.arrays import array_name
+from hts_torchrl.specs import array_name
 from hts_torchrl.tools.short_fit import short_fit
 from hts_torchrl.training.datamodule import HTSDataModule
 from hts_torchrl.training.round_slice import RoundSlice
@@ -60,7 +60,6 @@ class Manifest:
 
     def write(self, path: Path) -> None:
         """Write JSON, all of it or no file."""
-        path.absolute().parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as new:
             new.write_text(json.dumps(asdict(self)))
 

@@ -51,7 +51,6 @@ class DurableCheckpointIO(TorchCheckpointIO):
             return
         place = Path(path)
         try:
-            place.parent.mkdir(parents=True, exist_ok=True)
             with replacing(place) as new:
                 torch.save(checkpoint, new)
                 _keep_previous(place)

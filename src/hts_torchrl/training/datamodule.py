@@ -20,7 +20,7 @@ from hts_torchrl.collectors.round_source import RoundSource
 from hts_torchrl.config import MOST_ENVS, PRECISIONS, Collection, CollectorSettings, Precision
 from hts_torchrl.envs.group import EnvFactory
 from hts_torchrl.envs.make_group import env_spec_of
-from hts_torchrl.errors import ConfigurationError, require
+from hts_torchrl.errors import ConfigurationError, require, require_counts
 from hts_torchrl.policy.as_policy import as_policy
 from hts_torchrl.settings import plain_value, takes_settings
 from hts_torchrl.specs import EnvSpec
@@ -177,9 +177,7 @@ class HTSDataModule(LightningDataModule):
             if hasattr(self, name):
                 value = plain_value(name, getattr(self, name), str(own.annotation))
                 setattr(self, name, value)
-        for name in ("evaluation_episodes", "evaluation_frames"):
-            count = getattr(self, name)
-            require(count is None or count >= 1, f"{name}={count}", "1 or more")
+        require_counts(self, "evaluation_episodes", "evaluation_frames")
         if self.evaluation_episodes > MOST_ENVS:
             raise ConfigurationError(
                 f"evaluation_episodes={self.evaluation_episodes}; at most {MOST_ENVS} is possible"

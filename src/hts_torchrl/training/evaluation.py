@@ -17,7 +17,7 @@ from hts_torchrl.compat.lightning import must_leave
 from hts_torchrl.config import Precision, default_batch_size, take_plain_values
 from hts_torchrl.envs.group import CreateEnv, EnvFactory, EnvGroup, closed_at_end
 from hts_torchrl.envs.make_group import make_group
-from hts_torchrl.errors import ConfigurationError, require
+from hts_torchrl.errors import ConfigurationError, require_counts
 from hts_torchrl.policy.examination import require_fitting
 from hts_torchrl.policy.forward import with_parts
 from hts_torchrl.policy.inference import PolicyInference
@@ -70,7 +70,7 @@ class Evaluation:
         """Refuse what cannot be played."""
         take_plain_values(self)
         first_device(device=self.device)
-        require(self.episodes >= 1, f"episodes={self.episodes}", "1 or more")
+        require_counts(self, "episodes")
 
     def run(
         self, policy: nn.Module, after_step: Callable[[], None] = lambda: None

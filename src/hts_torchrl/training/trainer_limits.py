@@ -26,7 +26,7 @@ from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, SingleD
 from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
 
 from hts_torchrl.compat.lightning import process_start_method
-from hts_torchrl.errors import ConfigurationError, require
+from hts_torchrl.errors import ConfigurationError, require, require_counts
 from hts_torchrl.portable import is_portable
 from hts_torchrl.training.round_slice import ONE_EPOCH
 
@@ -146,9 +146,7 @@ def _require_sound(trainer: Trainer) -> None:
     """Refuse settings with which Lightning would fail, or spoil the weights, in the first step."""
     logs_every = trainer.log_every_n_steps  # type: ignore[attr-defined]
     require(logs_every >= 0, f"log_every_n_steps={logs_every}", "0 (never) or more")
-    for name in ("accumulate_grad_batches", "check_val_every_n_epoch"):
-        count = getattr(trainer, name)
-        require(count is None or count >= 1, f"{name}={count}", "1 or more")
+    require_counts(trainer, "accumulate_grad_batches", "check_val_every_n_epoch")
     reload = trainer.reload_dataloaders_every_n_epochs  # type: ignore[attr-defined]
     require(not reload, f"reload_dataloaders_every_n_epochs={reload}", "0")
     overfit = trainer.overfit_batches  # type: ignore[attr-defined]

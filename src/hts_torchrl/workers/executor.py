@@ -63,7 +63,7 @@ class Executor:
         self._step_count = np.zeros(len(envs), np.int64)
         self._discount = config.reward_discount
         self._discounted = np.zeros(len(envs), np.float32)
-        slots = {key: array[rows] for key, array in shared.state.memory.items()}
+        slots = {key: shared.state.inputs[key][rows] for key in shared.spec.memory.arrays}
         self._memory = Memory(shared.spec.memory, slots)
         self._answers = {key: array[rows] for key, array in shared.actions.answers.items()}
         self._actions = self._answers[shared.spec.action.key]

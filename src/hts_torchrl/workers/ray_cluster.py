@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from hts_torchrl.compat.torchrl import use_ray
-from hts_torchrl.errors import ConfigurationError, in_one_line, require
+from hts_torchrl.errors import ConfigurationError, in_one_line, require, require_type
 from hts_torchrl.portable import VARIABLES, is_portable
 from hts_torchrl.workers.rollout_node import RolloutNode
 
@@ -52,8 +52,8 @@ class RayCluster:
     def __init__(self, options: Mapping[str, Any], num_nodes: int) -> None:
         self._configs = _remote_configs(options, num_nodes)
         given = options.get("ray_init_config") or {}
-        kind = f"backend_options['ray_init_config'] of type {type(given).__name__}"
-        require(isinstance(given, dict), kind, "a dict of ray.init's arguments")
+        name = "backend_options['ray_init_config']"
+        require_type(name, given, dict, "a dict of ray.init's arguments")
         if find_spec("ray") is None:
             raise ConfigurationError(
                 "backend='ray' needs Ray, which is not installed: pip install 'hts-torchrl[ray]'"
@@ -127,13 +127,11 @@ def _remote_configs(options: Mapping[str, Any], num_nodes: int) -> list[dict[str
     """Return the options of each node."""
     given = options.get("remote_configs") or {}
     configs = list(given) if isinstance(given, list | tuple) else [given] * num_nodes
-    many = f"backend_options['remote_configs'] of {len(configs)} dicts"
+    setting = "backend_options['remote_configs']"
+    many = f"{setting} of {len(configs)} dicts"
     require(len(configs) == num_nodes, many, f"one, or {num_nodes} (num_collectors)")
     for config in configs:
-        kind = f"backend_options['remote_configs'] of type {type(config).__name__}"
-        require(isinstance(config, dict), kind, "a dict of ray.remote's arguments")
+        require_type(setting, config, dict, "a dict of ray.remote's arguments")
         for name in config.keys() & _OURS.keys():
-            raise ConfigurationError(
-                f"backend_options['remote_configs'][{name!r}] is not supported: {_OURS[name]}"
-            )
+            raise ConfigurationError(f"{setting}[{name!r}] is not supported: {_OURS[name]}")
     return configs

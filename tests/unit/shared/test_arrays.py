@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from hts_torchrl.errors import ConfigurationError
-from hts_torchrl.shared.arrays import SharedArrays, array_name
+from hts_torchrl.shared.arrays import SharedArrays
+from hts_torchrl.specs import array_name
 from tests.conftest import shared_memories
 
 LAYOUT = {"flags": ((3,), "bool"), "pixels": ((2, 5), "uint8"), "numbers": ((4,), "float64")}

@@ -25,7 +25,7 @@ from hts_torchrl.envs.football.game import (
 )
 from hts_torchrl.envs.group import EnvFactory, EnvGroup, Observation
 from hts_torchrl.envs.spaces import env_spec
-from hts_torchrl.errors import ConfigurationError, require
+from hts_torchrl.errors import ConfigurationError, require, require_counts, require_type
 from hts_torchrl.specs import Array
 
 Rewards = Literal["scoring", "scoring,checkpoints"]
@@ -78,13 +78,11 @@ class FootballEnvs(EnvFactory):
     def __post_init__(self) -> None:
         """Refuse settings of which there is nothing."""
         take_plain_values(self)
-        kind = f"scenario of type {type(self.scenario).__name__}"
-        require(isinstance(self.scenario, str), kind, "a name, such as empty_goal_close,")
+        require_type("scenario", self.scenario, str, "a name, such as empty_goal_close,")
         rewards, engines = get_args(Rewards), get_args(EngineName)
         require(self.rewards in rewards, f"rewards={self.rewards!r}", " or ".join(rewards))
-        require(self.frame_stack >= 1, f"frame_stack={self.frame_stack}", "1 or more")
         require(self.engine in engines, f"engine={self.engine!r}", " or ".join(engines))
-        require(self.num_players >= 1, f"num_players={self.num_players}", "1 or more")
+        require_counts(self, "frame_stack", "num_players")
 
     @property
     def preload(self) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import pandas as pd
 from matplotlib.figure import Figure
 
-from hts_torchrl.errors import ConfigurationError, reason_of
+from hts_torchrl.errors import naming
 from hts_torchrl.tools.report.figures import learning_curves, waiting
 from hts_torchrl.tools.report.groups import Group, grouped
 from hts_torchrl.tools.report.intervals import interquartile_mean, probability_of_improvement
@@ -55,12 +55,10 @@ def write_report(paths: list[Path], output: Path) -> list[tuple[str, str]]:
     groups = grouped(runs)
     warnings = [f"{folder} {reason}: it is left out" for folder, reason in left_out.items()]
     remarks, page = list(_remarks(groups)), output / "report.html"
-    try:
+    with naming("--output", output):
         output.mkdir(parents=True, exist_ok=True)
         parts = [_write(section, output / section.file) for section in _sections(groups)]
         page.write_text(_html([*warnings, *remarks], parts), encoding="utf-8")
-    except OSError as error:
-        raise ConfigurationError(f"--output={output}: {reason_of(error, output)}") from error
     told = [("warning", text) for text in warnings] + [("note", text) for text in remarks]
     return [*told, ("report", str(page))]
 

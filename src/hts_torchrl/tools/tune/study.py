@@ -20,7 +20,7 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
 
 from hts_torchrl.durable_file import replacing
-from hts_torchrl.errors import ConfigurationError, reason_of
+from hts_torchrl.errors import ConfigurationError, naming, reason_of
 from hts_torchrl.tools.tune.study_file import StudyFile, Value
 from hts_torchrl.tools.tune.trial import Budget, Outcome
 
@@ -42,11 +42,9 @@ def locked(folder: Path) -> Iterator[int]:
     Raises:
         ConfigurationError: if another one is at work there, or the folder cannot be written.
     """
-    try:
+    with naming("--output", folder):
         folder.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
-    except OSError as error:
-        raise ConfigurationError(f"--output={folder}: {reason_of(error, folder)}") from error
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -10,7 +10,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, get_args
 
-from hts_torchrl.errors import ConfigurationError, require
+from hts_torchrl.errors import ConfigurationError, naming, require
 from hts_torchrl.yaml_file import read_yaml
 
 if TYPE_CHECKING:
@@ -108,10 +108,8 @@ class StudyFile:
         Raises:
             ConfigurationError: with the file and the entry that is wrong.
         """
-        try:
+        with naming("--study", path):
             return cls._of(read_yaml(path))
-        except ConfigurationError as error:
-            raise ConfigurationError(f"--study={path}: {error}") from error
 
     @classmethod
     def _of(cls, content: object) -> Self:

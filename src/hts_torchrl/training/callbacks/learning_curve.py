@@ -54,7 +54,6 @@ class LearningCurve(Callback):
         has_points = self._training["scores"] or self._evaluation["scores"]
         if trainer.is_global_zero and directory is not None and has_points:
             path = Path(directory) / "learning_curve.png"
-            path.parent.mkdir(parents=True, exist_ok=True)
             with replacing(path) as new:
                 self._draw(new)
             self.path = path
