@@ -529,7 +529,7 @@ def test_an_entry_of_a_config_that_is_no_setting_is_answered_as_its_flag(
     [
         ({"trac": 3}, "Subcommand 'fit' does not accept option 'trac' (did you mean trace?)"),
         ({"data": {"delay": "long"}}, "Parser key \"data.delay\": Expected a <class 'int'>."),
-        ({"data": {"delay": "${nowhere}"}}, "Interpolation key '..nowhere' not found"),
+        ({"data": {"evaluation_frames": "${nowhere}"}}, "Interpolation key '..nowhere' not found"),
         ({"data": 3}, "data=3; settings by name are needed"),
         ({"trainer": [1]}, "trainer=[1]; settings by name are needed"),
         (
@@ -545,7 +545,7 @@ def test_an_entry_of_a_config_that_is_no_setting_is_answered_as_its_flag(
 def test_a_mistake_in_a_config_is_told_with_its_file(entries, message, tmp_path, capsys):
     """Also where others build on that file, and give other settings or one that is right."""
     wrong = write(tmp_path / "wrong.yaml", **entries)
-    write(tmp_path / "right.yaml", name="mine", model={"class_path": "A2C"})
+    write(tmp_path / "right.yaml", model={"class_path": "A2C"}, data={"delay": 1})
     top = write(tmp_path / "top.yaml", base=["right.yaml", "wrong.yaml"], name="top")
     assert refused(capsys, "fit", *CARTPOLE, *A2C, "-c", top).startswith(
         f"--config={wrong}: {message}"
