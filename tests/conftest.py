@@ -101,7 +101,8 @@ def _nothing_left_behind(request):
         process.kill()
         process.join()
     assert not left, f"processes left behind: {sorted(process.name for process in left)}"
-    request.node.funcargs.clear()  # the values of the test's fixtures, which are torn down by now
+    if request.node.funcargs is not None:  # as it is when Ctrl-C has ended the tests
+        request.node.funcargs.clear()  # the values of the test's fixtures, torn down by now
     if shared_memories() - memories:
         gc.collect()
     assert shared_memories() <= memories, "shared memory left behind"

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import UnionType
+
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
+"""Of an OSError: a file cannot grow, whoever writes it."""
 
 
 class HTSError(Exception):

@@ -58,6 +58,13 @@ class HTSArgumentParser(LightningArgumentParser):
         # Else argparse takes -1e-3 for a flag, and the flag before it has no value.
         self._negative_number_matcher = re.compile(r"-(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$")
 
+    def parse_path(self, cfg_path: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        """Name the config file in what is wrong with it."""
+        try:
+            return super().parse_path(cfg_path, *args, **kwargs)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"--config={cfg_path}: {error}") from error
+
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:  # noqa: ARG002
         """Print what is wrong and exit with status 2."""
         wrong = reason_in(message)

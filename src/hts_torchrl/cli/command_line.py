@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 import json
 import os
 import pkgutil
@@ -27,7 +28,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from hts_torchrl.cli.argument_parser import NO_FLAGS, HTSArgumentParser, reason_in
 from hts_torchrl.cli.checkpoint_settings import CheckpointSettings
-from hts_torchrl.cli.config_files import checkpoint_of
+from hts_torchrl.cli.config_files import checkpoint_of, files_with
 from hts_torchrl.compat.lightning import CommandLine, take_next_version
 from hts_torchrl.errors import ConfigurationError, naming, reason_of, require
 from hts_torchrl.learner import Learner
@@ -161,24 +162,35 @@ class HTSCommandLine(CommandLine):
             arguments = [*arguments[:1], "--config", config, *arguments[1:]]
         try:
             self.config = parser.parse_args(arguments)
-        except OmegaConfBaseException as error:
-            raise ConfigurationError(str(error)) from error
         except RecursionError as error:
             longest = max(sys.argv, key=len)
             raise ConfigurationError(f"{longest[:60]}...: it nests too deeply") from error
-        except ConfigurationError as error:
-            self._explain(error)
-            raise
+        except (ConfigurationError, OmegaConfBaseException) as error:
+            self._explain_missing(error)
+            wrong = self._explained(str(error))
+            setting = ".".join(filter(None, itertools.chain(*_SETTING.findall(wrong))))
+            files = [] if wrong.startswith("--config=") else files_with(setting, sys.argv[1:])
+            where = f"--config={' or '.join(files)}: " if files else ""
+            raise ConfigurationError(where + wrong) from error
 
-    def _explain(self, error: ConfigurationError) -> None:
-        """Name the setting that was meant; of a missing one, why the checkpoint has none."""
-        if unknown := _UNKNOWN.fullmatch(str(error)):
-            flag = unknown["flag"] or f"--{unknown['name']}"
-            if flag.partition(".")[0] in ("--optimizer", "--lr_scheduler"):
-                raise ConfigurationError(f"{error} ({_OPTIMIZERS})") from error
-            if meant := difflib.get_close_matches(flag, self.flags(), n=1, cutoff=0.8):
-                name = meant[0] if unknown["flag"] else meant[0].removeprefix("--")
-                raise ConfigurationError(f"{error} (did you mean {name}?)") from error
+    def _explained(self, wrong: str) -> str:
+        """Return what is wrong, with what was meant by a setting that is unknown."""
+        unknown = _UNKNOWN.fullmatch(wrong)
+        if unknown is None:
+            return wrong
+        if sys.argv[1] not in NO_FLAGS:
+            return "name fit, or another command, before all flags"
+        flag = unknown["flag"] or f"--{unknown['name']}"
+        if flag.partition(".")[0] in ("--optimizer", "--lr_scheduler"):
+            return f"{wrong} ({_OPTIMIZERS})"
+        meant = difflib.get_close_matches(flag, self.flags(), n=1, cutoff=0.8)
+        if not meant or meant[0] == flag:  # as behind --model.help=PPO, which takes what follows
+            return wrong
+        name = meant[0] if unknown["flag"] else meant[0].removeprefix("--")
+        return f"{wrong} (did you mean {name}?)"
+
+    def _explain_missing(self, error: Exception) -> None:
+        """Say why the checkpoint has no setting that is missing, if one is."""
         if self._checkpoint is None or "required" not in str(error):
             return
         if not self._checkpoint.known:
@@ -309,6 +321,10 @@ _UNKNOWN = re.compile(
     r"unrecognized arguments: (?P<flag>[^\s=]+).*|.* does not accept option '(?P<name>[\w.]+)'"
 )
 """A flag, or an entry of a config file."""
+_SETTING = re.compile(
+    r"Parser key \"([\w.]+)\"|Group '([\w.]+)'|[Oo]ption '([\w.]+)'|full_key: \w+\.([\w.]+)"
+)
+"""Parts of the name of a wrong setting, in messages of jsonargparse and OmegaConf."""
 _OPTIMIZERS = (
     "the learner makes its own: --model.optimizer, --model.learning_rate_decay, or a class with "
     "another configure_optimizers"
@@ -371,6 +387,12 @@ def _require_possible(settings: Namespace) -> None:
     if not (name := settings.get("name")):
         told = "--name=" if name == "" else "name: null in a config file"
         raise ConfigurationError(f"{told}: the name of a folder is needed")
+    root = settings.get("trainer.default_root_dir")
+    if root is not None and Path(os.path.expandvars(name)).is_absolute():
+        raise ConfigurationError(
+            f"--name={name}: a whole path has no place in --trainer.default_root_dir={root}; give "
+            "one of the two"
+        )
     if settings.get("model.class_path") == "hts_torchrl.Learner":  # which settings alone stand for
         raise ConfigurationError("--model: name a class: PPO, A2C, ... or module.Class")
     devices, most = str(settings.get("trainer.devices")), max(8, os.cpu_count() or 1)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,12 @@ def _with_bases(path: Path, above: tuple[Path, ...] = ()) -> list[Path]:
     if not isinstance(content, dict):
         told = "empty" if content is None else f"a {type(content).__name__}"
         raise ConfigurationError(f"--config={path}: it is {told}; settings by name are needed")
+    for section in ("data", "trainer"):  # jsonargparse takes the defaults for what is no mapping
+        value = content.get(section) or {}
+        if not isinstance(value, dict | str):  # text names a file with the section's settings
+            raise ConfigurationError(
+                f"--config={path}: {section}={value}; settings by name are needed"
+            )
     data = content.get("data")
     if "data.seed" in content or (isinstance(data, dict) and "seed" in data):
         raise ConfigurationError(f"--config={path}: data.seed is seed_everything: give that")
@@ -87,6 +94,34 @@ def _content(path: Path) -> Any:  # noqa: ANN401 - whatever the file holds
         raise ConfigurationError(f"--config={path}: a pipe is read only once; a file is needed")
     with naming("--config", path):
         return read_yaml(path)
+
+
+def files_with(setting: str, arguments: Sequence[str]) -> list[str]:
+    """Return the config files of expanded arguments that have a setting, unless a flag has it.
+
+    Args:
+        setting: as a flag names it, without its dashes, such as ``model.learning_rate``.
+        arguments: of the command line, as :func:`expand_configs` returns them.
+    """
+
+    def is_it(name: str) -> bool:
+        return name == setting or name.startswith(f"{setting}.")
+
+    flags = [each.partition("=")[0].removeprefix("--").removesuffix("+") for each in arguments]
+    if not setting or any(map(is_it, flags)):
+        return []
+    files = [path for flag, path in pairwise(arguments) if flag == "--config"]
+    return [path for path in files if any(map(is_it, _settings(_content(Path(path)))))]
+
+
+def _settings(content: Any, name: str = "") -> Iterator[str]:  # noqa: ANN401 - see _content
+    """Yield the names that flags have for all settings of a file; entries of a list share one."""
+    yield name
+    for part, value in content.items() if isinstance(content, dict) else ():
+        is_of_class = part in ("init_args", "dict_kwargs")
+        yield from _settings(value, name if is_of_class else f"{name}.{part}".removeprefix("."))
+    for value in content if isinstance(content, list) else ():
+        yield from _settings(value, name)
 
 
 def checkpoint_of(arguments: Sequence[str]) -> str | None:

@@ -27,6 +27,7 @@ from hts_torchrl.cli.subcommands import run_subcommand
 from hts_torchrl.cli.terminal import RunReport, leave_out_noise, tell
 from hts_torchrl.cli.tune import tune
 from hts_torchrl.errors import (
+    NO_ROOM,
     CheckpointError,
     ConfigurationError,
     DifferenceError,
@@ -39,7 +40,6 @@ from hts_torchrl.tools.doctor import examine
 from hts_torchrl.training.callbacks.stop_together import leave_together
 
 _NO_MODULE = re.compile(r"No module named '(?P<name>\w+)'")
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -94,7 +94,7 @@ def program() -> None:
         _discard_output()
         raise SystemExit(128 + signal.SIGPIPE) from None
     except OSError as error:
-        if error.errno not in _NO_ROOM:
+        if error.errno not in NO_ROOM:
             raise
         _discard_output()
         what = error.filename or "the output or a log"
@@ -140,6 +140,10 @@ def _terminate(number: int, _: FrameType | None) -> None:
 
 
 def _run(arguments: Sequence[str]) -> None:
+    try:
+        Path.cwd()
+    except OSError as error:
+        raise ConfigurationError("the working folder was removed: change to another one") from error
     for argument in arguments:
         try:
             argument.encode()

@@ -41,7 +41,11 @@ def run_subcommand(
         ConfigurationError: if a flag, or what it says, is wrong.
     """
     # ${data.num_envs} in a file means the value that counts in the end, of this subcommand.
-    set_parsing_settings(omegaconf_absolute_to_relative_paths=True)
+    set_parsing_settings(
+        omegaconf_absolute_to_relative_paths=True,
+        # Of fields, as GymEnvs has: it takes most of a second, and only help shows them.
+        docstring_parse_attribute_docstrings=any(".help" in each for each in arguments),
+    )
     # Lightning reads the arguments from sys.argv, and warns where they are given otherwise.
     sys.argv[1:] = expand_configs(arguments)
     kind(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -17,7 +18,7 @@ from hts_torchrl.cli.fit_commands import FitCommands
 from hts_torchrl.cli.subcommands import parsed_fit
 from hts_torchrl.cli.terminal import tell
 from hts_torchrl.durable_file import replacing
-from hts_torchrl.errors import ConfigurationError, require
+from hts_torchrl.errors import NO_ROOM, ConfigurationError, require
 from hts_torchrl.tools.tune.study_file import StudyFile, Value, flags
 from hts_torchrl.tools.tune.trial import Budget, Outcome, TrialWatch, read_evaluations
 
@@ -199,7 +200,11 @@ class _Trials:
     def _train(
         self, watch: TrialWatch, values: Mapping[str, Value], folder: Path, seed: int
     ) -> str:
-        """Train one seed; return in words why it failed, or nothing."""
+        """Train one seed; return in words why it failed, or nothing.
+
+        Raises:
+            OSError: if the disk is full: the trial has no outcome, and the next command repeats it.
+        """
         version, log = f"seed_{seed}", folder / f"seed_{seed}.log"
         folder.mkdir(parents=True, exist_ok=True)
         metrics = folder / version / "metrics.csv"
@@ -221,7 +226,11 @@ class _Trials:
         )
         enough = watch.look(read_evaluations(metrics))
         if status and not enough:
-            return _reason(log, status)
+            reason = _reason(log, status)
+            for number in NO_ROOM:
+                if os.strerror(number) in reason:
+                    raise OSError(number, os.strerror(number), str(folder))
+            return reason
         return "" if watch.has_seen else "no evaluation was made"
 
     def write_best(self, trial: FrozenTrial) -> None:

@@ -49,10 +49,12 @@ def require_same_network(module: Any, weights: Mapping[str, Tensor]) -> None:  #
     )
     names = {*own, *saved} if module.strict_loading else own.keys() & saved.keys()
     for name in sorted(name for name in names if own.get(name) != saved.get(name)):
-        raise ConfigurationError(
-            f"the checkpoint is of another network: its {name} has shape {saved.get(name)}, "
-            f"but {own.get(name)} is needed"
-        )
+        difference = f"its {name} has shape {saved.get(name)}, but {own.get(name)} is needed"
+        if name not in saved:
+            difference = f"it has no {name}"
+        elif name not in own:
+            difference = f"it has {name}, which this one does not have"
+        raise ConfigurationError(f"the checkpoint is of another network: {difference}")
 
 
 def is_loaded(value: object) -> bool:

@@ -484,6 +484,10 @@ WRONG = {
         ],
         "Early stopping conditioned on metric `eval/scor` which is not available",
     ),
+    "a whole path as the name of a folder in another": (
+        ["--name=/elsewhere", "--trainer.default_root_dir=here"],
+        "--name=/elsewhere: a whole path has no place in --trainer.default_root_dir=here; give one",
+    ),
     "a missing checkpoint": (["--ckpt_path=none.ckpt"], "--ckpt_path=none.ckpt: there is no such"),
 }
 
@@ -517,7 +521,61 @@ def test_an_entry_of_a_config_that_is_no_setting_is_answered_as_its_flag(
     config = tmp_path / "own.yaml"
     config.write_text(entries)
     told = refused(capsys, "fit", *CARTPOLE, *A2C, f"--config={config}")
-    assert told.startswith(f"Subcommand 'fit' does not accept {message}")
+    assert told.startswith(f"--config={config}: Subcommand 'fit' does not accept {message}")
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        ({"trac": 3}, "Subcommand 'fit' does not accept option 'trac' (did you mean trace?)"),
+        ({"data": {"delay": "long"}}, "Parser key \"data.delay\": Expected a <class 'int'>."),
+        ({"data": {"evaluation_frames": "${nowhere}"}}, "Interpolation key '..nowhere' not found"),
+        ({"data": 3}, "data=3; settings by name are needed"),
+        ({"trainer": [1]}, "trainer=[1]; settings by name are needed"),
+        (
+            {"model": {"class_path": "A2C", "init_args": {"gama": 1}}},
+            "Parser key \"model\": Option 'gama' is not accepted",
+        ),
+        (
+            {"trainer": {"callbacks": [{"class_path": "Timer", "init_args": {"durat": 1}}]}},
+            "Parser key \"trainer.callbacks\": Option 'durat' is not accepted",
+        ),
+    ],
+)
+def test_a_mistake_in_a_config_is_told_with_its_file(entries, message, tmp_path, capsys):
+    """Also where others build on that file, and give other settings or one that is right."""
+    wrong = write(tmp_path / "wrong.yaml", **entries)
+    write(tmp_path / "right.yaml", model={"class_path": "A2C"}, data={"delay": 1})
+    top = write(tmp_path / "top.yaml", base=["right.yaml", "wrong.yaml"], name="top")
+    assert refused(capsys, "fit", *CARTPOLE, *A2C, "-c", top).startswith(
+        f"--config={wrong}: {message}"
+    )
+
+
+def test_a_mistake_in_a_flag_is_told_without_the_config_that_has_the_setting(tmp_path, capsys):
+    right = write(tmp_path / "right.yaml", data={"delay": 1})
+    message = refused(capsys, "fit", *CARTPOLE, *A2C, "-c", right, "--data.delay=long")
+    assert message.startswith('Parser key "data.delay": Expected')
+
+
+def test_a_section_of_a_config_may_be_empty(made, tmp_path):
+    config = tmp_path / "mine.yaml"
+    config.write_text("data:\ntrainer:\nname: mine\n")
+    assert "mine" in made("fit", *CARTPOLE, *A2C, f"--config={config}").trainer.log_dir
+
+
+def test_what_follows_the_help_of_a_class_is_not_answered_by_itself(capsys):
+    told = refused(capsys, "fit", "--model.help=PPO", "--data.env=GymEnvs")
+    assert told == "unrecognized arguments: --data.env=GymEnvs"
+
+
+def test_a_working_folder_that_was_removed_is_told(tmp_path, monkeypatch, capsys):
+    folder = tmp_path / "removed"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    for command in ("fit", "doctor"):
+        assert refused(capsys, command) == "the working folder was removed: change to another one"
 
 
 @pytest.mark.parametrize("what", WRONG)
@@ -531,6 +589,8 @@ def test_wrong_input_ends_with_one_line_and_status_2(what, capsys):
     [
         ([], 'expected "subcommand" to be one of {fit,validate,test,predict,play,'),
         (["train"], "argument subcommand: invalid choice: 'train'"),
+        (["--data.env=GymEnvs", "fit"], "name fit, or another command, before all flags"),
+        (["-c", "configs/pong.yaml"], "name fit, or another command, before all flags"),
         (["fit", "--model=A2C"], "the following arguments are required: --data.env, --data."),
         (["fit", *CARTPOLE], "the following arguments are required: --model"),
         (["fit", *CARTPOLE, "--model.network=mlp"], "--model: name a class: PPO"),
@@ -784,7 +844,7 @@ MERGED_LAUGHS = "a0: &a0 {ha: 1}\n" + "".join(
         ("base: 3\n", "--config=bad.yaml: base=3; one file or a list is needed"),
         ("base: {a: 1}\n", "--config=bad.yaml: base={'a': 1}; one file or a list"),
         ("base: [[a]]\n", "--config=bad.yaml: base=[['a']]; one file or a list"),
-        ("data: {nums: 3}\n", "Subcommand 'fit' does not accept option 'data.nums'"),
+        ("data: {nums: 3}\n", "--config=bad.yaml: Subcommand 'fit' does not accept option "),
         (b"\xff\xfe\x00\x01", "--config=bad.yaml: "),
         ("data: " + "[" * 60 + "]" * 60, "--config=bad.yaml: it nests too deeply"),
         ("data: " + "[" * 3000 + "]" * 3000, "--config=bad.yaml: it nests too deeply"),
@@ -914,3 +974,10 @@ def test_help_lists_the_classes_that_users_name(capsys):
     checkpoints = ("training.callbacks.BestCheckpoint", "training.callbacks.LastCheckpoint")
     assert {f"hts_torchrl.{name}" for name in ("PPO", "GymEnvs", "LearningCurve")} < listed
     assert listed <= {f"hts_torchrl.{name}" for name in (*hts_torchrl.__all__, *checkpoints)}
+
+
+def test_help_of_a_class_has_the_docstrings_of_its_fields(capsys):
+    with pytest.raises(SystemExit):
+        run("fit", "--data.env.help=GymEnvs")
+    told = " ".join(capsys.readouterr().out.split())
+    assert "--data.env.kwargs KWARGS Further arguments of ``gymnasium.make``." in told

@@ -26,6 +26,8 @@ os.makedirs(folder, exist_ok=True)
 print("arguments:", *sys.argv[1:])
 if given.get("model.unroll") == "3":
     sys.exit("hts-torchrl: error: unroll=3 does not divide")
+if given.get("model.unroll") == "5":
+    sys.exit("hts-torchrl: error: last.ckpt: No space left on device")
 with open(os.path.join(folder, "metrics.csv"), "w") as file:
     print("eval/frames,eval/minutes,eval/score", file=file)
     for place in range(1, 4):
@@ -112,6 +114,15 @@ class TestTrials:
             "3": ("failed", "unroll=3 does not divide"),
             "4": ("complete", ""),
         }
+
+    def test_one_that_a_full_disk_has_failed_has_no_outcome(self, tune):
+        study = f"space: {{{SPACE}, model.unroll: [5]}}"
+        with pytest.raises(OSError, match="No space left") as full:
+            tune(study=study, trials=1)
+        assert full.value.filename == "study/trial_0"
+        fit_commands._COMMAND[-1] = FIT.replace('== "5"', '== "6"')
+        rows = tune(study=study, trials=1)
+        assert [row["state"] for row in rows] == ["cut off", "complete"]
 
     def test_a_study_without_a_complete_one_ends_with_status_1(self, tune, tmp_path, capsys):
         tune(study=f"space: {{{SPACE}, model.unroll: [3]}}", trials=1, status=1)

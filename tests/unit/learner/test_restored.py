@@ -376,10 +376,26 @@ def test_a_checkpoint_without_a_later_module_is_loaded_only_if_that_is_not_stric
     content["state_dict"] = {k: v for k, v in content["state_dict"].items() if "added" not in k}
     torch.save(content, path)
     if kind is Extended:
-        with pytest.raises(ConfigurationError, match=r"its added\.bias has shape None"):
+        with pytest.raises(ConfigurationError, match=r"another network: it has no added\.bias$"):
             kind.load_from_checkpoint(path)
     else:
         assert torch.equal(flat(kind.load_from_checkpoint(path).policy), flat(trained.policy))
+
+
+@pytest.mark.parametrize(
+    ("name", "weight", "told"),
+    [
+        ("added.bias", torch.zeros(3), r"its added.bias has shape \(3,\), but \(1,\) is needed"),
+        ("added.left", torch.zeros(1), "it has added.left, which this one does not have"),
+    ],
+)
+def test_how_the_network_of_a_checkpoint_differs_is_told(name, weight, told, tmp_path):
+    path = saved(tmp_path, Extended())
+    content = torch.load(path)
+    content["state_dict"][name] = weight
+    torch.save(content, path)
+    with pytest.raises(ConfigurationError, match=f"of another network: {told}$"):
+        Extended.load_from_checkpoint(path, strict=True)
 
 
 def test_strict_says_for_one_call_whether_weights_may_be_missing(tmp_path):
