@@ -18,9 +18,15 @@ from torchrl.envs import (
     ExplorationType,
     GymEnv,
     InitTracker,
+    TensorDictPrimer,
     TransformedEnv,
 )
-from torchrl.modules import MultiStepActorWrapper, ProbabilisticActor, RandomPolicy
+from torchrl.modules import (
+    MultiStepActorWrapper,
+    OneHotCategorical,
+    ProbabilisticActor,
+    RandomPolicy,
+)
 
 from hts_torchrl import ConfigurationError, HTSCollector
 from tests.runs import digest, play
@@ -308,8 +314,57 @@ def test_an_actor_of_several_steps_is_refused_in_one_line():
 
     net = nn.Sequential(nn.Linear(9, 3), nn.Unflatten(-1, (3, 1)))
     actor = MultiStepActorWrapper(TensorDictModule(net, ["observation"], ["action"]), n_steps=3)
-    with pytest.raises(ConfigurationError, match="tried with random observations"):
+    told = r"MultiStepActorWrapper reads the actions that it wrote in an earlier step"
+    with pytest.raises(ConfigurationError, match=told):
         rounds(actor, make_env)
+
+
+def test_a_constant_of_a_primer_is_refused_with_where_it_belongs():
+    class Scaled(nn.Linear):
+        def forward(self, observation, scale):
+            return super().forward(observation) * scale
+
+    def make_env():
+        primer = TensorDictPrimer({"scale": Unbounded((1,))}, default_value=2.0)
+        return TransformedEnv(GymEnv("CartPole-v1", categorical_action_encoding=True), primer)
+
+    inner = TensorDictModule(Scaled(4, 2), ["observation", "scale"], ["logits"])
+    policy = ProbabilisticActor(inner, ["logits"], distribution_class=d.Categorical)
+    told = r"reads 'scale', .* TensorDictPrimer begins, .* \('next', 'scale'\): .* in a buffer"
+    with pytest.raises(ConfigurationError, match=told):
+        rounds(policy, make_env)
+
+
+@pytest.mark.parametrize(
+    ("takes_numbers", "distribution", "told"),
+    [
+        (False, d.Categorical, r"shape \(\), .* OneHotCategorical, .* categorical_action_encoding"),
+        (True, OneHotCategorical, r"shape \(2,\), .* take torch's Categorical"),
+    ],
+    ids=["numbers", "one-hot"],
+)
+def test_the_other_form_of_a_choice_is_named(takes_numbers, distribution, told):
+    """TorchRL's ``GymEnv`` takes one-hot actions unless it is told otherwise."""
+    inner = TensorDictModule(nn.Linear(4, 2), ["observation"], ["logits"])
+    policy = ProbabilisticActor(inner, ["logits"], distribution_class=distribution)
+    with pytest.raises(ConfigurationError, match=told):
+        rounds(policy, lambda: GymEnv("CartPole-v1", categorical_action_encoding=takes_numbers))
+
+
+class Sized(nn.Linear):
+    """Has a state that is no tensor."""
+
+    def get_extra_state(self):
+        return {"size": self.out_features}
+
+    def set_extra_state(self, state):
+        pass
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+def test_a_state_that_is_no_tensor_is_refused_in_passes_of_any_size(rows):
+    with pytest.raises(ConfigurationError, match=r"_extra_state', a dict, but actors and files"):
+        rounds(Sized(4, 2), inference_batch_size=rows)
 
 
 @pytest.mark.parametrize("trusted", [True, False])

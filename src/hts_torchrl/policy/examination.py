@@ -158,7 +158,7 @@ def _refuse_other_actions(
         if shape != wanted.array.shape:
             raise ConfigurationError(
                 f"the policy's {key!r} has shape {shape}, but the environment "
-                f"accepts {wanted.array.shape} ({wanted.kind})"
+                f"accepts {wanted.array.shape} ({wanted.kind}){_other_form(wanted, shape)}"
             )
         if key in dists:
             _refuse_other_distribution(wanted, action, dists[key])
@@ -166,6 +166,18 @@ def _refuse_other_actions(
             raise ConfigurationError(
                 f"the policy's action is {action.dtype}, but the environment's are {wanted.kind}"
             )
+
+
+def _other_form(wanted: ActionSpec, shape: tuple[int, ...]) -> str:
+    """Say what has the other of a choice's two forms, if that is all that differs."""
+    if wanted.kind == "one_hot" and shape == ():
+        return (
+            ": take torchrl's OneHotCategorical, or an environment that takes numbers, as "
+            "GymEnv(..., categorical_action_encoding=True) does"
+        )
+    if wanted.kind == "discrete" and shape == wanted.sizes:
+        return ": take torch's Categorical, whose actions are numbers"
+    return ""
 
 
 def _refuse_other_memory(inference: PolicyInference, answers: Mapping[Key, Tensor]) -> None:

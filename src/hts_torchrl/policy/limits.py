@@ -10,6 +10,7 @@ import torch
 from tensordict.nn import ProbabilisticTensorDictModule, TensorDictSequential
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from torchrl.modules import MultiStepActorWrapper
 
 from hts_torchrl.compat.tensordict import drawing_options
 from hts_torchrl.compat.torch import compiles_calls, hooks_of, tree_leaves, uncompiled
@@ -106,6 +107,7 @@ def require_readable(policy: nn.Module, spec: EnvSpec) -> None:
     names = {module: name for name, module in policy.named_modules()}
     steps = list(modules_of(policy))
     known = {path_of(key) for key in spec.observations} | {(IS_INIT,)}
+    primed = {path_of(key) for key in spec.memory.initial}
     actions = {path_of(key) for head in heads_of(policy) for key in head.dist_sample_keys}
     if covered := [key for key in actions if _overlaps(key, known)]:
         raise ConfigurationError(
@@ -116,9 +118,20 @@ def require_readable(policy: nn.Module, spec: EnvSpec) -> None:
     read: set[tuple[str, ...]] = set()
     for module in steps:
         step = named(module, names.get(module, ""))
+        if isinstance(module, MultiStepActorWrapper):
+            raise ConfigurationError(
+                f"the policy's {step} reads the actions that it wrote in an earlier step, which no "
+                "actor keeps: give a policy that writes one action in each step"
+            )
         for key in map(path_of, getattr(module, "in_keys", ())):
             read.add(key)
             if key not in remembered and not _overlaps(key, known):
+                if key in primed:
+                    raise ConfigurationError(
+                        f"the policy's {step} reads {_shown(key)}, with which the environment's "
+                        f"TensorDictPrimer begins, but no module writes {('next', *key)}: keep "
+                        "what stays the same in a buffer of the policy"
+                    )
                 raise ConfigurationError(
                     f"the policy's {step} reads {_shown(key)}, which is none of the observations "
                     f"{sorted(map(str, spec.observations))}, and which no earlier module writes; "

@@ -21,7 +21,7 @@ from hts_torchrl.models.heads import NarrowLinear
 from hts_torchrl.policy.compiled_pass import CompiledPass
 from hts_torchrl.policy.examination import examine, require_capturable, require_fitting
 from hts_torchrl.policy.inference import PolicyInference
-from hts_torchrl.policy.limits import copied, require_copyable
+from hts_torchrl.policy.limits import copied, require_copyable, require_tensors
 from hts_torchrl.policy.shared_weights import PolicyWeights
 from hts_torchrl.shared.buffers import SharedBuffers
 from hts_torchrl.shared.worker_status import BusyTimer
@@ -172,6 +172,7 @@ def find_settings(
             captured where it should be.
     """
     require_copyable(policy)
+    require_tensors(policy)
     found = examine(
         make_inference(copied(policy), env_spec, replace(asked, cudagraph=False)),
         all_outputs=all_outputs,

@@ -185,6 +185,7 @@ class ProcessGroup:
         with contextlib.suppress(OSError):  # the parent has ended, and nobody asks for our status
             os.setpgid(0, self._former)
         end_group(int(self._groups[self._made]))
+        os.setpgid(0, 0)  # a thread may yet start others, as a Pool replaces its workers
         for group in self._groups.tolist():
             if group and not _runs(group):
                 end_group(group)

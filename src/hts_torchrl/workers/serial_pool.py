@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import traceback
 from collections.abc import Callable, Sequence
@@ -9,7 +10,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from hts_torchrl.compat.processes import Finalize
-from hts_torchrl.errors import ProtocolError
+from hts_torchrl.errors import ConfigurationError, ProtocolError
 from hts_torchrl.shared.buffers import SharedBuffers
 from hts_torchrl.workers.actor import Actor
 from hts_torchrl.workers.executor import Executor
@@ -47,12 +48,22 @@ class SerialPool(WorkerPool):
         for executor in self._executors:
             executor.begin_round(round_index)
         for step in range(self._shared.schedule.steps_per_round):
-            for executor in self._executors:
-                executor.put_state(step)
-            self._actor.answer(np.arange(self._shared.config.num_envs, dtype=np.int32))
-            for executor in self._executors:
-                executor.step(step)
+            try:
+                self._play(step)
+            except ConfigurationError:  # which says where
+                raise
+            except Exception as error:
+                with contextlib.suppress(Exception):  # of a class that takes no notes
+                    error.add_note(f"in round {round_index}, step {step}")
+                raise
         self._interrupted = False
+
+    def _play(self, step: int) -> None:
+        for executor in self._executors:
+            executor.put_state(step)
+        self._actor.answer(np.arange(self._shared.config.num_envs, dtype=np.int32))
+        for executor in self._executors:
+            executor.step(step)
 
     def wait_round(self, round_index: int) -> None:
         """Do nothing: the round was finished when it was started.

@@ -137,3 +137,23 @@ def test_notes_on_an_exception_reach_the_worker_status():
     task = Task(error)
     run_task(task, None)
     assert "environment 4" in task.told
+
+
+STARTS_ANOTHER = """
+import os, subprocess, numpy
+from hts_torchrl.workers.process import ProcessGroup
+groups = numpy.zeros(1, int)
+group = ProcessGroup(groups, 0)
+before = subprocess.Popen(["sleep", "60"])
+group.end()
+after = subprocess.Popen(["sleep", "60"])
+print(before.wait(), os.getpgid(after.pid) == groups[0])
+after.kill()
+after.wait()
+"""
+
+
+def test_what_is_started_after_a_group_was_ended_belongs_to_it_too():
+    """A ``multiprocessing.Pool`` replaces workers that were killed."""
+    ran = subprocess.run([sys.executable, "-c", STARTS_ANOTHER], capture_output=True, text=True)
+    assert (ran.stdout, ran.stderr) == ("-9 True\n", "")

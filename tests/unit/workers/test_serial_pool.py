@@ -4,7 +4,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-from hts_torchrl.errors import ProtocolError
+from hts_torchrl.errors import ConfigurationError, ProtocolError
 from hts_torchrl.schedule import Schedule
 from hts_torchrl.workers.serial_pool import SerialPool
 
@@ -90,3 +90,17 @@ def test_a_round_that_ctrl_c_has_ended_is_never_taken_for_a_whole_one(pool, at):
         pool.start_round(1)
     with pytest.raises(ProtocolError, match="round 1 was interrupted"):
         pool.wait_round(1)
+
+
+@pytest.mark.parametrize("role", ["executor", "actor"])
+def test_an_exception_tells_round_and_step(pool, role):
+    """As the place of a worker process does; one line that refuses something says it already."""
+    failing, at = (pool._actor, "answer") if role == "actor" else (pool._executors[1], "step")
+    setattr(failing, at, Mock(side_effect=[None, ArithmeticError("as asked")]))
+    with pytest.raises(ArithmeticError) as raised:
+        pool.start_round(7)
+    assert raised.value.__notes__ == ["in round 7, step 1"]
+    setattr(failing, at, Mock(side_effect=ConfigurationError("round 8, step 0: not declared")))
+    with pytest.raises(ConfigurationError) as refused:
+        pool.start_round(8)
+    assert not hasattr(refused.value, "__notes__")
