@@ -140,10 +140,6 @@ def _terminate(number: int, _: FrameType | None) -> None:
 
 
 def _run(arguments: Sequence[str]) -> None:
-    try:
-        Path.cwd()
-    except OSError as error:
-        raise ConfigurationError("the working folder was removed: change to another one") from error
     for argument in arguments:
         try:
             argument.encode()

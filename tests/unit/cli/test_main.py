@@ -569,15 +569,6 @@ def test_what_follows_the_help_of_a_class_is_not_answered_by_itself(capsys):
     assert told == "unrecognized arguments: --data.env=GymEnvs"
 
 
-def test_a_working_folder_that_was_removed_is_told(tmp_path, monkeypatch, capsys):
-    folder = tmp_path / "removed"
-    folder.mkdir()
-    monkeypatch.chdir(folder)
-    folder.rmdir()
-    for command in ("fit", "doctor"):
-        assert refused(capsys, command) == "the working folder was removed: change to another one"
-
-
 @pytest.mark.parametrize("what", WRONG)
 def test_wrong_input_ends_with_one_line_and_status_2(what, capsys):
     arguments, message = WRONG[what]
