@@ -1,9 +1,9 @@
-"""The table of all configs with what each was last seen to reach: docs/zoo.md.
+"""The table of the latest result of each config: docs/zoo.md.
 
 Run: python benchmarks/zoo.py [--check]
 
 A row is a config of ``configs/``, with the figures of ``configs/results.toml``. Configs without
-figures are listed below the table, and so are those without a name, which are part of others. With
+figures are listed below the table, and so are those without a name, which are parts of others. With
 ``--check`` nothing is written, and the exit status is 1 if the page is not what would be written.
 """
 
@@ -21,15 +21,15 @@ CONFIGS, PAGE = ROOT / "configs", ROOT / "docs" / "zoo.md"
 COLUMNS = ("score", "steps", "minutes", "version", "machine", "remark")
 HEAD = """# Zoo
 
-What each config of `configs/` was last seen to reach. `python benchmarks/zoo.py` writes this page
-from `configs/results.toml`; [Results](results.md) has the commands and the curves. A score is the
-mean of an evaluation's games, and minutes are those of training. Most rows are one run of one seed:
+The latest result of each config in `configs/`. `python benchmarks/zoo.py` writes this page from
+`configs/results.toml`; [Results](results.md) has the commands and the curves. A score is the mean
+of an evaluation's games, and minutes are those of training. Most rows are one run of one seed, so
 no row is a comparison.
 """
 NOT_RUN = """
-Not run so far: {}."""
+Not yet run: {}."""
 PARTS = """
-Other configs build on these, or put them behind a task, so they are not run alone: {}.
+Parts of other configs, which are not run on their own: {}.
 """
 
 
@@ -61,7 +61,7 @@ def page(configs: Path) -> str:
 def cells(name: str, result: dict[str, object]) -> list[str]:
     if strange := set(result) - set(COLUMNS):
         raise ValueError(f"results.toml: {name} has no field {', '.join(sorted(strange))}")
-    values = [result.get(column, "not noted") for column in COLUMNS]
+    values = [result.get(column, "not recorded") for column in COLUMNS]
     return [f"{value:,}" if isinstance(value, int) else str(value) for value in values]
 
 

@@ -1,4 +1,4 @@
-"""The collector off-policy: DQN on CartPole or a game of MinAtar, with TorchRL's loss and buffer.
+"""Off-policy training with the collector: DQN on CartPole or MinAtar, with TorchRL's loss.
 
 Run: python examples/dqn.py [--env MinAtar/Breakout-v1] [--total_frames 200000] [--seed 1]
 """
@@ -22,7 +22,7 @@ class OfImages(nn.Sequential):
 
 def main(env: str = "CartPole-v1", total_frames: int = 51_200, seed: int = 0) -> float:
     torch.manual_seed(seed)
-    torch.set_num_threads(1)  # of layers this small: more threads wait longer than they compute
+    torch.set_num_threads(1)  # for layers this small, more threads wait longer than they compute
     envs = GymEnvs(env)
     choices = env_spec_of(envs).action.sizes[0]
     if env.startswith("MinAtar"):

@@ -1,4 +1,4 @@
-"""The learner under Lightning's Trainer, without the command line: A2C on CartPole.
+"""The learner with Lightning's Trainer, without the command line: A2C on CartPole.
 
 Run: python examples/lightning_loop.py [total_frames]
 """

@@ -12,16 +12,16 @@ from hts_torchrl import PPO, ConfigurationError, GymEnvs, HTSDataModule, Trainin
 
 
 class RateByKL(Callback):
-    """Raises PPO's learning rate where an update moved the policy little, and lowers it where far.
+    """Raises PPO's learning rate after small changes of the policy, and lowers it after large ones.
 
     After each round it takes the mean ``loss/approx_kl`` of the last epoch. Above twice the target
-    the rate is divided by ``factor``, below half of it multiplied. That is the rule of
-    ``KLAdaptiveLR`` in skrl and of ``lr_schedule: adaptive`` in rl_games, once a round. The
-    optimizer keeps the rate, and so does a checkpoint. A divergence of 0, as of one epoch of
-    ``decoupled``, changes nothing.
+    the rate is divided by ``factor``, below half of it multiplied. This is the rule of
+    ``KLAdaptiveLR`` in skrl and of ``lr_schedule: adaptive`` in rl_games, applied once a round. The
+    rate is saved with the optimizer. A divergence of 0, as with one epoch of ``decoupled``,
+    changes nothing.
 
     Args:
-        target_kl: divergence that is wanted.
+        target_kl: desired divergence.
         factor: by which the rate changes.
         smallest, largest: bounds of the rate.
     """

@@ -1,4 +1,4 @@
-"""The collector off-policy: SAC on Pendulum or HalfCheetah, with TorchRL's loss and replay buffer.
+"""Off-policy training with the collector: SAC on Pendulum or HalfCheetah, with TorchRL's loss.
 
 Run: python examples/sac.py [--env HalfCheetah-v5] [--total_frames 51200] [--seed 1]
 """
@@ -21,12 +21,12 @@ from hts_torchrl import Evaluation, HTSCollector, env_spec_of
 def make_env(env: str) -> gymnasium.Env:
     made = gymnasium.make(env)
     space = gymnasium.spaces.Box(-np.inf, np.inf, made.observation_space.shape, np.float32)
-    return gymnasium.wrappers.TransformObservation(made, np.float32, space)  # MuJoCo's: float64
+    return gymnasium.wrappers.TransformObservation(made, np.float32, space)  # MuJoCo's are float64
 
 
 def main(env: str = "Pendulum-v1", total_frames: int = 20_480, seed: int = 0) -> float:
     torch.manual_seed(seed)
-    torch.set_num_threads(1)  # of layers this small: more threads wait longer than they compute
+    torch.set_num_threads(1)  # for layers this small, more threads wait longer than they compute
     envs = partial(make_env, env)
     spec = env_spec_of(envs)
     observed, actions = spec.observations["observation"].shape[0], spec.action.array.shape[0]

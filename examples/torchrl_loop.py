@@ -20,11 +20,11 @@ def main(total_frames: int = 102_400) -> float:
     loss_module = ClipPPOLoss(actor, critic, entropy_coeff=0.0, normalize_advantage=True)
     advantage = GAE(gamma=0.99, lmbda=0.95, value_network=critic)
     optimizer = torch.optim.Adam(policy.parameters(), lr=1e-3)
-    collector = HTSCollector(  # the actor alone: GAE computes the values itself
+    collector = HTSCollector(  # only the actor: GAE computes the values itself
         envs, actor, num_envs=8, frames_per_batch=1024, total_frames=total_frames
     )
     score = 0.0
-    for batch in collector:  # the next round is being collected meanwhile
+    for batch in collector:  # meanwhile, the next round is collected
         with torch.no_grad():
             advantage(batch)
         samples = batch.reshape(-1)
@@ -35,7 +35,7 @@ def main(total_frames: int = 102_400) -> float:
                 (losses["loss_objective"] + losses["loss_critic"]).backward()
                 torch.nn.utils.clip_grad_norm_(policy.parameters(), 0.5)
                 optimizer.step()
-        collector.update_policy_weights_()  # acts from the next rendezvous on
+        collector.update_policy_weights_()  # they act from the next rendezvous on
         ended = batch["next", "episode_end"]
         if ended.any():
             score = batch["next", "episode_reward"][ended].mean().item()

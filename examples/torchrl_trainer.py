@@ -18,7 +18,7 @@ def main(total_frames: int = 102_400) -> Trainer:
     envs = GymEnvs("CartPole-v1")
     policy = make_actor_critic("mlp", env_spec_of(envs))
     actor, critic = policy.get_policy_operator(), policy.get_value_operator()
-    collector = HTSCollector(  # the actor alone: GAE computes the values itself
+    collector = HTSCollector(  # only the actor: GAE computes the values itself
         envs, actor, num_envs=8, frames_per_batch=1024, total_frames=total_frames
     )
     trainer = Trainer(

@@ -11,15 +11,15 @@ _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
 
 @functools.cache
 def keep_freed_memory() -> bool:
-    """Keep freed memory in this process instead of returning it to the system; once is enough.
+    """Keep freed memory in this process instead of returning it to the system.
 
-    A network's activations are tens of megabytes, allocated and freed in every pass. glibc gives
-    such blocks back at once, and the system clears every page again when the next pass asks for
-    it. ``python benchmarks/overhead.py --only parts`` measures it. The process stays as
-    large as it was at its largest.
+    Call it once. A network's activations are tens of megabytes, allocated and freed in every pass.
+    glibc returns such blocks at once, and the system clears every page again for the next pass.
+    ``python benchmarks/overhead.py --only parts`` measures the gain. The process keeps its
+    largest size.
 
     Returns:
-        Whether the C library has such a setting; glibc has.
+        Whether the C library has such a setting, as glibc does.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:

@@ -17,7 +17,7 @@ class HTSError(Exception):
 
 
 class ConfigurationError(HTSError, ValueError):
-    """The user's settings cannot work; the message says which and what would."""
+    """The user's settings cannot work; the message says which, and what would work."""
 
 
 def require(condition: bool, setting: str, wanted: str) -> None:
@@ -78,7 +78,7 @@ def naming(setting: str, path: object) -> Iterator[None]:
 
 
 class CheckpointError(HTSError, OSError):
-    """A checkpoint cannot be written; what was in its place is still there."""
+    """A checkpoint cannot be written; the previous file is still there."""
 
 
 class ProtocolError(HTSError, RuntimeError):
@@ -86,18 +86,18 @@ class ProtocolError(HTSError, RuntimeError):
 
 
 class NotFiniteError(HTSError, ArithmeticError):
-    """A gradient is NaN or infinite: no step was taken with it.
+    """A gradient is NaN or infinite; no step was taken with it.
 
     A checkpoint saved because of it has the weights before the round.
     """
 
 
 class DifferenceError(HTSError, RuntimeError):
-    """Two trainings of one task do not have the same bits."""
+    """Two runs of one task do not have the same bits."""
 
 
 class ReplayError(HTSError, RuntimeError):
-    """An environment does other things when its game is played again with the same actions."""
+    """An environment behaves differently when its game is replayed with the same actions."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class WorkerPlace:
     """Where a worker was when it failed.
 
     ``envs`` holds environment indices (empty for an actor); ``step`` counts from 0 in its round,
-    and is None where nobody can tell it.
+    and is None if it is not known.
     """
 
     role: str
@@ -125,7 +125,7 @@ class WorkerError(HTSError, RuntimeError):
     """A worker process raised, died or hung.
 
     Attributes:
-        place: which worker, and how far it had come.
+        place: which worker, and how far it was.
         cause: the signal, the exit status, the worker's own traceback, or the stack where it hangs.
     """
 

@@ -37,9 +37,9 @@ class ArraySpec:
 class ActionSpec:
     """What an environment accepts.
 
-    ``sizes`` holds the number of choices: one for ``discrete`` and ``one_hot``, one a component
-    for ``multi_discrete``, empty for ``continuous``, which has ``low`` and ``high`` instead.
-    ``mixed`` has both: a vector of choices, and after them numbers.
+    ``sizes`` has the number of choices: one for ``discrete`` and ``one_hot``, one per component
+    for ``multi_discrete``. It is empty for ``continuous``, which has ``low`` and ``high`` instead.
+    ``mixed`` has both: a vector of choices, followed by numbers.
     """
 
     kind: ActionKind
@@ -96,7 +96,7 @@ IS_INIT = "is_init"
 class MemorySpec:
     """What a policy writes under ``next`` and reads in the environment's next step.
 
-    Recurrent states are such, and whatever else TorchRL's ``TensorDictPrimer`` fills.
+    For example recurrent states, and whatever else TorchRL's ``TensorDictPrimer`` fills.
     """
 
     initial: dict[Key, Array] = field(default_factory=dict)

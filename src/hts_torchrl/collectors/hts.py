@@ -38,7 +38,7 @@ class HTSCollector(ContractCollector):
 
     ``next`` on its iterator *is* the rendezvous: it waits for the running round, takes the weights
     that were published with :meth:`update_policy_weights_`, starts the next round in the
-    background and returns the finished one. So an ordinary loop overlaps rollout and update::
+    background, and returns the finished one. So a plain loop overlaps rollout and update::
 
         for batch in collector:
             loss_of(batch).backward()
@@ -58,8 +58,8 @@ class HTSCollector(ContractCollector):
     - a policy's memory as it was read, and under ``next`` as it was written, with ``is_init``, bool
       ``[N, T, 1]``, for a policy that reads it.
 
-    You may keep it, unless ``clone=False`` asks for a view. A Gymnasium environment's ``info`` is
-    not kept: add what you need of it to the observation with a wrapper.
+    A batch stays valid, unless ``clone=False`` asks for a view. A Gymnasium environment's ``info``
+    is not kept: use a wrapper to add what you need of it to the observation.
 
     The same seed gives the same bits for any ``num_actors``, ``envs_per_executor``,
     ``step_barrier``, ``start_method`` and timing.
@@ -70,31 +70,31 @@ class HTSCollector(ContractCollector):
     Args:
         create_env_fn: an environment factory (``AtariEnvs``, ``GymEnvs``); or a function returning
             a ``gymnasium.Env``, a vector environment of ``envs_per_executor``, or a TorchRL
-            ``EnvBase``, which is given the environment's index if it has an argument without a
-            default; or an ``EnvBase``, of which each environment is a copy; or a list with a
-            function or an ``EnvBase`` for each environment. An ``EnvBase`` of batch size
+            ``EnvBase``; or an ``EnvBase``, which is copied for each environment; or a list with a
+            function or an ``EnvBase`` for each environment. A function with an argument without a
+            default is given the environment's index. An ``EnvBase`` of batch size
             ``[envs_per_executor]`` is all environments of an executor.
         policy: a TensorDict policy with one probabilistic module (``ProbabilisticActor``,
             ``ActorValueOperator``, ``hts_torchrl.ActorCritic``), or one that writes the
-            action itself (``QValueActor``, ``RandomPolicy``), with or without modules that explore;
+            action itself (``QValueActor``, ``RandomPolicy``), with or without exploration modules;
             or a plain module that maps the observation to logits (discrete), or to the action or to
             mean and standard deviation (continuous); or a function of a TensorDict ``[B]``, which
-            writes the action there or into another. What it writes under ``next`` and reads at the
-            root is its memory. With a ``CompositeDistribution`` it writes each of several actions
-            under the environment's key for it.
+            writes the action there or returns another one. What it writes under ``next`` and reads
+            at the root is its memory. With a ``CompositeDistribution`` it writes each of several
+            actions under the environment's key.
         policy_factory: makes the policy if it cannot be pickled; instead of ``policy``.
         num_envs: number of environments; None is the length of a list, otherwise 16.
         precision: of the actors, as in Lightning; give the learner the same.
         policy_device: device of the actors; None is ``device``, or the CPU.
         clone: return batches as copies, made while the next round runs; False returns views of the
-            shared memory, each valid until the following ``next`` only.
-        all_outputs: store all outputs of the policy; False keeps only action, log-probability and
-            value, for a learner that reads no more.
+            shared memory, each valid only until the following ``next``.
+        all_outputs: store all outputs of the policy; False stores only action, log-probability and
+            value.
 
     Raises:
         ConfigurationError: for settings that cannot work; and from ``next``, if an environment
-            returns what it has not declared.
-        WorkerError: from ``next``, if a worker raised, died or went silent.
+            returns something outside its spaces.
+        WorkerError: from ``next``, if a worker raised, died or hung.
         ReplayError: if a restored environment behaves differently than before. In a worker
             process it is the cause of a ``WorkerError``.
     """
@@ -220,7 +220,7 @@ class HTSCollector(ContractCollector):
         return lambda: policy
 
     def iterator(self) -> Iterator[TensorDictBase]:
-        """Yield one batch a round; going on after a ``break`` continues the run."""
+        """Yield one batch per round; iterating again after a ``break`` continues the run."""
         runner = self._running()
         self._times.begin()
         while self.schedule.exists(self._progress.round_index):
@@ -297,9 +297,9 @@ class HTSCollector(ContractCollector):
     def reset(self, index: object = None) -> None:
         """Begin new games in all environments; the next batch has them from its first step on.
 
-        The round that runs already is thrown away and collected again, by new workers and with the
-        same weights, so this takes as long as a start. What ``trajs_per_batch`` holds back is
-        dropped. The same seed and the same place in the run give the same games.
+        The running round is discarded and collected again, by new workers and with the
+        same weights, so this takes as long as a start. Trajectories that ``trajs_per_batch`` holds
+        back are dropped. The same seed and the same point of the run give the same games.
 
         Args:
             index: TorchRL's, of environments in a batch.

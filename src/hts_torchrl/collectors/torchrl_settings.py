@@ -80,8 +80,8 @@ class TorchRLSettings:
     max_frames_per_traj: int | None = None
     """steps after which a game is truncated; None or less than 1 is no limit."""
     exploration_type: InteractionType | None = InteractionType.RANDOM
-    """``RANDOM`` samples actions; ``DETERMINISTIC`` takes TorchRL's deterministic one, which of
-    discrete actions is the greedy one, as with ``MODE``."""
+    """``RANDOM`` samples actions; ``DETERMINISTIC`` takes TorchRL's deterministic action, which is
+    the greedy one of discrete actions, as with ``MODE``."""
     init_random_frames: int | None = None
     """number of first steps, rounded up to whole rounds, with uniformly random actions; None and
     -1 are 0. The policy writes everything else, even the log-probability of these actions."""

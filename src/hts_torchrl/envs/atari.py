@@ -34,15 +34,15 @@ class AtariEnvs(EnvFactory):
     """
 
     game: str
-    """ROM name of ale-py, ``ms_pacman``; ``MsPacman`` is understood too."""
+    """ROM name of ale-py, ``ms_pacman``; ``MsPacman`` works too."""
     life_loss: bool = True
-    """End the training episode, not the game, where a life is lost."""
+    """End the training episode, but not the game, when a life is lost."""
     clip_reward: bool = True
     """Learn from the sign of the reward; the score keeps the game's own."""
     sticky_actions: float = 0.0
-    """Probability that the emulator repeats the action before (0.25: Machado et al., 2018)."""
+    """Probability that the emulator repeats the last action (0.25: Machado et al., 2018)."""
     full_action_set: bool = False
-    """All 18 actions instead of those that the game uses."""
+    """All 18 actions instead of only those that the game uses."""
     frame_skip: int = 4
     """Emulator frames that one action lasts."""
     frame_stack: int = 4

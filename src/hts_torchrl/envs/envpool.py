@@ -27,12 +27,12 @@ _STEPS_PER_SEED = 100_000
 class EnvPoolEnvs(EnvFactory):
     """Environments of one EnvPool id: classic control, MuJoCo, Atari, Procgen, VizDoom and others.
 
-    They need ``pip install 'hts-torchrl[envpool]'``; Procgen also needs the system's Qt 5. Each is
-    a pool of its own, of one environment and one thread, because EnvPool seeds only what it makes.
-    So a game depends on its own seed alone.
+    They need ``pip install 'hts-torchrl[envpool]'``; Procgen also needs the system's Qt 5. Each
+    environment has its own pool of one thread, because EnvPool accepts seeds only when a pool is
+    created. So a game depends only on its own seed.
 
-    The score is the sum of rewards. For Atari with clipped rewards or lost lives take
-    :class:`AtariEnvs`, which keeps the game's own score. VizDoom has a choice of actions with
+    The score is the sum of rewards. For Atari with clipped rewards or lost lives use
+    :class:`AtariEnvs`, which keeps the game's own score. VizDoom has discrete actions with
     ``kwargs={"use_combined_action": True}``.
 
     Example:
@@ -42,7 +42,7 @@ class EnvPoolEnvs(EnvFactory):
     """
 
     id: str
-    """EnvPool's id, ``HalfCheetah-v4``; ``envpool.list_all_envs()`` has them all."""
+    """EnvPool's id, such as ``HalfCheetah-v4``; ``envpool.list_all_envs()`` lists them."""
     kwargs: dict[str, Any] = field(default_factory=dict)
     """Further arguments of ``envpool.make``, such as ``frame_skip``."""
 

@@ -24,7 +24,7 @@ CreateEnv: TypeAlias = Callable[..., Any] | Sequence[Callable[..., Any]]
 
 @dataclass
 class Transition:
-    """What one step of a group brought, for its G environments."""
+    """The result of one step of a group, for its G environments."""
 
     observation: Observation
     """What the step led to, also where the episode ended: for each key ``[G, *shape]``, with shape
@@ -88,8 +88,8 @@ class EnvGroup(Protocol):
 class SeededGroup(EnvGroup, Protocol):
     """A group that can begin a game with a seed at any time.
 
-    What follows depends on that seed and the actions alone, so that it can be played again without
-    what came before. A group without this is played again from the start of the run.
+    What follows depends only on that seed and the actions, so it can be replayed from there.
+    Any other group is replayed from the start of the run.
     """
 
     steps_per_seed: int

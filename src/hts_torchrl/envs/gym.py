@@ -28,8 +28,8 @@ _REFUSALS = (gymnasium.error.Error, ImportError, TypeError, ValueError, Assertio
 class GymEnvs(EnvFactory):
     """Environments of one Gymnasium id.
 
-    What they return as ``info`` is not kept: what a policy or a loss needs belongs into the
-    observation, by a wrapper of yours around an environment made by a function of yours.
+    Their ``info`` is not kept. If a policy or a loss needs some of it, write a wrapper that adds it
+    to the observation, and use a function that makes the wrapped environment.
 
     Example:
         >>> from hts_torchrl import GymEnvs, env_spec_of
@@ -38,7 +38,7 @@ class GymEnvs(EnvFactory):
     """
 
     id: str
-    """Gymnasium's id, ``CartPole-v1``; ``module:Name-v0`` imports the module first."""
+    """Gymnasium's id, such as ``CartPole-v1``; ``module:Name-v0`` imports the module first."""
     kwargs: dict[str, Any] = field(default_factory=dict)
     """Further arguments of ``gymnasium.make``."""
     imports: list[str] = field(default_factory=list)

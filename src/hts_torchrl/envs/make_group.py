@@ -147,7 +147,7 @@ def _with_kwargs(maker: Any, kwargs: Mapping[str, Any]) -> Any:  # noqa: ANN401
 
 
 def env_spec_of(create_env_fn: CreateEnv | EnvFactory, index: int = 0) -> EnvSpec:
-    """Return what an environment observes and accepts; makes it to ask, and closes it.
+    """Return observations and actions of an environment, which is made for this and closed.
 
     Example:
         >>> import gymnasium
@@ -159,7 +159,7 @@ def env_spec_of(create_env_fn: CreateEnv | EnvFactory, index: int = 0) -> EnvSpe
         index: of the environment.
 
     Raises:
-        ConfigurationError: if that cannot be made an environment.
+        ConfigurationError: if no environment can be made from it.
     """
     with closed_at_end(make_group(create_env_fn, [index], any_size=True)) as group:
         return group.spec

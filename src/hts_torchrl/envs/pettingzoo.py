@@ -29,15 +29,15 @@ _STEP = ("observations", "rewards", "terminations", "truncations", "infos")
 
 @dataclass(frozen=True)
 class PettingZooEnvs(EnvFactory):
-    """Games whose A agents act at once, and all by the same policy.
+    """Games whose A agents act at the same time, with one policy.
 
     Each agent is one environment of the collector: rows ``A * g`` to ``A * g + A - 1`` of a batch
     are the agents of game ``g``, in the order of ``possible_agents``, each with its own trajectory.
     So ``num_envs`` and ``envs_per_executor`` must be multiples of A. A game has the seed of its
     first agent.
 
-    All agents must have the same spaces, be there from the start, and end with the game. Where one
-    leaves early, SuperSuit's ``black_death_v3``, around the game in a function of yours, keeps it.
+    All agents must have the same spaces, be there from the start, and end with the game. If one
+    leaves early, wrap the game in SuperSuit's ``black_death_v3``, in a function of yours.
 
     Example::
 

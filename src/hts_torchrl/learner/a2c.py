@@ -33,14 +33,14 @@ class A2C(Learner):
     Without a delay both are plain A2C.
 
     A round is one update. ``Trainer(accumulate_grad_batches=K)`` computes its gradient in K parts,
-    of some environments each; ``Trainer(gradient_clip_val=0.5)`` clips it.
+    each of some environments. ``Trainer(gradient_clip_val=0.5)`` clips it.
 
     Args:
         gae_lambda: 1 gives n-step returns.
         unroll: steps after which a return is bootstrapped; None is the whole round.
         delayed_step: ``ratio`` or ``gradient``.
-        cudagraph_loss: replay the loss and its gradient as one CUDA graph, on a GPU: faster for
-            small rounds. Its bits may differ from those without. Rounds with a truncation
+        cudagraph_loss: replay the loss and its gradient as one CUDA graph on a GPU, which is faster
+            for small rounds. Its bits may differ from those without. Rounds with a truncation
             before their last step are computed without it. Layers of the policy stay in the mode of
             the first round. Not with ``gradient``, ``normalize_value`` or parts of a round.
 

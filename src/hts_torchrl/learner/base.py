@@ -55,7 +55,7 @@ class Learner(RoundModule):
         learner.on_round_end(); updates += 1        # after the last part of the round
         learner.on_train_batch_end(...)             # and then publishes the newest weights
 
-    The policy holds the newest weights, and the gradient is taken there. With ``delay=1`` the
+    The policy has the newest weights, and the gradient is taken there. With ``delay=1`` the
     weights that collected the round are one update older (``lag``); ``delayed`` puts those into
     the policy temporarily, as in :class:`A2C`.
 
@@ -65,17 +65,17 @@ class Learner(RoundModule):
             ``+lstm`` or ``+gru`` after it adds a memory, as ``lstm`` and ``gru`` alone do.
         squash: pass continuous actions through tanh into their bounds.
         optimizer: ``rmsprop`` (smoothing 0.99), ``adam``, any other class of ``torch.optim`` by its
-            name, or ``module.Class``. ``muon`` moves weight matrices, and AdamW the rest.
+            name, or ``module.Class``. ``muon`` updates weight matrices, and AdamW the rest.
         optimizer_kwargs: further arguments of its class, such as ``{"weight_decay": 0.1}``.
         learning_rate: at the start.
         learning_rate_decay: linearly to zero over the run.
-        epsilon: of the optimiser, if it has one.
+        epsilon: of the optimizer, if it has one.
         gamma: discount.
         value_coef: weight of the value loss.
         entropy_coef: weight of the entropy bonus.
         normalize_value: let the critic predict values with mean 0 and variance 1, by running
             statistics of all returns (van Hasselt et al., 2016, without their rescaled layer).
-        num_threads: torch threads of the learner, on which the last bits depend; None keeps
+        num_threads: torch threads of the learner, which affect the last bits; None keeps
             torch's.
         gradient_chunks: chunks of environments whose gradients are added in a fixed order, so that
             any number of ranks gives the same bits. It must divide ``num_envs``, and the number of
@@ -234,9 +234,9 @@ class Learner(RoundModule):
         return self._gradient.mean(lambda index: self._gradient.of(partial(loss_of, index)))
 
     def log_losses(self, losses: dict[str, Tensor], group: str = "loss") -> None:
-        """Log losses, or another group of figures, when the Trainer's loggers will take them.
+        """Log losses, or another group of metrics, when the Trainer logs.
 
-        ``Trainer.callback_metrics`` has them after each step. Of several chunks it has their means.
+        ``Trainer.callback_metrics`` has them after each step; with several chunks, their means.
         """
         if is_accumulating(self.trainer):
             return
@@ -260,8 +260,8 @@ class Learner(RoundModule):
             batch: the round ``[N, T]``.
             gae_lambda: decay of the advantage; 1 gives n-step returns.
             unroll: steps after which the sum is bootstrapped; None is T.
-            value: of the round's observations by the weights in place, ``[N, T, 1]``; then those
-                value the final ones too.
+            value: values of the round's observations by the current weights, ``[N, T, 1]``; these
+                weights then compute the values of final observations too.
 
         Returns:
             Two tensors, float32 ``[N, T]``.

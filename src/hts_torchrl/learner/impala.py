@@ -20,9 +20,9 @@ from hts_torchrl.training.round_slice import RoundSlice
 class Impala(Learner):
     """V-trace actor-critic: the baseline of asynchronous systems (Espeholt et al., 2018).
 
-    One update a batch, at the newest weights. With ``data.collection=actors`` it is IMPALA, with
+    One update per batch, at the newest weights. With ``data.collection=actors`` it is IMPALA, with
     ``server`` SEED RL (Espeholt et al., 2020); with ``rounds`` the same loss learns from data that
-    is one update old. How many updates old it was is logged: ``staleness/mean`` and
+    is one update old. The age of the data in updates is logged as ``staleness/mean`` and
     ``staleness/max``, over the steps of a batch. Losses are means over a batch, where the paper has
     sums.
 

@@ -50,7 +50,7 @@ class PPO(Learner):
         gae_lambda: decay of the advantage.
         unroll: steps after which the advantage is bootstrapped; None is the whole round.
         clip: bound on the ratio's distance from 1.
-        clip_value: bound the value's change by ``clip`` too.
+        clip_value: also bound the value's change by ``clip``.
         delayed_step: ``decoupled``, ``displacement`` or ``ratio``.
     """
 

@@ -25,12 +25,12 @@ class PQN(Learner):
     """Parallelised Q-network, learning from the round before the running one.
 
     Gallici et al., 2024, "Simplifying Deep Temporal Difference Learning" (arXiv 2407.04811); the
-    PQN page of CleanRL has the same method in one file. Rounds of many environments stand in for
-    the replay memory, and LayerNorm in the network for the target network. For one choice among n
-    actions (Discrete, or one-hot).
+    PQN page of CleanRL has the same method in one file. Rounds of many environments replace
+    the replay memory, and LayerNorm in the network replaces the target network. For one choice
+    among n actions (Discrete, or one-hot).
 
-    The loss is half the squared error of ``Q(s, a)``. Its target is Q(lambda), by the weights that
-    are the newest before the round's first step::
+    The loss is half the squared error of ``Q(s, a)``. Its target is Q(lambda), computed with the
+    newest weights before the round's first step::
 
         R_t = r_t + gamma * (q_lambda * R_{t+1} + (1 - q_lambda) * max_a Q(s_{t+1}, a))
 

@@ -114,18 +114,18 @@ class RoundStart:
 
 
 class RoundModule(PolicyModule):
-    """A policy that is trained by rounds: what happens between two of them.
+    """A policy that is trained on rounds: handles what happens between two of them.
 
     A subclass implements ``training_step`` and ``configure_optimizers``, and has only its own
     settings; :class:`Learner` also has the usual ones. The data module's loader and the Trainer
     call it, ``parts_per_round`` times for each round::
 
-        before_round()                      # all of the last round is done
+        before_round()                      # the last round is finished
         with learning_from(part): ...       # in training_step; the first part begins the round
         optimizer_step(...)                 # after the last part: on_round_end(), updates += 1
         on_train_batch_end(...)             # after the last part: publishes the newest weights
 
-    For ``validate``, ``test`` and ``predict`` it plays episodes; ``module(observation)`` gives
+    For ``validate``, ``test`` and ``predict`` it plays episodes; ``module(observation)`` returns
     greedy actions.
 
     Args:
@@ -136,7 +136,7 @@ class RoundModule(PolicyModule):
 
     Raises:
         ConfigurationError: for a policy under ``torch.compile``, or with code that only a call of
-            it would run: its modules are called one by one.
+            the policy would run, because its modules are called one by one.
     """
 
     publishes_weights = True
@@ -209,10 +209,10 @@ class RoundModule(PolicyModule):
         """Compute a loss of a part of a round; the first part begins the round.
 
         What is sampled meanwhile from torch's global generators (by a Dropout, or for an entropy
-        without closed form) is decided by the run's seed, the update and the part.
+        without closed form) depends only on the run's seed, the update and the part.
 
         Args:
-            part: as ``training_step`` is given it.
+            part: the argument of ``training_step``.
 
         Raises:
             ConfigurationError: if the policy draws from other generators, the optimiser computes
@@ -299,7 +299,7 @@ class RoundModule(PolicyModule):
             self.policy.normalizer.update(*self.chunks.of(self.part.round))
 
     def on_round_end(self) -> None:
-        """Called after the last step of the optimiser on a round; does nothing by itself."""
+        """Called after the last step of the optimizer on a round; does nothing by default."""
 
     def on_train_batch_end(self, outputs: Any, batch: RoundSlice, batch_idx: int) -> None:  # noqa: ANN401, ARG002
         """Publish the weights after the last part of a round.

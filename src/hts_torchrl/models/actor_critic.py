@@ -33,17 +33,17 @@ from hts_torchrl.specs import EnvSpec, Key
 
 
 class ActorCritic(ActorValueOperator):
-    """Policy and value of an observation, or of several, over a common trunk or over two.
+    """Policy and value of one or several observations, with one common trunk or with two.
 
     To TorchRL it is an ``ActorValueOperator`` (``get_policy_operator``, ``get_value_operator``);
     :meth:`heads` runs the same modules once without the TensorDict between them, which is
-    faster. Where the environment has an observation ``action_mask``, what it forbids has
+    faster. If the environment has an observation ``action_mask``, forbidden actions have
     probability 0; the trunk does not read it.
 
     Args:
         trunk: module with ``out_features``.
         spec: observations and actions of the environment.
-        critic_trunk: a trunk for the value alone; None shares ``trunk``.
+        critic_trunk: a separate trunk for the value; None shares ``trunk``.
         observation: key of the observation that the trunk reads, or a list of the keys of several,
             in the order of its arguments.
         squash: whether continuous actions pass through tanh into their bounds.
@@ -151,19 +151,19 @@ class ActorCritic(ActorValueOperator):
 def make_actor_critic(network: str, spec: EnvSpec, *, squash: bool = False) -> ActorCritic:
     """Build an actor-critic by the name of its trunk.
 
-    Where k players each see images of their own (observations ``[k, C, H, W]``, k choices of the
-    same size) there is one network for all of them, which takes k for a dimension of the batch: the
+    If k players each see their own images (observations ``[k, C, H, W]``, k choices of the
+    same size), one network serves all of them, with k as a batch dimension. The
     action's log-probability is the sum of theirs, and the value the mean of theirs.
 
-    Of several observations each image goes through a trunk of that name, and all else, joined to
-    one vector, through an MLP.
+    With several observations, each image has a trunk of that name. Everything else is joined to
+    one vector for an MLP.
 
     Args:
-        network: ``nature`` (which is the paper's for football too), ``nips``, ``impala``, ``seed``,
-            ``mlp``, or ``module.Class`` of a trunk of yours, called with the observation's shape.
-            Among several observations ``mlp`` leaves images to ``nature``. ``+lstm`` or ``+gru``
-            after the name adds a memory, as in ``nature+lstm``; ``lstm`` and ``gru`` alone stand
-            behind ``nature`` for an image, and behind ``mlp`` for the rest.
+        network: ``nature`` (also the paper's for football), ``nips``, ``impala``, ``seed``,
+            ``mlp``, or ``module.Class`` of your own trunk, called with the observation's shape.
+            With several observations ``mlp`` uses ``nature`` for images. ``+lstm`` or ``+gru``
+            after the name adds a memory, as in ``nature+lstm``; without a name, ``lstm`` and
+            ``gru`` use ``nature`` for an image, and ``mlp`` otherwise.
         spec: observations and actions of the environment.
         squash: whether continuous actions pass through tanh into their bounds.
 

@@ -136,7 +136,7 @@ class PixelTrunk(nn.Sequential):
         super().__init__(body, orthogonal(nn.Linear(features, width)), nn.ReLU())
         self.out_features = width
         self._channels_last = channels_last
-        # channels_last: 1.6 times faster training on a CPU (docs/decisions.md).
+        # oneDNN computes convolutions in channels_last (docs/decisions.md).
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def forward(self, pixels: Tensor) -> Tensor:

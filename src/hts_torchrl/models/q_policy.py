@@ -105,7 +105,7 @@ class QHead(nn.Module):
 
 
 class QPolicy(ProbabilisticTensorDictSequential):
-    """An epsilon-greedy policy of action values, for choices among n actions: what PQN trains.
+    """An epsilon-greedy policy of action values for n discrete actions, as PQN trains it.
 
     It writes ``action_value`` ``[B, n]``, ``epsilon`` ``[B, 1]`` and ``state_value`` ``[B, 1]``,
     which is the largest action value; then the action and its log-probability. Actions that the
@@ -170,8 +170,8 @@ def make_q_policy(network: str, spec: EnvSpec) -> QPolicy:
     :class:`~hts_torchrl.PQN` lowers it.
 
     Args:
-        network: as :func:`make_actor_critic` takes it; ``module.Class`` of a trunk of yours has the
-            norms that it has.
+        network: as in :func:`make_actor_critic`; ``module.Class`` of your own trunk gets no further
+            norms.
         spec: observations and actions of the environment.
 
     Raises:

@@ -12,7 +12,7 @@ from hts_torchrl.errors import ConfigurationError
 
 @dataclass(frozen=True)
 class Targets:
-    """What the loss of a round needs, each float32 ``[N, T, 1]``; ``[N, T]`` from a learner."""
+    """Targets of a round's loss, each float32 ``[N, T, 1]``; ``[N, T]`` from a learner."""
 
     advantage: Tensor
     returns: Tensor

@@ -45,21 +45,21 @@ def save_policy(
     normalized: bool = False,
     about: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write a policy's weights and what is needed to build its network again.
+    """Write a policy's weights, and what is needed to rebuild its network.
 
     Args:
         policy: whose ``state_dict`` is written.
-        path: of the file; what was there is replaced when all of the new one is on the disk.
+        path: of the file; an old one is replaced once all of the new one is on the disk.
         spec: observations and actions of its environment.
         network: the name by which :func:`make_actor_critic` or :func:`make_q_policy` built it; None
             if neither did.
-        squash: as :func:`make_actor_critic` was given it.
+        squash: the argument of :func:`make_actor_critic`.
         normalized: whether ``policy`` is a :class:`NormalizedPolicy` around that network.
-        about: further things to tell the reader, plain values.
+        about: further information for the reader, as plain values.
 
     Raises:
-        ConfigurationError: if ``network`` is one of this package and ``policy`` is another, or one
-            of another ``spec``; or if its state is more than tensors.
+        ConfigurationError: if ``policy`` is not the ``network`` of this package for this ``spec``;
+            or if its state is more than tensors.
         OSError: if it cannot be written; what was at ``path`` is still there.
     """
     require_type("spec", spec, EnvSpec, "env_spec_of(env)")
@@ -98,16 +98,16 @@ def save_policy(
 
 
 def load_policy(path: str | Path, policy: nn.Module | None = None) -> nn.Module:
-    """Return the policy of a file that :func:`save_policy` wrote, the same bits, on the CPU.
+    """Return the policy that :func:`save_policy` wrote, with the same bits, on the CPU.
 
-    No code is run that the file could name: a network is built if it is one of this package.
+    Nothing in the file is executed: only networks of this package are built from it.
 
     Args:
         path: of the file.
         policy: the module to load into; needed for a network of your own.
 
     Raises:
-        ConfigurationError: if the file is none of these, or its network cannot be built, or
+        ConfigurationError: if the file is no such file, or its network cannot be built, or
             ``policy`` is another network.
 
     Example:

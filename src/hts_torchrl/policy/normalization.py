@@ -156,10 +156,10 @@ def _statistics_of_pixels(trunk: PixelTrunk) -> RunningStatistics:
 
 
 class NormalizedPolicy(TensorDictSequential):
-    """A policy behind normalised observations: what ``data.normalize_observation`` trains.
+    """A policy with normalised observations, as ``data.normalize_observation`` trains it.
 
     Args:
-        policy: a TensorDict policy, which reads what is normalised.
+        policy: a TensorDict policy, which reads the normalised observations.
         spec: of the environment.
 
     Raises:

@@ -41,28 +41,28 @@ _MOST = 1e-3
 def save_onnx(
     policy: nn.Module, path: str | Path, *, spec: EnvSpec, about: Mapping[str, Any] | None = None
 ) -> float:
-    """Write a policy as an ONNX file, whose answers were compared with the policy's own.
+    """Write a policy as an ONNX file, and compare its outputs with the policy's own.
 
     Inputs have the names of the observations, ``[B, *shape]`` each, and their types. Outputs are
     the parameters of the distribution (``logits``, or ``loc`` and ``scale``), ``state_value``
     ``[B, 1]`` if there is one, and the greedy ``action``. Names in a path are joined by dots.
 
     Args:
-        policy: it does not change.
-        path: of the file; what was there is replaced when the new one has been checked.
+        policy: is not changed.
+        path: of the file; an old one is replaced once the new one has been checked.
         spec: observations and actions of its environment.
-        about: further things to tell the reader, plain values.
+        about: further information for the reader, as plain values.
 
     Returns:
-        The largest difference from the policy's own answers, actions aside.
+        The largest difference from the policy's own outputs, except actions.
 
     Raises:
         ConfigurationError: if a package is missing (``pip install 'hts-torchrl[onnx]'``), or the
-            policy has a memory or a ``CompositeDistribution`` or cannot be exported, or the file
-            answers otherwise.
+            policy has a memory or a ``CompositeDistribution`` or cannot be exported, or the file's
+            outputs differ.
         OSError: if it cannot be written; what was at ``path`` is still there.
 
-    For example, with numpy alone::
+    For example, with numpy only::
 
         save_onnx(policy, "policy.onnx", spec=env_spec_of(env))
         session = onnxruntime.InferenceSession("policy.onnx")

@@ -42,7 +42,7 @@ class Advisor:
             print(line)
 
     Args:
-        learner: the learner, which stays as it is.
+        learner: the learner, which is not changed.
         data: the environments and the worker pool.
         trainer: gives precision, gradient clipping and accumulation.
     """

@@ -21,7 +21,7 @@ def expected_round_s(num_envs: int, steps: int, mean_s: float, *, shape: float =
     integral of ``1 - F(t)**N``, by the trapezoidal rule.
 
     Args:
-        num_envs: N, each on a core of its own.
+        num_envs: N, each on its own core.
         steps: alpha, steps of each environment between two rendezvous.
         mean_s: mean seconds of a step.
         shape: of a step's Gamma distribution.
@@ -79,7 +79,7 @@ def kolmogorov_smirnov(
 ) -> tuple[float, float]:
     """Compare samples with a Gamma distribution, as the paper does for sums of 100 step times.
 
-    Where the distribution was fitted to these very samples, ``p`` is too large (Lilliefors, 1967).
+    If the distribution was fitted to the same samples, ``p`` is too large (Lilliefors, 1967).
 
     Args:
         samples: two or more.

@@ -20,18 +20,18 @@ _SHA256 = re.compile("[0-9a-fA-F]{64}")
 
 
 class DurableCheckpointIO(TorchCheckpointIO):
-    """Writes a checkpoint beside its place, and moves it there when all of it is on the disk.
+    """Writes a checkpoint next to its final place, and moves it there once it is on the disk.
 
     Give it to a Trainer as a plugin; the command line does. In this order, each synced::
 
-        <name>.previous    a second name for the file in place, if it is whole
+        <name>.previous    a second name for the existing file, if it is whole
         <name>.digests     of the new file and of that one (``sha256sum -c`` reads them)
         <name>             the new file, by a rename in the same folder
 
-    So there is a whole file at every moment, and its digest is known. Lightning's own
-    ``TorchCheckpointIO`` goes through a temporary file that may lie on another file system, from
+    So there is always a whole file with a known digest. Lightning's own
+    ``TorchCheckpointIO`` uses a temporary file that may be on another file system, from
     where a move is a copy. Loading checks the digest, falls back to ``<name>.previous`` with a
-    warning, and reads tensors and plain values only. Paths with a scheme (``s3://``) are left to
+    warning, and reads only tensors and plain values. Paths with a scheme (``s3://``) are left to
     Lightning.
     """
 
@@ -72,7 +72,7 @@ class DurableCheckpointIO(TorchCheckpointIO):
         map_location: Any = lambda storage, _: storage,  # noqa: ANN401
         weights_only: bool | None = True,
     ) -> dict[str, Any]:
-        """Read a checkpoint, or the one before if it is damaged.
+        """Read a checkpoint, or the previous one if it is damaged.
 
         Raises:
             ConfigurationError: if both are damaged.
@@ -81,7 +81,7 @@ class DurableCheckpointIO(TorchCheckpointIO):
         return super().load_checkpoint(whole, map_location, weights_only is not False)
 
     def remove_checkpoint(self, path: str | Path) -> None:
-        """Remove a checkpoint and what lies beside it."""
+        """Remove a checkpoint, its digests and its previous file."""
         super().remove_checkpoint(path)
         if "://" not in str(path):
             _previous(Path(path)).unlink(missing_ok=True)

@@ -53,7 +53,7 @@ class _NoCollectorError(ConfigurationError, AttributeError):
 
 @takes_settings(CollectorSettings, besides=("first_env", "reward_discount"))
 class HTSDataModule(LightningDataModule):
-    """Collects rounds while the learner learns, and evaluates on environments of their own.
+    """Collects rounds while the learner learns, and evaluates in separate environments.
 
     One epoch of the Trainer is the whole run: use ``Trainer(max_epochs=1)``. The collector is built
     when training begins and closed at its end, also after an exception.
@@ -67,7 +67,7 @@ class HTSDataModule(LightningDataModule):
         env: factory of the environments, such as ``AtariEnvs`` or ``GymEnvs``; in a program also
             anything that :class:`HTSCollector` accepts as ``create_env_fn``.
         total_frames: steps of the whole run. This, ``num_envs`` and ``frames_per_batch`` are totals
-            of all ranks, and each rank has an equal share.
+            over all ranks, and each rank has an equal share.
         collection: ``rounds`` is this package's method; ``actors`` (IMPALA) and ``server`` (SEED
             RL) are asynchronous baselines for the learner ``Impala``, on the CPU and one rank.
             ``num_actors``, ``delay`` and ``step_barrier`` have no effect on them.
@@ -76,17 +76,17 @@ class HTSDataModule(LightningDataModule):
             a plain pass.
         normalize_observation: normalise float observations, and images for this package's networks,
             to mean 0 and variance 1, by running statistics of all finished rounds that are frozen
-            in evaluation. A ``RoundModule`` does not learn from what the first weights collect,
-            which only gives statistics.
+            in evaluation. A ``RoundModule`` does not learn from rounds of the first weights,
+            which only give statistics.
         normalize_reward: divide the rewards that are learned from by the running standard deviation
             of discounted returns; scores are not changed.
-        resume_envs: keep the running games in checkpoints and continue them, so that a resumed run
+        resume_envs: save the running games in checkpoints and continue them, so that a resumed run
             has the bits of one that was never stopped; False starts new games.
-        accept_changes: resume from a checkpoint although settings that affect the bits differ; the
+        accept_changes: resume from a checkpoint even if settings that affect the bits differ; the
             log says which, and from which update on.
         evaluation_episodes: games of each evaluation.
         evaluation_frames: steps between evaluations; if they divide the run, its end is evaluated
-            too. None evaluates at the end only.
+            too. None evaluates only at the end.
         evaluation_greedy: play greedy actions instead of sampled ones.
     """
 

@@ -39,11 +39,11 @@ _NO_END = (
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What to play: ``episodes`` games, each in an environment of its own.
+    """An evaluation of ``episodes`` games, each in its own environment.
 
     Vector environments, batches and lists play as many at a time as they have environments. The
-    same evaluation of the same weights gives the same scores: environments and draws depend on
-    ``seed`` alone, and are others than those of training with that seed.
+    same evaluation of the same weights gives the same scores: environments and draws depend only on
+    ``seed``, and differ from those of training with that seed.
 
     Example:
         >>> from hts_torchrl import Evaluation, GymEnvs, env_spec_of, make_actor_critic
@@ -78,7 +78,7 @@ class Evaluation:
         """Play all games to their end.
 
         Args:
-            policy: is copied; nothing of it changes.
+            policy: is copied, and not changed.
             after_step: is called after each step, and may raise.
 
         Returns:

@@ -16,10 +16,10 @@ ONE_EPOCH = "an epoch is the whole run, set Trainer(max_epochs=1)"
 
 @dataclass(frozen=True)
 class RoundSlice:
-    """Which of a round's parts the learner is to work on.
+    """The part of a round that the learner processes in one training step.
 
     A round is split because Lightning takes one gradient step, or accumulates one gradient, for
-    each batch of its loader: A2C's parts are chunks, PPO's are epochs times minibatches.
+    each batch of its loader. A2C's parts are some of the environments, PPO's are minibatches.
     """
 
     round: TensorDictBase

@@ -55,9 +55,9 @@ def test_a_page_that_is_old_is_told(tmp_path):
 
 def test_a_row_has_the_figures_and_says_where_there_are_none(zoo, configs):
     lines = zoo.page(configs).splitlines()
-    assert "| `game/chess` | 0.5 | 1,000 | 2.5 | 9.9 | not noted | not noted |" in lines
-    assert "Not run so far: `go`." in lines
-    assert lines[-1].endswith("are not run alone: `game/ppo`.")
+    assert "| `game/chess` | 0.5 | 1,000 | 2.5 | 9.9 | not recorded | not recorded |" in lines
+    assert "Not yet run: `go`." in lines
+    assert lines[-1].endswith("are not run on their own: `game/ppo`.")
 
 
 @pytest.mark.parametrize(

@@ -48,15 +48,15 @@ class FootballEnvs(EnvFactory):
 
     Observations are uint8 ``[4 * frame_stack, 72, 96]``, channels first: gfootball's minimap with
     the planes of our team, theirs, the ball and the controlled player, the oldest frame first.
-    There are 19 actions. ``terminated`` means a goal, the ball out of play or lost; ``truncated``
-    the end of time. The score is ours less theirs in goals, whatever the reward.
+    There are 19 actions. ``terminated`` means a goal, or that the ball is out of play or lost;
+    ``truncated`` means that time is over. The score is our goals minus theirs, for any reward.
 
     With k > 1 players observations are ``[k, 4 * frame_stack, 72, 96]``, which differ in the active
     player, and an action is k of the 19. Each player is rewarded as in gfootball, for goals and for
     the checkpoints that it reached itself; ``reward`` is the mean over the players.
 
     The engine ``envpool`` needs ``pip install 'hts-torchrl[football]'``; ``gfootball``, the
-    original, needs ``scripts/install_gfootball.sh``. Both play the same games, to the bit.
+    original, needs ``scripts/install_gfootball.sh``. Both play the same games, bit for bit.
 
     Example:
         >>> from hts_torchrl import FootballEnvs, env_spec_of
@@ -67,11 +67,11 @@ class FootballEnvs(EnvFactory):
     scenario: str
     """gfootball's name, ``academy_empty_goal_close``, or the paper's, ``empty_goal_close``."""
     rewards: Rewards = "scoring,checkpoints"
-    """Learn from goals, or also from the ten checkpoints on the way to one."""
+    """Rewards for goals only, or also for the ten checkpoints on the way to the goal."""
     frame_stack: int = 4
     """Minimaps in one observation."""
     engine: EngineName = "envpool"
-    """What plays: EnvPool's engine, or the original, which controls several players if wanted."""
+    """EnvPool's engine, or the original, which can control several players."""
     num_players: int = 1
     """Controlled players."""
 

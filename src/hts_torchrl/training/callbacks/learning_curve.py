@@ -18,8 +18,8 @@ _TRAINING_POINTS = 500
 class LearningCurve(Callback):
     """Draws ``learning_curve.png`` into the log directory when training ends.
 
-    It shows the mean raw score of the last 100 training games and each evaluation's score, which it
-    takes from :class:`TrainingStatistics`: the Trainer needs that callback too.
+    It shows the mean raw score of the last 100 training games and each evaluation's score. The
+    Trainer also needs the callback :class:`TrainingStatistics`, from which it takes them.
     """
 
     def __init__(self) -> None:

@@ -20,20 +20,20 @@ _WORK = {"executor": "step", "actor": "pass", "learner": "update", "parts": "par
 class RoundTrace(Callback):
     """Writes ``trace.json`` into the log directory once a round has been collected.
 
-    Open it at ``ui.perfetto.dev`` or ``chrome://tracing``. Each worker has a row; a bar is its
-    work, a gap its waiting: an executor's steps, an actor's passes, the learner's update on the
-    round before and, below it, the parts of that update.
+    Open it at ``ui.perfetto.dev`` or ``chrome://tracing``. Each worker has a row. Bars are work and
+    gaps are waiting: an executor's steps, an actor's passes, the learner's update on the
+    previous round and, below it, the parts of that update.
 
     Attributes:
-        written: whether the round was reached and its file lies at ``path``.
+        written: whether the round was reached and its file is at ``path``.
 
     Args:
-        round_index: the round, counted from 0; its first two differ from all others, because
+        round_index: the round, counted from 0; the first two differ from all others, because
             processes still start.
         path: of the file; None is ``trace.json`` in the Trainer's log directory.
 
     Raises:
-        ConfigurationError: if ``round_index`` is no number of a round, or ``path`` a folder.
+        ConfigurationError: if ``round_index`` is no round's number, or ``path`` is a folder.
     """
 
     def __init__(self, round_index: int = 10, path: str | Path | None = None) -> None:

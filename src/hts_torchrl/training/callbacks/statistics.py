@@ -18,16 +18,17 @@ _EPISODES = 100
 
 
 class TrainingStatistics(Callback):
-    """Logs what the run has done, every ``log_every_n_steps`` of the Trainer.
+    """Logs the progress of the run, every ``log_every_n_steps`` of the Trainer.
 
-    ``train/frames`` are environment steps of all ranks, ``train/minutes`` the time of training
-    without evaluation; ``episode/return`` (raw score) and ``episode/length`` are means over the
-    last 100 finished games of all ranks; ``steps_per_second`` is the speed since the last logging,
-    and ``wait/...`` are shares of that time in which executors, actors and the learner waited for
-    each other. ``rendezvous/skew_ms`` is the mean time between the first executor's end of a round
-    and the last one's, ``rendezvous/slowest_env`` the first environment of the executor that was
-    last in the latest round. ``eval/frames`` and ``eval/minutes`` are those of training when an
-    evaluation was made.
+    - ``train/frames``: environment steps of all ranks; ``train/minutes``: time of training
+      without evaluation
+    - ``episode/return`` (raw score), ``episode/length``: means over the last 100 finished games of
+      all ranks
+    - ``steps_per_second``: speed since the last logging; ``wait/...``: shares of that time in which
+      executors, actors and the learner waited for each other
+    - ``rendezvous/skew_ms``: mean time between the first and the last executor's end of a round
+    - ``rendezvous/slowest_env``: first environment of the last executor in the latest round
+    - ``eval/frames``, ``eval/minutes``: those of training at the time of an evaluation
     """
 
     def __init__(self) -> None:

@@ -28,11 +28,11 @@ _LAUNCHER = "HTS_TORCHRL_LAUNCHER"
 
 
 class StopTogether(Callback):
-    """Notes Ctrl-C and SIGTERM, and raises in all ranks at the start of the next round.
+    """Records Ctrl-C and SIGTERM, and raises in all ranks at the start of the next round.
 
-    A rank that left by itself would let the others wait for it for ever, and a checkpoint takes all
-    of them. At SLURM's signal to requeue (SIGUSR1) they save there as Lightning does, and go on
-    until SLURM ends the job. Does nothing in a run of one rank. The data module adds it to a
+    If one rank left by itself, the others would wait for it forever, and a checkpoint needs all
+    of them. At SLURM's signal to requeue (SIGUSR1) they save there as Lightning does, and train
+    until SLURM ends the job. With one rank it does nothing. The data module adds it to a
     Trainer of several ranks that has none.
 
     Args:
