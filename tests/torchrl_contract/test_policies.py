@@ -115,6 +115,25 @@ class TestFunctions:
         with pytest.raises(ConfigurationError, match="draws from torch's global generator"):
             rounds(draws)
 
+    @pytest.mark.parametrize("kind", [ExplorationType.RANDOM, ExplorationType.DETERMINISTIC])
+    def test_one_that_calls_an_actor_is_asked_as_torchrl_asks_it(self, kind):
+        """An actor without the mode of a collector takes its mean: nothing would be explored."""
+        net = nn.Sequential(nn.Linear(3, 2), NormalParamExtractor())
+        actor = ProbabilisticActor(
+            TensorDictModule(net, ["observation"], ["loc", "scale"]),
+            in_keys=["loc", "scale"],
+            distribution_class=d.Normal,
+        )
+
+        def played():
+            return rounds(lambda td: actor(td), make_pendulum, exploration_type=kind)
+
+        if kind == ExplorationType.RANDOM:
+            with pytest.raises(ConfigurationError, match="a ProbabilisticActor is given itself"):
+                played()
+        else:
+            assert all(torch.equal(batch["action"], batch["loc"]) for batch in played())
+
     def test_one_that_reads_what_it_wrote_in_the_step_before_is_refused(self):
         """TorchRL's collector hands on what is written beside ``next``."""
 
