@@ -7,7 +7,7 @@ import pytest
 import torch
 from lightning.fabric import Fabric
 from tensordict import TensorDict
-from tensordict.nn import NormalParamExtractor, TensorDictModule
+from tensordict.nn import NormalParamExtractor, TensorDictModule, TensorDictSequential
 from torch import distributions as d
 from torch import nn
 from torchrl.data import Bounded, Categorical, Composite, OneHot, Unbounded
@@ -22,6 +22,7 @@ from torchrl.envs import (
     TransformedEnv,
 )
 from torchrl.modules import (
+    ConsistentDropoutModule,
     MultiStepActorWrapper,
     OneHotCategorical,
     ProbabilisticActor,
@@ -336,6 +337,16 @@ def test_an_actor_of_several_steps_is_refused_in_one_line():
     told = r"MultiStepActorWrapper reads the actions that it wrote in an earlier step"
     with pytest.raises(ConfigurationError, match=told):
         rounds(actor, make_env)
+
+
+def test_a_dropout_of_whole_games_is_refused_by_its_own_name():
+    policy = TensorDictSequential(
+        TensorDictModule(nn.Linear(4, 2), ["observation"], ["logits"]),
+        ConsistentDropoutModule(0.5, "logits"),
+        TensorDictModule(lambda logits: logits.argmax(-1), ["logits"], ["action"]),
+    )
+    with pytest.raises(ConfigurationError, match=r"ConsistentDropoutModule .* in train mode only"):
+        rounds(policy)
 
 
 def test_a_constant_of_a_primer_is_refused_with_where_it_belongs():
