@@ -78,6 +78,13 @@ class TestPostproc:
         collector = collect(postproc=Moved(), storing_device="cpu")
         assert collector.postproc.places == (torch.device("cpu"),)
 
+    def test_what_it_writes_under_a_private_name_is_left_out(self):
+        def note(batch):
+            return batch.set("_note", batch["action"]).set(("next", "_note"), batch["action"])
+
+        for batch in play(collect(postproc=note)):
+            assert not {"_note", ("next", "_note")} & set(batch.keys(include_nested=True))
+
     def test_an_error_in_it_ends_the_run(self):
         def postproc(_):
             raise ArithmeticError("as asked")

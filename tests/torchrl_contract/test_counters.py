@@ -113,6 +113,14 @@ def test_what_torchrl_starts_in_a_thread_is_shut_down_here():
         next(iter(collector))
 
 
+def test_the_policy_may_be_asked_for_an_attribute_as_torchrls_is():
+    collector = collect()
+    assert collector.getattr_policy("in_keys") == ["observation"]
+    with pytest.raises(AttributeError, match="no attribute 'such'"):
+        collector.getattr_policy("such")
+    collector.shutdown()
+
+
 def test_trainers_may_ask_what_the_environments_accept():
     collector = collect()
     spec = collector.getattr_env("full_action_spec_unbatched")

@@ -7,7 +7,7 @@ import pytest
 import torch
 from lightning.fabric import Fabric
 from tensordict import TensorDict
-from tensordict.nn import NormalParamExtractor, TensorDictModule
+from tensordict.nn import NormalParamExtractor, TensorDictModule, TensorDictSequential
 from torch import distributions as d
 from torch import nn
 from torchrl.data import Bounded, Categorical, Composite, OneHot, Unbounded
@@ -22,6 +22,7 @@ from torchrl.envs import (
     TransformedEnv,
 )
 from torchrl.modules import (
+    ConsistentDropoutModule,
     MultiStepActorWrapper,
     OneHotCategorical,
     ProbabilisticActor,
@@ -114,6 +115,25 @@ class TestFunctions:
 
         with pytest.raises(ConfigurationError, match="draws from torch's global generator"):
             rounds(draws)
+
+    @pytest.mark.parametrize("kind", [ExplorationType.RANDOM, ExplorationType.DETERMINISTIC])
+    def test_one_that_calls_an_actor_is_asked_as_torchrl_asks_it(self, kind):
+        """An actor without the mode of a collector takes its mean: nothing would be explored."""
+        net = nn.Sequential(nn.Linear(3, 2), NormalParamExtractor())
+        actor = ProbabilisticActor(
+            TensorDictModule(net, ["observation"], ["loc", "scale"]),
+            in_keys=["loc", "scale"],
+            distribution_class=d.Normal,
+        )
+
+        def played():
+            return rounds(lambda td: actor(td), make_pendulum, exploration_type=kind)
+
+        if kind == ExplorationType.RANDOM:
+            with pytest.raises(ConfigurationError, match="a ProbabilisticActor is given itself"):
+                played()
+        else:
+            assert all(torch.equal(batch["action"], batch["loc"]) for batch in played())
 
     def test_one_that_reads_what_it_wrote_in_the_step_before_is_refused(self):
         """TorchRL's collector hands on what is written beside ``next``."""
@@ -317,6 +337,16 @@ def test_an_actor_of_several_steps_is_refused_in_one_line():
     told = r"MultiStepActorWrapper reads the actions that it wrote in an earlier step"
     with pytest.raises(ConfigurationError, match=told):
         rounds(actor, make_env)
+
+
+def test_a_dropout_of_whole_games_is_refused_by_its_own_name():
+    policy = TensorDictSequential(
+        TensorDictModule(nn.Linear(4, 2), ["observation"], ["logits"]),
+        ConsistentDropoutModule(0.5, "logits"),
+        TensorDictModule(lambda logits: logits.argmax(-1), ["logits"], ["action"]),
+    )
+    with pytest.raises(ConfigurationError, match=r"ConsistentDropoutModule .* in train mode only"):
+        rounds(policy)
 
 
 def test_a_constant_of_a_primer_is_refused_with_where_it_belongs():

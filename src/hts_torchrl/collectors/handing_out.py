@@ -11,7 +11,7 @@ from torchrl.collectors.utils import split_trajectories
 from torchrl.data import ReplayBuffer
 
 from hts_torchrl.collectors.torchrl_settings import TorchRLSettings
-from hts_torchrl.specs import EnvSpec, next_key, path_of
+from hts_torchrl.specs import EnvSpec, Key, next_key, path_of
 
 
 class HandingOut:
@@ -19,9 +19,7 @@ class HandingOut:
 
     def __init__(self, settings: TorchRLSettings, env_spec: EnvSpec, *, clone: bool) -> None:
         self._settings, self._clone = settings, clone
-        named = [(key, path_of(key)) for key in env_spec.inputs]
-        private = [key for key, path in named if any(name.startswith("_") for name in path)]
-        self._left_out = private + [next_key(key) for key in private]  # as TorchRL does
+        self._left_out: list[Key] = []
         if settings.compact_obs:
             self._left_out += [next_key(key) for key in env_spec.observations]
         if not settings.track_traj_ids:
@@ -55,7 +53,7 @@ class HandingOut:
             batch = batch.exclude(*self._left_out)
         if self._settings.split_trajs:
             batch = split_trajectories(batch, prefix="collector")
-        return batch if self.postproc is None else self.postproc(batch)
+        return without_private(batch if self.postproc is None else self.postproc(batch))
 
     def _mark(self, batch: TensorDictBase) -> None:
         """Set entries; those of a view are replaced, not written to."""
@@ -67,6 +65,14 @@ class HandingOut:
         if self._settings.track_policy_version:
             version = batch["collector", "policy_version"]
             batch["policy_version"] = batch["next", "policy_version"] = version
+
+
+def without_private(batch: TensorDictBase) -> TensorDictBase:
+    """Leave out names that begin with ``_``: as in TorchRL, ``postproc`` reads and writes such."""
+    if not isinstance(batch, TensorDictBase):
+        return batch
+    private = [key for key in batch.keys(True) if any(n.startswith("_") for n in path_of(key))]
+    return batch.exclude(*private) if private else batch
 
 
 def on_device(batch: TensorDictBase, device: torch.device) -> TensorDictBase:

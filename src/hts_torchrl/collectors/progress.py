@@ -74,11 +74,11 @@ class Progress:
             state: what :meth:`state_at` returned, with ``policy_version``.
 
         Raises:
-            ConfigurationError: if it is no collector's state, of fewer environments, of rounds of
+            ConfigurationError: if it is no HTSCollector's, of fewer environments, of rounds of
                 other frames, or lacks what the policy remembers.
         """
         if missing := {"policy_version", "frames"} - state.keys():
-            raise ConfigurationError(f"the state lacks {min(missing)!r}: it is no collector's")
+            raise ConfigurationError(f"the state lacks {min(missing)!r}: it is no HTSCollector's")
         round_index = int(state.get("round", 0))
         games = self._restored(state["games"], round_index) if "games" in state else None
         frames, version = int(state["frames"]), int(state["policy_version"])

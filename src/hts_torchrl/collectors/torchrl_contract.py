@@ -197,6 +197,10 @@ class ContractCollector(BaseCollector):
             "'full_action_spec' are known"
         )
 
+    def getattr_policy(self, attr: str) -> Any:  # noqa: ANN401
+        """Return an attribute of the policy in this process, of which actors have copies."""
+        return getattr(self.policy, attr)
+
     def getattr_rb(self, attr: str) -> Any:  # noqa: ANN401
         """Return an attribute of the replay buffer.
 

@@ -13,6 +13,7 @@ from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor, nn
 from torch import distributions as d
+from torchrl.envs.utils import ExplorationType, set_exploration_type
 from torchrl.modules import set_recurrent_mode
 
 from hts_torchrl.errors import ConfigurationError, ProtocolError, require_type
@@ -192,11 +193,12 @@ class PolicyModule(LightningModule):
                 distributions leave nothing to chance.
         """
         inputs = {key: samples[key] for key in inputs_of(self.actor_critic)}
-        if samples.ndim == 2:
-            result = evaluate_sequences(self.actor_critic, inputs, samples[IS_INIT])
-        else:
-            with set_recurrent_mode(False):  # a module's default, or the caller's, may be another
-                result = evaluate(self.actor_critic, inputs, samples.shape[0])
+        with set_exploration_type(ExplorationType.RANDOM):  # as it acted: a layer may be noisy
+            if samples.ndim == 2:
+                result = evaluate_sequences(self.actor_critic, inputs, samples[IS_INIT])
+            else:
+                with set_recurrent_mode(False):  # a module's default, or the caller's, may differ
+                    result = evaluate(self.actor_critic, inputs, samples.shape[0])
         if result.value is None:
             raise ConfigurationError(NO_VALUE)
         found, wanted = tuple(result.value.shape), (*samples.shape, 1)
@@ -264,7 +266,8 @@ class PolicyModule(LightningModule):
         else:
             raise ConfigurationError(f"the policy reads {keys}: give a TensorDict with these")
         first = next(iter(given.values()))
-        with torch.no_grad(), evaluating(policy), set_recurrent_mode(False):
+        greedy = set_exploration_type(ExplorationType.DETERMINISTIC)
+        with torch.no_grad(), evaluating(policy), set_recurrent_mode(False), greedy:
             action = mode(evaluate(policy, given, first.shape[0]).distribution)
         head = probabilistic_module(policy)
         project = Projection(head, first.device)

@@ -174,7 +174,10 @@ class PolicyInference:
         device = self.device.type
         keep_out = torch.is_autocast_enabled(device)  # the caller's
         autocast = torch.autocast(device, enabled=False) if keep_out else contextlib.nullcontext()
-        with torch.no_grad(), one_thread(), self._single_steps, autocast:
+        # As in TorchRL's collectors: modules ask for it, and the caller's may be another.
+        kind = ExplorationType.DETERMINISTIC if self._greedy else ExplorationType.RANDOM
+        explores = set_exploration_type(kind)
+        with torch.no_grad(), one_thread(), self._single_steps, autocast, explores:
             if self.compiled is None or random:
                 return self.compute(inputs, draws, random)
             return self.compiled(inputs, draws)
@@ -271,9 +274,7 @@ class PolicyInference:
             written = in_order(self._decides, TensorDict(inputs, [self.batch_size]))
         # A uniform action has the last word.
         if explores := self._explores + ([self._random] if random else []):
-            kind = ExplorationType.DETERMINISTIC if self._greedy else ExplorationType.RANDOM
-            with set_exploration_type(kind):
-                written = row_by_row(explores, written, draws)
+            written = row_by_row(explores, written, draws)
         value = written.get("state_value", None)
         return {self.action.key: written[self.action.key]}, PolicyOutput(None, value, written)
 

@@ -10,7 +10,7 @@ import torch
 from tensordict.nn import ProbabilisticTensorDictModule, TensorDictSequential
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
-from torchrl.modules import MultiStepActorWrapper
+from torchrl.modules import ConsistentDropoutModule, MultiStepActorWrapper
 
 from hts_torchrl.compat.tensordict import drawing_options
 from hts_torchrl.compat.torch import compiles_calls, hooks_of, tree_leaves, uncompiled
@@ -118,11 +118,7 @@ def require_readable(policy: nn.Module, spec: EnvSpec) -> None:
     read: set[tuple[str, ...]] = set()
     for module in steps:
         step = named(module, names.get(module, ""))
-        if isinstance(module, MultiStepActorWrapper):
-            raise ConfigurationError(
-                f"the policy's {step} reads the actions that it wrote in an earlier step, which no "
-                "actor keeps: give a policy that writes one action in each step"
-            )
+        _refuse_kept_outside(module, step)
         for key in map(path_of, getattr(module, "in_keys", ())):
             read.add(key)
             if key not in remembered and not _overlaps(key, known):
@@ -153,6 +149,20 @@ def require_readable(policy: nn.Module, spec: EnvSpec) -> None:
         raise ConfigurationError(
             f"the policy writes {('next', *unread[0])} for the next step, but no module reads "
             f"{_shown(unread[0])}"
+        )
+
+
+def _refuse_kept_outside(module: nn.Module, step: str) -> None:
+    """Refuse TorchRL's modules that keep what no actor does, beside ``next``."""
+    if isinstance(module, MultiStepActorWrapper):
+        raise ConfigurationError(
+            f"the policy's {step} reads the actions that it wrote in an earlier step, which no "
+            "actor keeps: give a policy that writes one action in each step"
+        )
+    if isinstance(module, ConsistentDropoutModule):
+        raise ConfigurationError(
+            f"the policy's {step} drops in train mode only, and actors run a policy in eval "
+            "mode: leave it out, and let the distribution or a NoisyLinear explore"
         )
 
 

@@ -23,6 +23,7 @@ from torchrl.envs import ExplorationType, set_exploration_type
 from torchrl.modules import (
     ActorCriticWrapper,
     Delta,
+    NoisyLinear,
     ProbabilisticActor,
     SafeSequential,
     TanhDelta,
@@ -702,6 +703,17 @@ def test_values_of_any_precision_are_told_in_single_precision():
     samples = TensorDict({"observation": torch.randn(8, 4)}, [8])
     _, value = A2C(with_critic(Short(4, 1))).evaluate(samples)
     assert (value.shape, value.dtype) == ((8,), torch.float32)
+
+
+def test_noise_of_weights_is_learned_with_as_it_acts_and_not_called_with():
+    layer, observations = NoisyLinear(4, 2), torch.randn(8, 4)
+    learner = A2C(ActorCriticWrapper(categorical_actor(layer), ValueOperator(nn.Linear(4, 1))))
+    layer.bias_epsilon.copy_(torch.tensor([0.0, 1e6]))  # noise alone makes the second choice
+    samples = TensorDict({"observation": observations}, [8])
+    assert (learner.evaluate(samples)[0].probs[:, 1] == 1).all()
+    layer.bias_mu.data.copy_(torch.tensor([1e3, 0.0]))
+    with set_exploration_type(ExplorationType.RANDOM):
+        assert (learner(observations) == 0).all()
 
 
 def test_lazy_layers_of_a_policy_are_initialised_before_its_weights_are_copied():

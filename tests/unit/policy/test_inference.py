@@ -10,6 +10,8 @@ from torch import nn
 from torch.distributions import (
     Categorical,
 )
+from torchrl.envs.utils import ExplorationType, set_exploration_type
+from torchrl.modules import NoisyLinear
 
 from hts_torchrl.models import make_actor_critic
 from hts_torchrl.policy.as_policy import as_policy
@@ -117,6 +119,22 @@ class TestAnswers:
         inference = PolicyInference(policy, spec, batch_size=2)
         answers = [inference.answer(observations(2), np.full((2, 1), 0.5)) for _ in range(2)]
         assert same_bits(*answers)
+
+    @pytest.mark.parametrize("callers", [None, *ExplorationType], ids=str)
+    @pytest.mark.parametrize("greedy", [False, True])
+    def test_noise_of_weights_acts_unless_it_is_greedy_whatever_the_caller_does(
+        self, greedy, callers
+    ):
+        spec, layer, rows = continuous(2), NoisyLinear(WIDTH, 2), observations(4)
+        inference = PolicyInference(as_policy(layer, spec), spec, batch_size=4, greedy=greedy)
+        with set_exploration_type(callers):
+            answered = inference.answer(rows, np.full((4, 2), 0.5))["action"]
+        weight, bias = layer.weight_mu, layer.bias_mu
+        if not greedy:
+            weight = weight + layer.weight_sigma * layer.weight_epsilon
+            bias = bias + layer.bias_sigma * layer.bias_epsilon
+        expected = torch.from_numpy(rows["observation"]) @ weight.T + bias
+        torch.testing.assert_close(torch.from_numpy(answered), expected.detach())
 
     def test_no_answer_carries_a_gradient(self):
         spec = discrete(4)
