@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from hts_torchrl.cli import fit_commands
-from hts_torchrl.cli.fit_commands import names_seeds, train_seeds
+from hts_torchrl.cli.fit_commands import FitCommands, names_seeds, train_seeds
 from tests.command_line import refused, run
 
 NOTE = """
@@ -202,6 +202,17 @@ def test_handlers_of_signals_are_put_back(trained):
     before = signal.getsignal(signal.SIGTERM)
     trained("fit", "--seeds", "1")
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_ctrl_c_stays_ignored_where_a_shell_has_started_the_loop_in_the_background():
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with FitCommands() as commands:
+            signal.raise_signal(signal.SIGINT)
+            status = commands.status
+        assert (status, signal.getsignal(signal.SIGINT)) == (0, signal.SIG_IGN)
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.parametrize(
