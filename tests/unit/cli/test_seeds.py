@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 
@@ -130,6 +131,8 @@ def test_a_signal_ends_the_seed_and_then_the_loop(number, send):
     with subprocess.Popen(
         [sys.executable, "-c", LOOP, TRAINING],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        # A shell starts its background commands, and so these tests, with Ctrl-C ignored.
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
     ) as process:  # fmt: skip
         try:
             assert [process.stdout.readline() for _ in range(2)] == ["seed 1, 1 of 2\n", "trains\n"]
