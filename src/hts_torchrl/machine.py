@@ -78,6 +78,20 @@ def require_memory(size: int, what: str, remedy: str) -> None:
         )
 
 
+def require_proc() -> Path:
+    """Return the folder in which the kernel tells of this process.
+
+    Raises:
+        ConfigurationError: if there is none, as in a bare ``chroot``.
+    """
+    folder = _ROOT / "proc/self"
+    if not folder.exists():
+        raise ConfigurationError(
+            "/proc is not mounted, and only it tells which workers run: mount -t proc proc /proc"
+        )
+    return folder
+
+
 def require_descriptors(count: int, what: str) -> None:
     """Refuse what this process may not open.
 
@@ -89,7 +103,7 @@ def require_descriptors(count: int, what: str) -> None:
         ConfigurationError: naming the limit, and how to raise it.
     """
     most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = len(list(Path("/dev/fd").iterdir())) + count
+    needed = len(list((require_proc() / "fd").iterdir())) + count
     if most != resource.RLIM_INFINITY and needed > most:
         raise ConfigurationError(
             f"{what} {needed} open files, and the limit is {most}: raise it (ulimit -n), or "

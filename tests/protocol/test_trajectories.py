@@ -3,6 +3,8 @@
 Nothing here depends on who is first: only on what must hold in every order.
 """
 
+import multiprocessing
+import tempfile
 import time
 from collections import defaultdict
 from itertools import chain, pairwise
@@ -66,6 +68,17 @@ class TestTrajectories:
         assert torch.equal(after["observation"][..., 3], batch["action"].float())
         goes_on = torch.where(ends, 0.0, step + 1)
         assert torch.equal(step[:, 1:], goes_on[:, :-1])
+
+    def test_workers_leave_no_temporary_folder(self, form, tmp_path, monkeypatch):
+        process = multiprocessing.current_process()
+        config = {name: value for name, value in process._config.items() if name != "tempdir"}
+        monkeypatch.setattr(process, "_config", config)  # as where no fork server was started
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+        monkeypatch.setenv("TMPDIR", str(tmp_path))
+        collector = make(form)
+        next(iter(collector))
+        collector.shutdown()
+        assert [str(left) for left in tmp_path.iterdir()] == [config["tempdir"]]
 
     @pytest.mark.thorough
     def test_nothing_is_lost_while_the_learner_takes_its_time(self, form):

@@ -13,7 +13,9 @@ from hts_torchrl.machine import (
     cpu_model,
     require_descriptors,
     require_memory,
+    require_proc,
 )
+from hts_torchrl.tools.doctor import examine
 
 
 def test_memory_that_no_machine_has_is_refused_with_both_sizes():
@@ -46,6 +48,14 @@ def test_more_descriptors_than_the_limit_are_refused_with_the_limit(limit):
     require_descriptors(8, "two things need")
     with pytest.raises(ConfigurationError, match=f"the limit is {limit}: raise it"):
         require_descriptors(12, "two things need")
+
+
+def test_a_machine_whose_kernel_tells_nothing_is_refused(tmp_path, monkeypatch):
+    assert require_proc().samefile(f"/proc/{os.getpid()}")
+    monkeypatch.setattr(machine, "_ROOT", tmp_path)
+    for ask in (require_proc, lambda: require_descriptors(1, "it needs"), lambda: [*examine()]):
+        with pytest.raises(ConfigurationError, match=r"^/proc is not mounted.*: mount -t proc"):
+            ask()
 
 
 def test_the_processor_has_the_name_that_the_kernel_tells():

@@ -49,7 +49,9 @@ class FitCommands:
         """Begin to note signals."""
         note, stop = self._note, self._stop
         answers = {signal.SIGINT: note, signal.SIGTERM: note, signal.SIGTSTP: stop}
-        self._before = {number: signal.signal(number, answers[number]) for number in answers}
+        # A shell lets its background commands ignore Ctrl-C; it stays so, for the command too.
+        heeded = [number for number in answers if signal.getsignal(number) is not signal.SIG_IGN]
+        self._before = {number: signal.signal(number, answers[number]) for number in heeded}
         return self
 
     def __exit__(self, *_: object) -> None:

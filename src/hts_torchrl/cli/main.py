@@ -78,6 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def program() -> None:
     """Run the command line as a process of its own, which signals end in good order."""
     signal.signal(signal.SIGTERM, _terminate)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, it hides with which status others end
     threading.excepthook = _tell_of_thread
     end_with_parent()
     for name in ("stdout", "stderr"):
@@ -207,6 +208,9 @@ def _leave_if_known(error: RuntimeError | OSError) -> None:
         _leave(error, status=2)
     if str(error).startswith("Early stopping conditioned on metric"):
         _leave(error, status=2)
+    if isinstance(error, RuntimeError) and errno.errorcode[errno.EADDRINUSE] in str(error):
+        port = f"MASTER_PORT={os.environ.get('MASTER_PORT')}"  # Lightning sets it, too
+        _leave(OSError(f"{port}: it is in use on this machine; another one is needed"), status=2)
     if "/gloo/" in str(error):
         told = "another rank has ended or cannot be reached, and its own lines say why"
         _leave(RuntimeError(f"{told}: {error}"), status=1)

@@ -21,6 +21,7 @@ from torch import nn
 from torchrl.collectors import AsyncBatchedCollector, BaseCollector, MultiAsyncCollector
 
 from hts_torchrl.collectors.run_times import RunTimes
+from hts_torchrl.compat.processes import get_temp_dir
 from hts_torchrl.compat.torchrl import set_queue_patience, start_workers
 from hts_torchrl.config import CollectorSettings, Precision
 from hts_torchrl.envs.group import EnvFactory
@@ -149,6 +150,7 @@ class AsynchronousCollector:
 
     def _running(self) -> BaseCollector:
         if self._collector is None:
+            get_temp_dir()  # for the workers too: they are killed, and would leave their own
             with children_environment() as variables:
                 self._collector = self._make(variables)
         return self._collector

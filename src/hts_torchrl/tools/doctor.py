@@ -18,7 +18,7 @@ from hts_torchrl.config import Precision
 from hts_torchrl.envs.atari import AtariEnvs
 from hts_torchrl.envs.football.envs import FootballEnvs
 from hts_torchrl.errors import ConfigurationError
-from hts_torchrl.machine import allowed_cores, allowed_memory
+from hts_torchrl.machine import allowed_cores, allowed_memory, require_proc
 from hts_torchrl.models import make_actor_critic
 from hts_torchrl.policy.examination import depends_on_row_alone
 from hts_torchrl.policy.inference import PolicyInference
@@ -47,7 +47,12 @@ class Finding:
 
 
 def examine() -> Iterator[Finding]:
-    """Yield one finding after another."""
+    """Yield one finding after another.
+
+    Raises:
+        ConfigurationError: if the kernel tells nothing of the machine.
+    """
+    require_proc()
     games = (_atari, _football, _gfootball)
     machine = (_cores, _processor, _memory, _descriptors, _threads, _bfloat16)
     for check in (*machine, *games, _ray, _gpu):

@@ -113,6 +113,11 @@ class ProcessPool(WorkerPool):
                 "this process is a daemon of multiprocessing, as those of a Pool are, and may "
                 "start no others: set num_actors=0, or use concurrent.futures.ProcessPoolExecutor"
             )
+        if config.start_method == "spawn" and signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
+            raise ConfigurationError(
+                "SIGCHLD is ignored, so that nobody can tell how a worker has ended: set "
+                "signal.signal(signal.SIGCHLD, signal.SIG_DFL), or start_method='forkserver'"
+            )
         self._failed = False
         self._lifeline, parent_end = multiprocessing.Pipe(duplex=False)
         self._stacks = StackPipe()

@@ -19,6 +19,9 @@ from hts_torchrl.workers.process import HELD_BACK
 
 _MOST_SERVERS = 10
 _SERVER_ENDS_S = 0.1
+# Of file systems that have none, as FAT and mounts of another system's folders; and where a service
+# that clears temporary folders has removed the server's.
+_NO_SOCKET = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOENT)
 # Another thread would put back wrongly what is changed in this process while workers start.
 _one_thread_starts = threading.Lock()
 
@@ -27,8 +30,8 @@ def start_process(process: BaseProcess) -> None:
     """Start a process, with another fork server if the last one is gone or another process's.
 
     Raises:
-        ConfigurationError: if the system starts no further process, or the temporary folder's name
-            is too long.
+        ConfigurationError: if the system starts no further process, or the temporary folder takes
+            no socket: its name is too long, its file system has none, or it was removed.
     """
     for attempt in range(1, _MOST_SERVERS + 1):
         try:
@@ -43,11 +46,14 @@ def start_process(process: BaseProcess) -> None:
         except OSError as error:
             if error.errno == errno.EAGAIN:
                 raise ConfigurationError(process_limit()) from error
-            if PATH_TOO_LONG not in str(error):
+            if PATH_TOO_LONG in str(error):
+                told = "it is too long for the socket of a fork server; a shorter one"
+            elif error.errno in _NO_SOCKET:
+                told = f"no socket of a fork server can be there ({error.strerror}); another one"
+            else:
                 raise
             raise ConfigurationError(
-                f"TMPDIR={tempfile.gettempdir()}: it is too long for the socket of a fork server; "
-                "a shorter one is needed, or start_method='spawn'"
+                f"TMPDIR={tempfile.tempdir}: {told} is needed, or start_method='spawn'"
             ) from error
         else:
             return

@@ -7,7 +7,9 @@ import os
 import re
 import resource
 import shutil
+import socket
 import tomllib
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -906,6 +908,16 @@ def test_what_another_process_caused_ends_with_one_line(error, told, monkeypatch
         run("fit")
     assert left.value.code == 1
     assert capsys.readouterr().err == f"hts-torchrl: error: {told}\n"
+
+
+def test_a_port_that_is_in_use_is_told_by_the_variable_that_names_it(monkeypatch, capsys):
+    with socket.create_server(("", 0)) as other:
+        port = other.getsockname()[1]
+        listen = partial(torch.distributed.TCPStore, "127.0.0.1", port, 1, is_master=True)
+        monkeypatch.setenv("MASTER_PORT", str(port))
+        monkeypatch.setattr("hts_torchrl.cli.main.run_subcommand", lambda *_, **__: listen())
+        message = refused(capsys, "fit")
+    assert message == f"MASTER_PORT={port}: it is in use on this machine; another one is needed"
 
 
 def test_a_missing_package_ends_with_its_name(monkeypatch, capsys):

@@ -5,11 +5,12 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 
 from hts_torchrl.cli import fit_commands
-from hts_torchrl.cli.fit_commands import names_seeds, train_seeds
+from hts_torchrl.cli.fit_commands import FitCommands, names_seeds, train_seeds
 from tests.command_line import refused, run
 
 NOTE = """
@@ -130,6 +131,8 @@ def test_a_signal_ends_the_seed_and_then_the_loop(number, send):
     with subprocess.Popen(
         [sys.executable, "-c", LOOP, TRAINING],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        # A shell starts its background commands, and so these tests, with Ctrl-C ignored.
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
     ) as process:  # fmt: skip
         try:
             assert [process.stdout.readline() for _ in range(2)] == ["seed 1, 1 of 2\n", "trains\n"]
@@ -202,6 +205,17 @@ def test_handlers_of_signals_are_put_back(trained):
     before = signal.getsignal(signal.SIGTERM)
     trained("fit", "--seeds", "1")
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_ctrl_c_stays_ignored_where_a_shell_has_started_the_loop_in_the_background():
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with FitCommands() as commands:
+            signal.raise_signal(signal.SIGINT)
+            status = commands.status
+        assert (status, signal.getsignal(signal.SIGINT)) == (0, signal.SIG_IGN)
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
+import signal
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 
@@ -40,3 +42,21 @@ def test_signals_while_modules_are_loaded_end_the_command_without_a_traceback(
         text=True,
     )
     assert (ended.returncode, ended.stderr) == (status, "")
+
+
+FAILING_CHILD = """
+import subprocess, sys
+from hts_torchrl.cli import main
+fails = [sys.executable, "-S", "-c", "raise SystemExit(7)"]
+main.main = lambda: sys.exit(subprocess.run(fails).returncode)
+main.program()
+"""
+
+
+def test_a_command_that_another_one_runs_keeps_its_status_where_children_are_ignored():
+    ended = subprocess.run(
+        [sys.executable, "-c", FAILING_CHILD],
+        env={"PYTHONPATH": ":".join(sys.path)},
+        preexec_fn=partial(signal.signal, signal.SIGCHLD, signal.SIG_IGN),
+    )
+    assert ended.returncode == 7

@@ -3,8 +3,10 @@
 import copy
 import csv
 import errno
+import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import SimpleNamespace
 
 import matplotlib.image
@@ -542,6 +544,18 @@ class InParts(LightningModule):
 def test_a_trace_of_no_round_or_into_no_file_is_refused(arguments, told):
     with pytest.raises(ConfigurationError, match=told):
         RoundTrace(*arguments)
+
+
+def test_a_trace_that_a_full_disk_cuts_off_leaves_no_file(tmp_path, monkeypatch):
+    def fill(path, text):
+        path.write_bytes(text[:9].encode())
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "write_text", fill)
+    path = tmp_path / "trace.json"
+    with pytest.raises(OSError, match="No space left"):
+        RoundTrace(3, path)._write({"executor 0": [(0.0, 1.0)]}, path)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_trace_without_a_data_module_is_refused():

@@ -26,6 +26,16 @@ def test_more_executors_than_a_fork_server_can_start_are_refused():
         ProcessPool(SimpleNamespace(config=config), [], [])
 
 
+def test_workers_whose_end_nobody_could_tell_are_refused():
+    config = CollectorSettings(num_envs=2, frames_per_batch=2, start_method="spawn")
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        with pytest.raises(ConfigurationError, match="SIGCHLD is ignored"):
+            ProcessPool(SimpleNamespace(config=config), [], [])
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
 class Undying(BaseProcess):
     """Outlives every patience, as a process may on an overloaded machine."""
 

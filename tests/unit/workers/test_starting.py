@@ -64,6 +64,19 @@ def test_a_socket_whose_path_is_too_long_is_told_as_the_setting_that_it_is(monke
         start_process(process)
 
 
+@pytest.mark.parametrize("number", [errno.EPERM, errno.EOPNOTSUPP, errno.ENOENT])
+def test_a_folder_that_takes_no_socket_is_told_with_the_reason(number, monkeypatch):
+    """A FAT file system, a folder of the host's system, and one that was cleared away."""
+
+    def start():
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("tempfile.tempdir", "/shared")
+    told = rf"^TMPDIR=/shared: no socket .* \({os.strerror(number)}\); another one is needed"
+    with pytest.raises(ConfigurationError, match=told):
+        start_process(SimpleNamespace(start=start))
+
+
 @pytest.mark.parametrize("error", [OSError(errno.EAGAIN, "no fork"), EOFError("unexpected EOF")])
 def test_a_limit_on_processes_is_told_as_one(error, monkeypatch):
     """Of the caller itself; or of the fork server, which then ends, with every further one."""

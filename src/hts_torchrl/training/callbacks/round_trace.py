@@ -10,6 +10,7 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from hts_torchrl.collectors.hts import HTSCollector
+from hts_torchrl.durable_file import replacing
 from hts_torchrl.errors import ConfigurationError, require
 from hts_torchrl.settings import plain_value
 from hts_torchrl.training.round_slice import RoundSlice
@@ -97,5 +98,5 @@ class RoundTrace(Callback):
             for begin, end in spans:
                 place = {"ts": (begin - began_s) * 1e6, "dur": (end - begin) * 1e6}
                 events.append({"ph": "X", "name": work, **place, **about})
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
+        with replacing(path) as new:
+            new.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
