@@ -1,5 +1,7 @@
 """Two ranks under DistributedDataParallel (gloo, CPU) against one process with all environments."""
 
+import warnings
+
 import pytest
 import torch
 from lightning.pytorch import Callback
@@ -103,6 +105,8 @@ def data_of(name):
 
 def run_rank(directory):
     """One rank of all learners' runs."""
+    # Lightning's, where such a figure is logged for one rank alone.
+    warnings.filterwarnings("error", r"It is recommended to use .self.log\('eval/(frames|minutes)'")
     for name in LEARNERS:
         fit_rank(name, directory / name, None)
         resumed = directory / name / "resumed"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import itertools
 import re
 import sys
@@ -21,6 +22,7 @@ NO_FLAGS = {
 
 
 _WITHOUT_VALUE = re.compile(r"argument (?P<flag>--\S+): expected one argument")
+_NOT_ACCEPTED = re.compile(r"Option '(?P<name>\w+)' is not accepted")
 _NO_PATH = re.compile(r"- Expected a path but .+? either not accessible or invalid - ")
 _ALTERNATIVES = re.compile(
     r"Does not validate against any of the Union subtypes Subtypes: \[.*?\] Errors: (?=- )"
@@ -81,6 +83,10 @@ class HTSArgumentParser(LightningArgumentParser):
             wrong = "--seeds: name fit before all flags"
         if wrong.startswith("argument subcommand: invalid choice: "):
             wrong += "; others are 'report', 'tune' and 'doctor'"
+        if not_accepted := _NOT_ACCEPTED.fullmatch(wrong):  # by a class, whose parser this is
+            names = [flag.removeprefix("--") for flag in self._option_string_actions]
+            meant = difflib.get_close_matches(not_accepted["name"], names, n=1, cutoff=0.8)
+            wrong += "".join(f" (did you mean {name}?)" for name in meant)
         if without_value := _WITHOUT_VALUE.fullmatch(wrong):  # of a class, it is named alone
             wrong = _with_setting(wrong, without_value["flag"])
         raise ConfigurationError(wrong)
@@ -110,7 +116,9 @@ def reason_in(message: str) -> str:
         r"- '\g<name>' is no class known here; write your own with its module, module.\g<name>",
         reasons,
     )
-    different = dict.fromkeys(reasons.strip().removeprefix("- ").split(" - "))
+    several = dict.fromkeys(reasons.strip().removeprefix("- ").split(" - "))
+    # One class has a near name, and another of the alternatives may have none.
+    different = [each for each in several if f"{each} (did you mean" not in reasons]
     wrong = wrong[: alternatives.start()] + " - ".join(different) if reasons else wrong
     return _NO_REASON.sub(_kinds_needed, wrong.strip())
 

@@ -19,6 +19,7 @@ from typing import NoReturn
 
 import gymnasium
 from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.fabric.utilities.spike import TrainingSpikeException
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from hts_torchrl.cli.argument_parser import HTSArgumentParser
@@ -59,6 +60,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         hint = "--data.recover=replay repeats a round up to 3 times, --ckpt_path resumes"
         _leave(WorkerKilled(error.place, f"{error.cause}; {hint}"), status=1)
     except (CheckpointError, WorkerError, NotFiniteError, ReplayError, DifferenceError) as error:
+        _leave(error, status=1)
+    except TrainingSpikeException as error:  # for which a user's SpikeDetection looks
         _leave(error, status=1)
     except (RuntimeError, OSError) as error:
         _leave_if_known(error)

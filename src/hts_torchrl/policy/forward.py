@@ -205,9 +205,10 @@ def users_call(module: nn.Module) -> str | None:
     """Return which code of a user's runs when the module is called; None if it is a library's.
 
     That is ``a forward``, of its class or of itself, or ``a hook``. A library is tensordict,
-    torchrl or this one.
+    torchrl or this one; Lightning has hooks that look at calls alone, as its ModelSummary.
     """
-    hooks = [hook for hook in hooks_of(module) if not _is_of_a_library(_module_of(hook))]
+    others = (hook for hook in hooks_of(module) if not is_of_lightning(hook))
+    hooks = [hook for hook in others if not _is_of_a_library(_module_of(hook))]
     return users_method(module, "forward") or ("a hook" if hooks else None)
 
 

@@ -295,12 +295,14 @@ class HTSDataModule(LightningDataModule):
 
     def transfer_batch_to_device(
         self,
-        batch: RoundSlice | Evaluation,
+        batch: Any,  # noqa: ANN401 - of a loader of the user's own, anything
         device: torch.device,
-        dataloader_idx: int,  # noqa: ARG002
-    ) -> RoundSlice | Evaluation:
+        dataloader_idx: int,
+    ) -> Any:  # noqa: ANN401
         """Move a round once, with its first part; an evaluation has nothing to move."""
-        if not isinstance(batch, RoundSlice) or device.type == "cpu":
+        if not isinstance(batch, RoundSlice | Evaluation):  # or a module's example_input_array
+            return super().transfer_batch_to_device(batch, device, dataloader_idx)
+        if isinstance(batch, Evaluation) or device.type == "cpu":
             return batch
         if batch.is_first:
             self._moved = on_device(batch.round, device)

@@ -18,6 +18,7 @@ import pytest
 import torch
 import yaml
 from lightning.pytorch import Callback
+from lightning.pytorch.callbacks.spike import SpikeDetection
 from lightning.pytorch.loggers import Logger
 
 import hts_torchrl
@@ -502,11 +503,36 @@ def test_tasks_of_slurm_that_lightning_refuses_end_with_one_line(capsys, monkeyp
     assert message.startswith("You set `--ntasks=4` in your SLURM bash script")
 
 
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--model.gama=1"], "Parser key \"model\": Option 'gama' {} gamma?)"),
+        (["--data.env.idd=CartPole-v1"], "Parser key \"data.env\": Option 'idd' {} id?)"),
+        (
+            ["--trainer.callbacks=EarlyStopping", "--trainer.callbacks.monitr=eval/score"],
+            "Parser key \"trainer.callbacks\": Option 'monitr' {} monitor?)",
+        ),
+    ],
+)
+def test_a_misspelled_argument_of_a_class_is_answered_with_the_near_one(flags, message, capsys):
+    told = refused(capsys, "fit", *CARTPOLE, *A2C, *flags)
+    assert told == message.format("is not accepted (did you mean")
+
+
 @pytest.mark.parametrize("flag", ["--optimizer=SGD", "--lr_scheduler.gamma=0.9"])
 def test_an_optimiser_of_lightnings_is_refused_with_what_the_learner_has(flag, capsys):
     message = refused(capsys, "fit", *CARTPOLE, *A2C, flag)
     assert message.startswith(f"unrecognized arguments: {flag} (the learner makes its own: ")
     assert "--model.optimizer" in message
+
+
+def test_a_spike_that_a_callback_finds_ends_with_one_line(capsys, monkeypatch):
+    monkeypatch.setattr(SpikeDetection, "_is_spike", lambda *_: True)
+    with pytest.raises(SystemExit) as left:
+        run("fit", *CARTPOLE, *A2C, "--trainer.callbacks=SpikeDetection")
+    assert left.value.code == 1
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last == "hts-torchrl: error: Training spike detected in batch 1"
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from collections import OrderedDict
 import pytest
 import torch
 from lightning.pytorch.profilers.pytorch import RegisterRecordFunction
+from lightning.pytorch.utilities.model_summary import ModelSummary
 from tensordict.nn import (
     ProbabilisticTensorDictModule,
     ProbabilisticTensorDictSequential,
@@ -331,3 +332,15 @@ def test_hooks_of_lightnings_profiler_are_refused_with_what_leaves_them_out(run)
     refused = pytest.raises(ConfigurationError, match="record_module_names=False")
     with RegisterRecordFunction(learner), refused:  # as Trainer(profiler="pytorch") does
         getattr(quiet_trainer(limit_val_batches=1.0), run)(learner, cartpole(1))
+
+
+def test_a_summary_of_lightnings_has_the_sizes_of_layers():
+    """It puts hooks on all modules, and calls the learner with its example."""
+    learner = PPO(make_actor_critic("mlp", env_spec_of(GymEnvs("CartPole-v1"))))
+    learner.example_input_array = torch.zeros(3, 4)
+    summary = ModelSummary(learner, max_depth=-1)
+    sizes = dict(zip(summary.layer_names, summary.out_sizes, strict=True))
+    layers = [name for name, layer in learner.named_modules() if isinstance(layer, nn.Linear)]
+    assert layers
+    assert all(sizes[name][0] == 3 for name in layers)
+    quiet_trainer(enable_model_summary=True).fit(learner, cartpole(1))

@@ -570,6 +570,17 @@ class TestActorsOfAnotherDevice:
         assert first[1] is first[0]
         assert second[1] is second[0] is not first[0]
 
+    def test_a_batch_of_the_users_own_is_moved_as_lightning_does(self):
+        data, device = cartpole(), torch.device("meta")
+        example = {"observation": torch.ones(2, 4)}
+        moved = data.transfer_batch_to_device(example, device, 0)
+        assert moved["observation"].device == device
+
+    def test_an_evaluation_has_nothing_to_move(self):
+        data = cartpole()
+        evaluation = data.evaluation(precision="32-true")
+        assert data.transfer_batch_to_device(evaluation, torch.device("meta"), 0) is evaluation
+
 
 @pytest.mark.parametrize(
     ("settings", "told"),

@@ -105,7 +105,8 @@ class TrainingStatistics(Callback):
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Log where in the run the evaluation stands; tell callbacks the games so far."""
         self.evaluated_frames = self.frames
-        pl_module.log_dict({"eval/frames": float(self.frames), "eval/minutes": self.minutes})
+        where = {"eval/frames": float(self.frames), "eval/minutes": self.minutes}
+        pl_module.log_dict(where, sync_dist=True, reduce_fx="max")  # a mean may round the frames
         # Those that monitor a figure of the games look at it now, logged before or not.
         set_callback_metrics(trainer, {k: torch.tensor(v) for k, v in self._of_games().items()})
 
