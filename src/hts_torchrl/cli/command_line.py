@@ -436,6 +436,9 @@ def _settings_of(
     try:
         whole = whole_checkpoint(Path(path))
     except ConfigurationError as error:
-        raise ConfigurationError(f"--ckpt_path={error}") from error
+        hint = ""
+        if path in ("best", "last", "hpc"):  # Lightning's words for what a Trainer has saved
+            hint = " (give a path, such as runs/NAME/version_0/checkpoints/last.ckpt)"
+        raise ConfigurationError(f"--ckpt_path={error}{hint}") from error
     with naming("--ckpt_path", path):
         return CheckpointSettings.read(whole, own)

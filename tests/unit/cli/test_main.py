@@ -445,6 +445,11 @@ WRONG = {
     ),
     "a config without a name": (["--config"], "--config: the name of a file is needed"),
     "a missing config": (["--config=none.yaml"], "--config=none.yaml: No such file"),
+    "a checkpoint by Lightning's word": (
+        ["--ckpt_path=last"],
+        "--ckpt_path=last: there is no such file (give a path, such as "
+        "runs/NAME/version_0/checkpoints/last.ckpt)",
+    ),
     "a checkpoint without a name": (["--ckpt_path="], "--ckpt_path=.: there is no such file"),
     "frames without end": (
         [f"--data.total_frames={10**23}"],
