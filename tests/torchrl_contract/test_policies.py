@@ -130,7 +130,7 @@ class TestFunctions:
             return rounds(lambda td: actor(td), make_pendulum, exploration_type=kind)
 
         if kind == ExplorationType.RANDOM:
-            with pytest.raises(ConfigurationError, match="a ProbabilisticActor is given itself"):
+            with pytest.raises(ConfigurationError, match="give a ProbabilisticActor itself"):
                 played()
         else:
             assert all(torch.equal(batch["action"], batch["loc"]) for batch in played())

@@ -30,8 +30,8 @@ from hts_torchrl.policy.probe import (
 from hts_torchrl.specs import ActionSpec, ArraySpec, EnvSpec, Key, next_key, path_of
 
 _CHANCE = (
-    "chance must come from the policy's distribution (a ProbabilisticActor is given itself, and "
-    "not in a function or module that calls it)"
+    "chance must come from the policy's distribution (give a ProbabilisticActor itself, not a "
+    "function or module that calls it)"
 )
 _ONE_BY_ONE = "actors answer one row at a time, exact but slower"
 _DEPENDS = (

@@ -202,7 +202,7 @@ class TestChance:
         assert str(refused.value) == (
             f"the policy draws from {name} in eval mode, in module.0.module.1 (Noise): an action "
             "would depend on which actor chose it; chance must come from the policy's distribution "
-            "(a ProbabilisticActor is given itself, and not in a function or module that calls it)"
+            "(give a ProbabilisticActor itself, not a function or module that calls it)"
         )
 
     def test_in_train_mode_says_nothing_of_how_it_acts(self):
