@@ -6,7 +6,7 @@ import threading
 import pytest
 import torch
 from torch import nn
-from torchrl.envs.utils import exploration_type
+from torchrl.envs.utils import ExplorationType, exploration_type
 from torchrl.modules.tensordict_module.rnn import recurrent_mode
 
 from hts_torchrl import A2C, PPO, PQN, ConfigurationError, GymEnvs, make_actor_critic
@@ -53,29 +53,51 @@ class Meets(PPO):
 
     def loss(self, samples):
         self.meeting.wait(timeout=60)
-        kind, many = exploration_type(), recurrent_mode()
-        self.seen.add((threading.get_ident(), torch.get_num_threads(), kind, many))
+        self.seen.add((threading.get_ident(), torch.get_num_threads()))
         return super().loss(samples)
 
 
 def test_chunks_are_computed_at_the_same_time_in_a_thread_of_torch_each():
-    before = (
-        torch.get_num_threads(),
-        exploration_type(),
-        recurrent_mode(),
-        threading.active_count(),
-    )
+    before = torch.get_num_threads(), threading.active_count()
     learner = Meets(policy(), **CHUNKS, num_threads=2)
     quiet_trainer().fit(learner, cartpole(2))
-    assert len({thread for thread, *_ in learner.seen}) > 1
-    assert {torch_threads for _, torch_threads, *_ in learner.seen} == {1}
-    after = (
-        torch.get_num_threads(),
-        exploration_type(),
-        recurrent_mode(),
-        threading.active_count(),
+    assert len({thread for thread, _ in learner.seen}) > 1
+    assert {torch_threads for _, torch_threads in learner.seen} == {1}
+    assert (torch.get_num_threads(), threading.active_count()) == before
+
+
+def test_each_thread_has_its_own_minibatch():
+    alone, _ = fitted(PPO(policy(), **CHUNKS))
+    together, _ = fitted(Meets(policy(), **CHUNKS, num_threads=2))
+    assert torch.equal(together, alone)
+
+
+def test_a_thread_that_is_done_leaves_the_modes_of_torchrl_to_the_others():
+    meeting, left, modes = threading.Barrier(2), threading.Event(), []
+
+    class Late(nn.Module):
+        """In a thread of the learner, the second one waits until the first has left its pass."""
+
+        def forward(self, features):
+            if threading.current_thread() is not threading.main_thread():
+                if meeting.wait(timeout=60) == 1:
+                    assert left.wait(timeout=60)
+                modes.append((exploration_type(), recurrent_mode()))
+            return features
+
+    class Leaves(PPO):
+        def evaluate(self, samples):
+            result = super().evaluate(samples)
+            left.set()
+            return result
+
+    before = exploration_type(), recurrent_mode()
+    learner = Leaves(
+        policy_with(Late(), ENV), gradient_chunks=2, epochs=1, minibatches=1, num_threads=2
     )
-    assert after == before
+    quiet_trainer().fit(learner, cartpole(1))
+    assert modes == [(ExplorationType.RANDOM, False)] * 2
+    assert (exploration_type(), recurrent_mode()) == before
 
 
 def test_a_learner_that_has_trained_so_is_copied():
@@ -100,8 +122,7 @@ class Alone(Meets):
 def test_otherwise_the_main_thread_computes_them(learner):
     learner = learner()
     quiet_trainer().fit(learner, cartpole(2))
-    assert {thread for thread, *_ in learner.seen} == {threading.get_ident()}
-    assert {threads for _, threads, *_ in learner.seen} == {learner.num_threads}
+    assert learner.seen == {(threading.get_ident(), learner.num_threads)}
 
 
 def test_a2c_computes_them_in_the_main_thread():
