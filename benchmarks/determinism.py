@@ -223,6 +223,7 @@ TASKS = {
     "squashed": Task(GymEnvs("Pendulum-v1"), "mlp", squash=True),
     "Dropout": Task(GymEnvs("CartPole-v1"), "mlp", dropout=True),
     "bfloat16": Task(GymEnvs("CartPole-v1"), "mlp", precision="bf16-mixed"),
+    "threads": Task(GymEnvs("CartPole-v1"), "mlp", model={"gradient_chunks": 2, "num_threads": 2}),
     "LSTM": Task(own_envs.OwnEnvs(own_envs.HiddenVelocities), "lstm"),
     "normalised": Task(
         GymEnvs("Pendulum-v1"), "mlp", data=STATISTICS, model={"normalize_value": True}

@@ -68,7 +68,8 @@ _OF_EVERY_ROW = ("variables", "here")
 ROWS = {
     "trainer": Row(
         "hts_torchrl, Trainer", "trainer.py", "atari cartpole football mujoco", overlaps=True,
-        settings=f"{_TORCHRL} {_ACTS} emulator_threads delay step_barrier cudagraph_loss",
+        settings=f"{_TORCHRL} {_ACTS} emulator_threads delay step_barrier cudagraph_loss "
+        "gradient_chunks",
     ),
     "loop": Row(
         "hts_torchrl, TorchRL loop", TORCHRL, algorithms="a2c", overlaps=True,
@@ -138,6 +139,7 @@ class Run:
     emulator_threads: int = 1
     delay: int = 1
     step_barrier: bool = False
+    gradient_chunks: int = 1
     channels_last: bool = True
     double_buffered: bool = False
     compiled: bool = False

@@ -42,11 +42,12 @@ def environments(game: str, threads: int = 1) -> Any:
 
 def learner(run: dict[str, Any]) -> A2C | PPO:
     kind, _, task = run["game"].partition("/")
+    threads = {"num_threads": run["main_threads"], "gradient_chunks": run["gradient_chunks"]}
     if task:  # what all tasks of football, or of MuJoCo, share
         settings = yaml.safe_load((CONFIGS / kind / "ppo.yaml").read_text())["model"]["init_args"]
-        return PPO(**settings | {"num_threads": run["main_threads"]})
+        return PPO(**settings | threads)
     network = "mlp" if run["game"] == "cartpole" else "nature"
-    settings = {"network": network, "num_threads": run["main_threads"]}
+    settings = {"network": network, **threads}
     ppo = run["algorithm"] == "ppo"
     if ppo:
         return PPO(epochs=4, minibatches=4, **settings)

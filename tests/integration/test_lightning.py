@@ -12,6 +12,7 @@ from torchrl.objectives.value import GAE
 
 from hts_torchrl import A2C, PPO, GymEnvs, HTSCollector, make_actor_critic
 from hts_torchrl.collectors.round_runner import RoundRunner
+from hts_torchrl.learner.gradient_chunks import RUNNING
 from tests.fits import SGDA2C, SGDPPO, Watch, cartpole, flat, quiet_trainer, watched_fit
 
 LEARNING_RATE = 0.25
@@ -235,7 +236,7 @@ class RowsPPO(SGDPPO):
         self.rows, self.behaviour_log_probs = [], []
 
     def loss(self, samples):
-        self.rows.append(self._minibatches.rows)
+        self.rows.append(RUNNING.rows)
         self.behaviour_log_probs.append(samples["behaviour_log_prob"].clone())
         return super().loss(samples)
 

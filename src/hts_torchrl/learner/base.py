@@ -18,12 +18,13 @@ from torch import Tensor, nn
 
 from hts_torchrl.compat.lightning import class_alone, is_accumulating, log_figures
 from hts_torchrl.errors import ConfigurationError, require
-from hts_torchrl.learner.gradient_chunks import ComputedGradient, GradientChunks
+from hts_torchrl.learner.gradient_chunks import RUNNING, ComputedGradient, GradientChunks
 from hts_torchrl.learner.optimizers import make_optimizer, require_arguments
 from hts_torchrl.learner.policy_module import NO_VALUE, Steps
 from hts_torchrl.learner.restored import load_from_checkpoint
 from hts_torchrl.learner.rounds import RoundModule
 from hts_torchrl.objectives.returns import Targets, gae_targets
+from hts_torchrl.policy.forward import is_composite, probabilistic_module
 from hts_torchrl.policy.normalization import RunningStatistics
 from hts_torchrl.settings import plain_value, show_inherited
 from hts_torchrl.training.trainer_limits import steps_of_run
@@ -76,7 +77,9 @@ class Learner(RoundModule):
         normalize_value: let the critic predict values with mean 0 and variance 1, by running
             statistics of all returns (van Hasselt et al., 2016, without their rescaled layer).
         num_threads: torch threads of the learner, which affect the last bits; None keeps
-            torch's.
+            torch's. PPO and PQN on the CPU compute the chunks of ``gradient_chunks`` side by side
+            in them, which does not affect bits, unless the policy has a memory or an action of
+            several parts.
         gradient_chunks: chunks of environments whose gradients are added in a fixed order, so that
             any number of ranks gives the same bits. It must divide ``num_envs``, and the number of
             ranks must divide it. With 1 the bits depend on the number of ranks.
@@ -84,6 +87,9 @@ class Learner(RoundModule):
 
     lacks: ClassVar[tuple[str, ...]] = ()
     """Settings of its base classes that a learner does not have; those of its bases are added."""
+    computes_side_by_side = False
+    """Whether several threads may compute the losses of :meth:`loss_by_chunks` at the same time. A
+    class sets it whose losses only read what they share, as ``computes_side_by_side = True``."""
     _captures = False
     """Whether a loss is captured, which may ask the GPU for nothing then."""
 
@@ -186,9 +192,19 @@ class Learner(RoundModule):
         if self.computed_for:
             self.chunks = self._gradient.begin()
         self._returns = {}
-        if self.num_threads is not None:
-            self._at_end.callback(torch.set_num_threads, torch.get_num_threads())
-            torch.set_num_threads(self.num_threads)
+        threads = torch.get_num_threads()
+        self._at_end.callback(torch.set_num_threads, threads)
+        threads = threads if self.num_threads is None else self.num_threads
+        self._gradient.threads = threads if self._may_compute_side_by_side() else 1
+        torch.set_num_threads(1 if self._gradient.threads > 1 else threads)
+
+    def _may_compute_side_by_side(self) -> bool:
+        if not self.computes_side_by_side or self.gradient_chunks == 1:
+            return False
+        on_cpu = self.trainer.strategy.root_device.type == "cpu"
+        # Sequences and parts of actions need modes of TorchRL that are of the process.
+        alone = self.remembers or is_composite(probabilistic_module(self.actor_critic))
+        return on_cpu and not alone
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
         """Compute the gradient, or put that of all chunks into place.
@@ -241,10 +257,10 @@ class Learner(RoundModule):
         if is_accumulating(self.trainer):
             return
         figures = {f"{group}/{name}": value.detach().clone() for name, value in losses.items()}
-        if self._gradient.figures is None:
+        if (of_chunk := RUNNING.figures) is None:
             log_figures(self, figures)
         else:
-            self._gradient.figures |= figures
+            of_chunk |= figures
 
     def gae(
         self,
@@ -286,7 +302,7 @@ class Learner(RoundModule):
         )
         returns = targets.returns.squeeze(-1)
         if self.value_scale is not None:
-            self._returns[self._gradient.chunk, self.part.index] = returns
+            self._returns[RUNNING.index, self.part.index] = returns
             returns = self.value_scale.normalized(returns)
         return Targets(targets.advantage.squeeze(-1), returns)
 

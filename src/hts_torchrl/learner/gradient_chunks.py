@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 from torch.nn import Parameter
+from torchrl.envs.utils import ExplorationType, set_exploration_type
+from torchrl.modules import set_recurrent_mode
 
 from hts_torchrl.compat.lightning import leave_gradients, log_figures
 from hts_torchrl.compat.torch import of_all_ranks, runs_after_accumulation
@@ -129,6 +133,21 @@ def tree_sum(tensors: Iterable[Tensor]) -> Tensor:
     return partial[0]
 
 
+class RunningChunk(threading.local):
+    """The chunk that a thread computes."""
+
+    index = 0
+    """Global index."""
+    rows = torch.empty(0, dtype=torch.int64)
+    """Which of the round's samples its minibatch has."""
+    figures: dict[str, Tensor] | None = None
+    """What its loss has logged; None outside of a chunk."""
+
+
+RUNNING = RunningChunk()
+"""Of this thread; learners are copied, and have none of their own."""
+
+
 class ComputedGradient:
     """The mean gradient over all chunks of all ranks, from ``training_step`` until ``backward``.
 
@@ -143,14 +162,12 @@ class ComputedGradient:
 
     def __init__(self, learner: Learner) -> None:
         self._learner = learner
-        self.figures: dict[str, Tensor] | None = None
-        """What a chunk's loss has logged; None outside of one."""
+        self.threads = 1
+        """In which chunks are computed side by side."""
         self._names: list[str] = []
         """Of what a chunk's loss logs."""
         self._mean: Tensor | None = None
         """Of all trained parameters, one after another, then the loss, until ``backward``."""
-        self.chunk = 0
-        """Global index of the chunk that is being computed."""
         self._is_first = True
 
     def trained(self) -> list[Parameter]:
@@ -190,7 +207,7 @@ class ComputedGradient:
         Raises:
             ConfigurationError: if the loss is no tensor, or a gradient is sparse.
         """
-        self.figures = {}
+        figures = RUNNING.figures = {}
         try:
             loss = loss_of()
             require_type("a chunk's loss", loss, Tensor, "a tensor")
@@ -200,16 +217,15 @@ class ComputedGradient:
                 )
             if any(gradient.is_sparse for gradient in gradients):
                 raise ConfigurationError(f"a gradient is sparse, and {DENSE}")
-            self._names = list(self.figures)
-            numbers = (loss, *self.figures.values())
-            figures = [each.detach().float().reshape(()) for each in numbers]
         finally:
-            self.figures = None
-        return torch.cat([*(each.flatten() for each in gradients), torch.stack(figures)])
+            RUNNING.figures = None
+        self._names = list(figures)
+        numbers = [each.detach().float().reshape(()) for each in (loss, *figures.values())]
+        return torch.cat([*(each.flatten() for each in gradients), torch.stack(numbers)])
 
     def begin_chunk(self, chunk: int) -> None:
         """Let a chunk's draws be its own, whichever rank computes it."""
-        self.chunk, learner = chunk, self._learner
+        RUNNING.index, learner = chunk, self._learner
         if learner.gradient_chunks > 1:
             seed = update_seed(learner.seed, learner.updates, learner.part.index, chunk)
             learner.seeded_draws.reseed(seed)
@@ -221,18 +237,47 @@ class ComputedGradient:
             vector_of: gives what :meth:`of` returns, of this rank's chunk of an index.
         """
         learner = self._learner
-
-        def vectors() -> Iterator[Tensor]:
-            for index, chunk in enumerate(learner.chunks.own):
-                self.begin_chunk(chunk)
-                yield vector_of(index)
-
-        total = learner.chunks.mean(vectors())
+        several = self.threads > 1
+        vectors = self._side_by_side(vector_of) if several else self._one_by_one(vector_of)
+        total = learner.chunks.mean(vectors)
         end = sum(parameter.numel() for parameter in self.trained())
         self._mean = total[: end + 1]
         if self._names:
             log_figures(learner, dict(zip(self._names, total[end + 1 :], strict=True)))
         return total[end].clone()  # which a training step may change in place
+
+    def _one_by_one(self, vector_of: Callable[[int], Tensor]) -> Iterator[Tensor]:
+        for index, chunk in enumerate(self._learner.chunks.own):
+            self.begin_chunk(chunk)
+            yield vector_of(index)
+
+    def _side_by_side(self, vector_of: Callable[[int], Tensor]) -> list[Tensor]:
+        """Compute chunks in several threads; whichever is free takes the next one.
+
+        Raises:
+            ConfigurationError: if a loss draws numbers: threads share torch's generator.
+        """
+        own = self._learner.chunks.own
+        enabled, dtype = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
+
+        def compute(index: int) -> Tensor:
+            RUNNING.index = own[index]
+            # A thread begins without the Trainer's precision; Lightning caches no cast either.
+            with torch.autocast("cpu", dtype, enabled, cache_enabled=False):
+                return vector_of(index)
+
+        before = torch.get_rng_state()
+        # evaluate() sets the same; these are of the process, and the last thread would leave them.
+        modes = set_exploration_type(ExplorationType.RANDOM), set_recurrent_mode(False)
+        with modes[0], modes[1], ThreadPoolExecutor(self.threads) as pool:
+            vectors = list(pool.map(compute, range(len(own))))
+        if not torch.equal(torch.get_rng_state(), before):
+            raise ConfigurationError(
+                f"num_threads={self._learner.num_threads} with {self._learner.computed_for}: the "
+                "loss draws numbers, as Dropout does, and threads that compute chunks side by side "
+                "would share torch's generator; num_threads=1 is needed"
+            )
+        return vectors
 
     def put_into_place(self, loss: Tensor, weights: DelayedWeights) -> None:
         """Give the parameters their gradients, before they are clipped and looked at.

@@ -13,6 +13,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from hts_torchrl.errors import ConfigurationError, require_counts
+from hts_torchrl.learner.gradient_chunks import RUNNING
 from hts_torchrl.training.round_slice import RoundSlice
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ class Minibatches:
     ``gradient_chunks``::
 
         minibatch = minibatches.of(samples, part, index)    # all samples of this rank are given
-        minibatches.rows                                    # which of them it has
+        RUNNING.rows                                        # which of them it has
 
     Args:
         learner: with ``epochs``, the passes over a round, and ``minibatches``, the parts of each.
@@ -41,8 +42,6 @@ class Minibatches:
         self._learner = learner
         self._orders: dict[int, tuple[Tensor, ...]] = {}
         """Of the running epoch, by this rank's chunk."""
-        self.rows = torch.empty(0, dtype=torch.int64)
-        """Which of the round's samples the running minibatch has."""
 
     def of(self, samples: TensorDictBase, part: RoundSlice, index: int) -> TensorDictBase:
         """Return the samples of a minibatch, ``[B]``, or the sequences ``[N, T]``.
@@ -52,7 +51,7 @@ class Minibatches:
             part: of the round.
             index: of this rank's chunk.
         """
-        rows = self.rows = self.rows_of(part, index)
+        rows = RUNNING.rows = self.rows_of(part, index)
         # index_select copies whole rows; indexing copies pixel by pixel, 8 times slower.
         return samples.apply(
             lambda entry: entry.index_select(0, rows), batch_size=[len(rows), *samples.shape[1:]]

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from hts_torchrl.errors import ConfigurationError, require
 from hts_torchrl.learner.base import Learner
+from hts_torchrl.learner.gradient_chunks import RUNNING
 from hts_torchrl.learner.minibatches import Minibatches
 from hts_torchrl.objectives.losses import (
     clipped_ratio_loss,
@@ -53,6 +54,8 @@ class PPO(Learner):
         clip_value: also bound the value's change by ``clip``.
         delayed_step: ``decoupled``, ``displacement`` or ``ratio``.
     """
+
+    computes_side_by_side = True
 
     def __init__(  # noqa: PLR0913 - flags of the command line, keyword only
         self,
@@ -179,7 +182,7 @@ class PPO(Learner):
         """
         for key, entry in entries.items():
             samples[key] = entry
-            self.samples[key].index_copy_(0, self._minibatches.rows, samples[key])
+            self.samples[key].index_copy_(0, RUNNING.rows, samples[key])
 
     @property
     def displaces(self) -> bool:

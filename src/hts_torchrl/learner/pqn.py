@@ -54,6 +54,8 @@ class PQN(Learner):
 
     lacks: ClassVar[tuple[str, ...]] = ("squash", "value_coef", "entropy_coef")
 
+    computes_side_by_side = True
+
     def __init__(  # noqa: PLR0913 - flags of the command line, keyword only
         self,
         policy: nn.Module | None = None,

@@ -103,7 +103,7 @@ class Advisor:
         """Train with more threads of the learner, while twice as many are a tenth faster.
 
         No model says it: whoever waits for the learner leaves it cores, and whoever does not shares
-        them with its threads.
+        them with its threads. A learner that may gives each thread a chunk of the gradient.
         """
         threads = self._learner.num_threads
         if threads is None or self._trainer.strategy.root_device.type != "cpu":
@@ -111,9 +111,13 @@ class Advisor:
         learner = copy.deepcopy(self._learner)
         while 2 * threads <= self._cores:
             learner.num_threads = 2 * threads
+            flags = f"--model.num_threads={2 * threads}"
+            if learner.computes_side_by_side and settings.num_envs % (2 * threads) == 0:
+                learner.gradient_chunks = 2 * threads
+                flags += f" --model.gradient_chunks={2 * threads}"
             measured = self._train(_of_data(settings), precision, seconds, learner).steps_per_s
             helps = measured >= 1.1 * steps_per_s
-            advice = f"--model.num_threads={2 * threads}{_LEARNT}" if helps else f"keep {threads}"
+            advice = f"{flags}{_LEARNT}" if helps else f"keep {threads}"
             yield (
                 f"learner threads   {2 * threads}: {measured:.0f} steps/s, "
                 f"{measured / steps_per_s:.2f} times as many as with {threads}: {advice}"

@@ -32,6 +32,7 @@ from torchrl.modules import (
 
 from hts_torchrl import A2C, PPO, GymEnvs, HTSCollector, Learner, make_actor_critic
 from hts_torchrl.errors import ConfigurationError, ProtocolError
+from hts_torchrl.learner.gradient_chunks import RUNNING
 from hts_torchrl.learner.optimizers import OnePassRMSprop
 from hts_torchrl.training.round_slice import RoundSlice
 from tests.fits import (
@@ -224,8 +225,8 @@ class TestPPO:
             orders = []
 
             class Orders(Callback):
-                def on_after_backward(self, _, pl_module):
-                    orders.append(pl_module._minibatches.rows)
+                def on_after_backward(self, _, __):
+                    orders.append(RUNNING.rows)
 
             watched_fit(PPO(epochs=2, minibatches=2), cartpole(1, seed=seed), callbacks=[Orders()])
             return torch.stack(orders)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from benchmarks.timed_envs import TimedEnv, step_times
 
-from hts_torchrl import A2C, EnvFactory, GymEnvs, HTSCollector
+from hts_torchrl import A2C, PPO, EnvFactory, GymEnvs, HTSCollector
 from hts_torchrl.envs.make_group import make_group
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.tools.advise import Advisor, _staleness, _suggestion
@@ -75,6 +75,24 @@ def test_threads_of_the_learner_are_tried_while_they_are_a_tenth_faster(
     assert len(lines) == len(said)
     assert all(words in line for words, line in zip(said, lines, strict=True))
     assert advisor._learner.num_threads == 1
+
+
+@pytest.mark.parametrize(("num_envs", "chunks"), [(4, 2), (5, 1)])
+def test_a_thread_of_ppo_is_tried_with_a_chunk_of_its_own(monkeypatch, num_envs, chunks):
+    tried = []
+
+    def train(*arguments):
+        tried.append((arguments[-1].num_threads, arguments[-1].gradient_chunks))
+        return SimpleNamespace(steps_per_s=120.0)
+
+    data = cartpole(num_actors=1, num_envs=num_envs, frames_per_batch=8 * num_envs)
+    advisor = Advisor(PPO(), data, quiet_trainer())
+    monkeypatch.setattr(advisor, "_cores", 2)
+    monkeypatch.setattr(advisor, "_train", train)
+    with closing(advisor._group):
+        (line,) = advisor._more_threads(advisor._settings(), "bf16-mixed", 1.0, 100.0)
+    assert tried == [(2, chunks)]
+    assert ("--model.num_threads=2 --model.gradient_chunks=2 (which" in line) == (chunks == 2)
 
 
 def test_the_pass_is_measured_as_the_run_would_have_it(monkeypatch):
