@@ -63,11 +63,7 @@ class CapturedLoss:
 
 
 def require_gpu(device: torch.device) -> None:
-    """Refuse a learner that computes on something else than a GPU.
-
-    Raises:
-        ConfigurationError: naming the setting.
-    """
+    """Refuse a learner that computes on something else than a GPU."""
     if device.type != "cuda":
         raise ConfigurationError(
             f"{SETTING}=True: the learner computes on {str(device)!r}, but CUDA graphs need a GPU: "

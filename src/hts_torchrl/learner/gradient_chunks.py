@@ -63,9 +63,6 @@ class GradientChunks:
 
         Args:
             num_envs: of all ranks.
-
-        Raises:
-            ConfigurationError: naming both numbers.
         """
         if num_envs % self.count:
             raise ConfigurationError(

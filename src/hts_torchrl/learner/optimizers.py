@@ -63,11 +63,7 @@ def optimizer_class(name: str) -> type[Optimizer]:
 
 
 def require_arguments(name: str, arguments: Mapping[str, Any]) -> None:
-    """Refuse arguments that the optimiser does not have, or that are settings of the learner.
-
-    Raises:
-        ConfigurationError: naming the argument, and what would be right.
-    """
+    """Refuse arguments that the optimiser does not have, or that are settings of the learner."""
     cls = optimizer_class(name)
     require_type("optimizer_kwargs", arguments, Mapping, "a dict of the class's arguments")
     kinds = [Muon, AdamW] if cls is Muon else [cls]

@@ -38,11 +38,7 @@ def describe(module: Any) -> dict[str, Any]:  # noqa: ANN401 - a RoundModule, wh
 
 
 def require_same_network(module: Any, weights: Mapping[str, Tensor]) -> None:  # noqa: ANN401
-    """Refuse weights of other shapes than a learner's; of other names too, if it is strict.
-
-    Raises:
-        ConfigurationError: naming the first that differs.
-    """
+    """Refuse weights of other shapes than a learner's; of other names too, if it is strict."""
     own, saved = (
         {name: tuple(value.shape) for name, value in state.items() if isinstance(value, Tensor)}
         for state in (module.state_dict(), weights)
