@@ -21,11 +21,6 @@ class CapturedLoss:
     No Python of the function runs in a replay: it must read nothing else that changes, but for
     tensors that keep their memory, as parameters do.
 
-    Args:
-        compute: gives a vector of a round ``[N, T]``.
-        batch: a round, whose shapes and types are taken.
-        device: of the round.
-
     Raises:
         ConfigurationError: if it cannot be captured.
     """

@@ -135,11 +135,7 @@ class Resumption:
             place_loops(self._trainer, self._checkpoint, parts)
 
     def set_rates(self, *, decay_steps: int | None) -> None:
-        """Give optimisers and schedules the learner's own settings, where those have changed.
-
-        Args:
-            decay_steps: steps in which the rate falls to 0; None if it does not fall.
-        """
+        """Give optimisers and schedules the learner's own settings, where those have changed."""
         before = self._saved.get("decay_steps")
         end_moved = bool(decay_steps and before and decay_steps != before)
         if end_moved and self._trainer.is_global_zero:

@@ -263,10 +263,6 @@ def _refuse_within_rounds(trainer: Trainer, given: float | None, in_epoch: int) 
 def steps_of_run(trainer: Trainer, setting: str) -> int:
     """Return how many steps of the optimiser the run has, from its first to its last round.
 
-    Args:
-        trainer: of the run.
-        setting: what needs to know, for the message.
-
     Raises:
         ConfigurationError: if the run has no end, as of data of the user's own.
     """
