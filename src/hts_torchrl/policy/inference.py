@@ -277,15 +277,11 @@ class PolicyInference:
 
 
 def first_inputs(spec: EnvSpec, rows: int) -> dict[Key, Tensor]:
-    """Return rows that a policy is tried with: zeros, first choices, masks that allow all."""
-    first = {}
-    for key, array in spec.inputs.items():
-        allows = array.dtype == np.bool_ or key == spec.action_mask
-        values = np.full(array.shape, allows, array.dtype)
-        if array.choices and not allows:
-            values[...] = np.reshape([each.start for each in array.choices], array.shape)
-        first[key] = torch.from_numpy(values).expand(rows, *array.shape).clone()
-    return first
+    """Return so many rows that a policy is tried with, of :meth:`EnvSpec.first_value`."""
+    return {
+        key: torch.from_numpy(spec.first_value(key)).expand(rows, *array.shape).clone()
+        for key, array in spec.inputs.items()
+    }
 
 
 @contextlib.contextmanager
