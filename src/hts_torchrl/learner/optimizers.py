@@ -118,13 +118,6 @@ def make_optimizer(
         raise ConfigurationError(f"optimizer={name!r} with {dict(arguments)}: {error}") from error
 
 
-def align_gradients(optimizer: Optimizer) -> None:
-    """Put gradients into the order of their weights' memory, by which fused steps go on the CPU."""
-    for p in (p for group in optimizer.param_groups for p in group["params"]):
-        if p.grad is not None and p.grad.stride() != p.stride():
-            p.grad = torch.empty_like(p).copy_(p.grad)
-
-
 def _made(
     cls: type[Optimizer], parameters: list[Parameter], settings: Mapping[str, Any]
 ) -> Optimizer:
