@@ -1,4 +1,7 @@
-"""Typed errors: whose mistake it is decides the class."""
+"""Typed errors: whose mistake it is decides the class.
+
+What refuses something raises a ConfigurationError, which names it and what would be right.
+"""
 
 from __future__ import annotations
 

@@ -66,9 +66,6 @@ def require_memory(size: int, what: str, remedy: str) -> None:
         size: in bytes.
         what: is to be held, with a verb.
         remedy: what would be right.
-
-    Raises:
-        ConfigurationError: naming both sizes.
     """
     whole, allowed = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), allowed_memory()
     if size > min(whole, allowed):
@@ -98,9 +95,6 @@ def require_descriptors(count: int, what: str) -> None:
     Args:
         count: of descriptors, more than are open.
         what: is to be opened, with a verb.
-
-    Raises:
-        ConfigurationError: naming the limit, and how to raise it.
     """
     most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = len(list((require_proc() / "fd").iterdir())) + count

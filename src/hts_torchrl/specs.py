@@ -138,6 +138,15 @@ class EnvSpec:
         """All that a policy reads of it: observations, and what it remembers."""
         return self.observations | self.memory.arrays
 
+    def first_value(self, key: Key) -> Array:
+        """Return an input of zeros or first choices; a mask, and booleans, allow everything."""
+        array = self.inputs[key]
+        allows = array.dtype == np.bool_ or key == self.action_mask
+        values = np.full(array.shape, allows, array.dtype)
+        if array.choices and not allows:
+            values[...] = np.reshape([each.start for each in array.choices], array.shape)
+        return values
+
     def __post_init__(self) -> None:
         """Refuse an environment without observations, or with names that a batch uses."""
         if not self.observations:

@@ -271,11 +271,7 @@ class ContractCollector(BaseCollector):
         self.update_policy_weights_(*args, **kwargs)
 
     def register_scheme_receiver(self, *_: object, **__: object) -> None:
-        """Refuse: no parent collector sends weights.
-
-        Raises:
-            ConfigurationError: always.
-        """
+        """Refuse: no parent collector sends weights."""
         raise ConfigurationError(f"weight sync schemes are not supported: {_PUBLISH}")
 
     @property

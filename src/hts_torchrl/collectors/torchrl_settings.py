@@ -200,9 +200,6 @@ class TorchRLSettings:
         """Refuse a buffer that would go on from one environment's last step to another's first.
 
         Transitions are put there environment by environment, and only some of the last have an end.
-
-        Raises:
-            ConfigurationError: naming what reads transitions in their order.
         """
         buffer, whole = self.replay_buffer, self.split_trajs or self.trajs_per_batch
         if buffer is None or num_envs == 1 or self.set_truncated or whole:

@@ -117,11 +117,7 @@ class A2C(Learner):
         return slice(part.index * size, (part.index + 1) * size)
 
     def loss(self, batch: TensorDictBase) -> Tensor:
-        """Return the loss of the round, or of some of its environments.
-
-        Args:
-            batch: ``[N, T]``.
-        """
+        """Return the loss of the round ``[N, T]``, or of some of its environments."""
         gae = partial(self.gae, batch, gae_lambda=self.gae_lambda, unroll=self.unroll)
         # Before the pass, whose graph would not survive that buffers change.
         targets = None if self.reweights else gae()

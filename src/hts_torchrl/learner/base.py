@@ -48,13 +48,7 @@ class Learner(RoundModule):
                     gain = policy.log_prob(samples["action"]) * samples["advantage"]
                     return (value - samples["returns"]).square().mean() - gain.mean()
 
-    Lightning's Trainer is the caller, ``parts_per_round`` times for each round::
-
-        loss = learner.training_step(part, index)   # part.round is the whole round [N, T]
-        loss.backward(); learner.on_after_backward()
-        learner.optimizer_step(...)                 # clips; every accumulate_grad_batches parts
-        learner.on_round_end(); updates += 1        # after the last part of the round
-        learner.on_train_batch_end(...)             # and then publishes the newest weights
+    Lightning's Trainer is the caller: see :class:`RoundModule`.
 
     The policy has the newest weights, and the gradient is taken there. With ``delay=1`` the
     weights that collected the round are one update older (``lag``); ``delayed`` puts those into

@@ -21,11 +21,6 @@ class CapturedLoss:
     No Python of the function runs in a replay: it must read nothing else that changes, but for
     tensors that keep their memory, as parameters do.
 
-    Args:
-        compute: gives a vector of a round ``[N, T]``.
-        batch: a round, whose shapes and types are taken.
-        device: of the round.
-
     Raises:
         ConfigurationError: if it cannot be captured.
     """
@@ -63,11 +58,7 @@ class CapturedLoss:
 
 
 def require_gpu(device: torch.device) -> None:
-    """Refuse a learner that computes on something else than a GPU.
-
-    Raises:
-        ConfigurationError: naming the setting.
-    """
+    """Refuse a learner that computes on something else than a GPU."""
     if device.type != "cuda":
         raise ConfigurationError(
             f"{SETTING}=True: the learner computes on {str(device)!r}, but CUDA graphs need a GPU: "

@@ -105,9 +105,6 @@ class DelayedWeights:
     statistics of a BatchNorm. A final observation is valued with both from the behaviour weights. A
     gradient is taken at the behaviour parameters, with the statistics by which observations were
     normalised then; other buffers move on.
-
-    Args:
-        policy: in training; it holds the newest weights.
     """
 
     def __init__(self, policy: nn.Module) -> None:

@@ -59,14 +59,7 @@ class GradientChunks:
         self._world_size = world_size
 
     def require_divides(self, num_envs: int) -> None:
-        """Refuse environments that cannot be cut into so many equal chunks.
-
-        Args:
-            num_envs: of all ranks.
-
-        Raises:
-            ConfigurationError: naming both numbers.
-        """
+        """Refuse environments, of all ranks, that cannot be cut into so many equal chunks."""
         if num_envs % self.count:
             raise ConfigurationError(
                 f"model.gradient_chunks={self.count} does not divide the {num_envs} environments "
@@ -112,9 +105,6 @@ def tree_sum(tensors: Iterable[Tensor]) -> Tensor:
     a neighbour goes on as it is. Five are ``((a + b) + (c + d)) + e``. At most log2 of them are
     kept at a time.
 
-    Args:
-        tensors: at least one.
-
     Example:
         >>> float(tree_sum(torch.tensor([1e8, 1.0, -1e8, 1.0])))
         0.0
@@ -155,9 +145,6 @@ class ComputedGradient:
 
         loss = gradient.mean(lambda index: gradient.of(loss_of_chunk))   # in training_step
         gradient.put_into_place(loss, weights)                           # in backward
-
-    Args:
-        learner: whose trained parameters have the gradient.
     """
 
     def __init__(self, learner: Learner) -> None:

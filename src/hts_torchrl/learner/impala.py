@@ -59,11 +59,7 @@ class Impala(Learner):
             return self.loss_by_chunks(lambda index: self.loss(chunks[index]))
 
     def loss(self, batch: TensorDictBase) -> Tensor:
-        """Return the loss of whole trajectories.
-
-        Args:
-            batch: the round, or a chunk of it, ``[N, T]``.
-        """
+        """Return the loss of a round ``[N, T]``, or of a chunk: of whole trajectories."""
         unseen = batch["next", "truncated"].squeeze(-1).clone()
         unseen[:, -1] = True
         final_value = self.values_where(batch["next"], unseen)

@@ -44,13 +44,7 @@ class Minibatches:
         """Of the running epoch, by this rank's chunk."""
 
     def of(self, samples: TensorDictBase, part: RoundSlice, index: int) -> TensorDictBase:
-        """Return the samples of a minibatch, ``[B]``, or the sequences ``[N, T]``.
-
-        Args:
-            samples: of all of this rank's chunks, one after another.
-            part: of the round.
-            index: of this rank's chunk.
-        """
+        """Return the samples of a minibatch, ``[B]``, or the sequences ``[N, T]``."""
         rows = RUNNING.rows = self.rows_of(part, index)
         # index_select copies whole rows; indexing copies pixel by pixel, 8 times slower.
         return samples.apply(

@@ -33,10 +33,6 @@ def layers_of_two_modes(policy: nn.Module, observations: dict[Key, Tensor]) -> l
 
     Layers that are in eval mode stay there, and are not among them.
 
-    Args:
-        policy: as it learns; it does not change.
-        observations: by key, ``[B, ...]``.
-
     Raises:
         ConfigurationError: if the policy changes what it reads.
     """
@@ -81,11 +77,7 @@ class SeededDraws:
     ) -> Iterator[None]:
         """Seed torch's global generators for a while; they are as before afterwards.
 
-        Args:
-            seed: for the generators.
-            policy: in the mode in which it learns.
-            batch: the round ``[N, T]``; the policy is examined on a few of its observations.
-            device: whose generator is seeded too, if it is a GPU.
+        They are the CPU's, and that of a device that is a GPU.
 
         Raises:
             ConfigurationError: if the policy drew from a generator that nobody seeds.

@@ -63,11 +63,7 @@ def optimizer_class(name: str) -> type[Optimizer]:
 
 
 def require_arguments(name: str, arguments: Mapping[str, Any]) -> None:
-    """Refuse arguments that the optimiser does not have, or that are settings of the learner.
-
-    Raises:
-        ConfigurationError: naming the argument, and what would be right.
-    """
+    """Refuse arguments that the optimiser does not have, or that are settings of the learner."""
     cls = optimizer_class(name)
     require_type("optimizer_kwargs", arguments, Mapping, "a dict of the class's arguments")
     kinds = [Muon, AdamW] if cls is Muon else [cls]
@@ -120,13 +116,6 @@ def make_optimizer(
         return _made(cls, parameters, settings)
     except (TypeError, ValueError) as error:
         raise ConfigurationError(f"optimizer={name!r} with {dict(arguments)}: {error}") from error
-
-
-def align_gradients(optimizer: Optimizer) -> None:
-    """Put gradients into the order of their weights' memory, by which fused steps go on the CPU."""
-    for p in (p for group in optimizer.param_groups for p in group["params"]):
-        if p.grad is not None and p.grad.stride() != p.stride():
-            p.grad = torch.empty_like(p).copy_(p.grad)
 
 
 def _made(

@@ -102,13 +102,10 @@ class PPO(Learner):
             )
 
     def samples_to_learn(self, batch: TensorDictBase) -> TensorDictBase:
-        """Return the samples of a round, or of a chunk, with ``advantage`` and ``returns``.
+        """Return the samples of a round ``[N, T]``, or of a chunk, with ``advantage``, ``returns``.
 
         The steps on this round begin at the weights in place: the newest, or with ``displacement``
         those that collected the round.
-
-        Args:
-            batch: ``[N, T]``.
         """
         if self.displaces and not self.delayed.holds_behaviour:
             self.delayed.load_behaviour()

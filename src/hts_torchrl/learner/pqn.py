@@ -141,11 +141,7 @@ class PQN(Learner):
             )
 
     def samples_to_learn(self, batch: TensorDictBase) -> TensorDictBase:
-        """Return the round's samples with the ``returns`` that are their targets.
-
-        Args:
-            batch: the round ``[N, T]``.
-        """
+        """Return the samples of a round ``[N, T]`` with the ``returns`` that are their targets."""
         # gae's returns are these with the largest action value as the state's value.
         value = self.values_of(batch) if self.lag else None
         targets = self.gae(batch, gae_lambda=self.q_lambda, value=value)

@@ -38,11 +38,7 @@ def describe(module: Any) -> dict[str, Any]:  # noqa: ANN401 - a RoundModule, wh
 
 
 def require_same_network(module: Any, weights: Mapping[str, Tensor]) -> None:  # noqa: ANN401
-    """Refuse weights of other shapes than a learner's; of other names too, if it is strict.
-
-    Raises:
-        ConfigurationError: naming the first that differs.
-    """
+    """Refuse weights of other shapes than a learner's; of other names too, if it is strict."""
     own, saved = (
         {name: tuple(value.shape) for name, value in state.items() if isinstance(value, Tensor)}
         for state in (module.state_dict(), weights)
@@ -139,11 +135,7 @@ class Resumption:
             place_loops(self._trainer, self._checkpoint, parts)
 
     def set_rates(self, *, decay_steps: int | None) -> None:
-        """Give optimisers and schedules the learner's own settings, where those have changed.
-
-        Args:
-            decay_steps: steps in which the rate falls to 0; None if it does not fall.
-        """
+        """Give optimisers and schedules the learner's own settings, where those have changed."""
         before = self._saved.get("decay_steps")
         end_moved = bool(decay_steps and before and decay_steps != before)
         if end_moved and self._trainer.is_global_zero:

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from enum import Enum
 from typing import Any
 
+import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 from tensordict import TensorDictBase
@@ -27,7 +28,7 @@ from hts_torchrl.learner.delayed_gradient import DelayedGradient, DelayedWeights
 from hts_torchrl.learner.finite import likely_causes, require_finite_gradients
 from hts_torchrl.learner.gradient_chunks import GradientChunks
 from hts_torchrl.learner.modes import SeededDraws
-from hts_torchrl.learner.optimizers import COMPUTES_AGAIN, align_gradients
+from hts_torchrl.learner.optimizers import COMPUTES_AGAIN
 from hts_torchrl.learner.policy_module import PolicyModule
 from hts_torchrl.learner.resumption import Resumption, describe, is_loaded, require_same_network
 from hts_torchrl.policy.forward import probabilistic_module
@@ -409,3 +410,10 @@ class RoundModule(PolicyModule):
         if self.policy is not None:
             require_same_network(self, checkpoint["state_dict"])
         self.updates = checkpoint["updates"]
+
+
+def align_gradients(optimizer: Optimizer) -> None:
+    """Put gradients into the order of their weights' memory, by which fused steps go on the CPU."""
+    for p in (p for group in optimizer.param_groups for p in group["params"]):
+        if p.grad is not None and p.grad.stride() != p.stride():
+            p.grad = torch.empty_like(p).copy_(p.grad)

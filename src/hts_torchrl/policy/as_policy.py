@@ -98,11 +98,6 @@ def as_policy(policy: Policy, spec: EnvSpec) -> TensorDictModuleBase:
     ``AdditiveGaussianModule`` are given the environment's spec, in place, if they have none. Lazy
     layers are initialised. What ``torch.compile`` returned acts as the module that it was given.
 
-    Args:
-        policy: a TensorDict policy, a module that returns logits (or an action, or mean and scale),
-            or a function of a TensorDict.
-        spec: observations and actions of the environment.
-
     Raises:
         ConfigurationError: if it is not obvious, or if the policy reads what nobody provides.
     """

@@ -140,11 +140,7 @@ def find_outputs(inference: PolicyInference) -> dict[Key, ArraySpec]:
 
 
 def require_fitting(inference: PolicyInference) -> None:
-    """Refuse a policy for observations or actions of another environment.
-
-    Raises:
-        ConfigurationError: with what the environment has, and what the policy.
-    """
+    """Refuse a policy for observations or actions of another environment."""
     with _refusing(inference.spec):
         answers, result = inference.run_batch()
     _refuse_other_actions(inference, answers, result)
@@ -386,9 +382,6 @@ def require_capturable(inference: PolicyInference) -> None:
     """Refuse a policy whose pass no CUDA graph can hold, or which gives other bits there.
 
     Overwrites inputs and weights.
-
-    Raises:
-        ConfigurationError: naming ``cudagraph_policy``, and what stands against it.
     """
     find_readable(inference)
     _, result = inference.run_batch()

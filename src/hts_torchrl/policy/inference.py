@@ -185,13 +185,7 @@ class PolicyInference:
     def compute(
         self, inputs: dict[Key, Tensor], draws: Tensor, random: bool = False
     ) -> tuple[dict[Key, Tensor], PolicyOutput]:
-        """Return the answers of a pass, and all that it computed: what ``compile_policy`` compiles.
-
-        Args:
-            inputs: observations and memory, ``[B, ...]`` each.
-            draws: float64 ``[B, K]``.
-            random: as in :meth:`answer`.
-        """
+        """Return the answers of a pass, and all that it computed: what is compiled, if it is."""
         respond = self._sampled if self.log_prob_keys else self._explored
         answers, result = respond(inputs, draws, random)
         if result.value is not None:
@@ -283,20 +277,11 @@ class PolicyInference:
 
 
 def first_inputs(spec: EnvSpec, rows: int) -> dict[Key, Tensor]:
-    """Return what a policy is tried with: zeros, first choices, and masks that allow everything.
-
-    Args:
-        spec: of the environment, and of what the policy remembers of it.
-        rows: how many of each entry, ``[rows, *shape]``.
-    """
-    first = {}
-    for key, array in spec.inputs.items():
-        allows = array.dtype == np.bool_ or key == spec.action_mask
-        values = np.full(array.shape, allows, array.dtype)
-        if array.choices and not allows:
-            values[...] = np.reshape([each.start for each in array.choices], array.shape)
-        first[key] = torch.from_numpy(values).expand(rows, *array.shape).clone()
-    return first
+    """Return so many rows that a policy is tried with, of :meth:`EnvSpec.first_value`."""
+    return {
+        key: torch.from_numpy(spec.first_value(key)).expand(rows, *array.shape).clone()
+        for key, array in spec.inputs.items()
+    }
 
 
 @contextlib.contextmanager

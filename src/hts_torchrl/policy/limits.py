@@ -52,9 +52,6 @@ def require_called(policy: nn.Module, *, learns: bool = False) -> None:
         policy: as a user gave it.
         learns: whether a learner has it, which does not ask its ``get_dist``, as losses do, and
             calls no compiled policy.
-
-    Raises:
-        ConfigurationError: naming the module, and what would have no effect.
     """
     require_module(policy)
     if learns and (uncompiled(policy) is not policy or compiles_calls(policy)):
@@ -99,11 +96,7 @@ def _not_asked(sequence: nn.Module, *, learns: bool) -> list[str]:
 
 
 def require_readable(policy: nn.Module, spec: EnvSpec) -> None:
-    """Refuse what reads an entry that nobody provides, or writes one that nobody can use.
-
-    Raises:
-        ConfigurationError: naming the module, and the key if it has one.
-    """
+    """Refuse what reads an entry that nobody provides, or writes one that nobody can use."""
     names = {module: name for name, module in policy.named_modules()}
     steps = list(modules_of(policy))
     known = {path_of(key) for key in spec.observations} | {(IS_INIT,)}
@@ -176,11 +169,7 @@ def _shown(path: tuple[str, ...]) -> str:
 
 
 def require_copyable(policy: nn.Module) -> None:
-    """Refuse weights that a hook computes from others: torch copies no module that holds them.
-
-    Raises:
-        ConfigurationError: naming the module and the weights.
-    """
+    """Refuse weights that a hook computes from others: torch copies no module that holds them."""
     for name, module in policy.named_modules():
         parameters = {key for key, _ in module.named_parameters(recurse=False)}
         for key, value in vars(module).items():
@@ -194,11 +183,7 @@ def require_copyable(policy: nn.Module) -> None:
 
 
 def require_tensors(policy: nn.Module) -> None:
-    """Refuse state that is no dense tensor: no file and no actor takes it.
-
-    Raises:
-        ConfigurationError: naming it.
-    """
+    """Refuse state that is no dense tensor: no file and no actor takes it."""
     for name, value in policy.state_dict().items():
         if not isinstance(value, Tensor) or is_lazy(value) or value.layout != torch.strided:
             kind = value.layout if type(value) is Tensor else type(value).__name__
@@ -242,11 +227,7 @@ def named(module: nn.Module, name: str) -> str:
 def require_fitting_specs(
     head: ProbabilisticTensorDictModule, parts: Mapping[Key, ActionSpec]
 ) -> None:
-    """Refuse a ``safe`` module whose specs are not those of the environment's actions.
-
-    Raises:
-        ConfigurationError: naming the key.
-    """
+    """Refuse a ``safe`` module whose specs are not those of the environment's actions."""
     for key, spec in specs_of(head).items():
         part, shape = parts[key], tuple(spec.shape)
         if len(shape) > len(part.array.shape):

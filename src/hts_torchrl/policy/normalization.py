@@ -28,9 +28,6 @@ class RunningStatistics(nn.Module):
     """Mean and variance of all rows so far, float64, merged as Chan et al. (1979) merge samples.
 
     Before the first rows the mean is 0 and the variance 1.
-
-    Args:
-        shape: of a row.
     """
 
     mean: Tensor
@@ -92,10 +89,6 @@ class ObservationNormalizer(TensorDictModuleBase):
     mean and one deviation of all its pixels, within the trunk's first convolution. Its statistics
     are of the last step of each round.
 
-    Args:
-        spec: of the environment; what is neither stays.
-        policy: reads the observations.
-
     Raises:
         ConfigurationError: if there is nothing to normalise.
     """
@@ -130,11 +123,7 @@ class ObservationNormalizer(TensorDictModuleBase):
         return {**inputs, **{key: each.normalized(inputs[key]) for key, each in self._pairs()}}
 
     def update(self, *chunks: TensorDictBase) -> None:
-        """Take note of a finished round.
-
-        Args:
-            chunks: of its environments, ``[N, T]`` each.
-        """
+        """Take note of a finished round, in chunks of its environments, ``[N, T]`` each."""
         for key, statistics in self._pairs():
             statistics.update(*(chunk[key].flatten(0, 1) for chunk in chunks))
         for key, statistics in self._images:

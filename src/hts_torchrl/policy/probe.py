@@ -78,12 +78,9 @@ def described(policy: nn.Module, names: Sequence[str]) -> str:
 
 
 def differ(one: object, other: object, *, tolerance: float = 0.01) -> bool:
-    """Return whether two structures of tensors differ, unless told otherwise by more than rounding.
+    """Return whether two structures of tensors, of one form, differ by more than rounding.
 
-    Args:
-        one: structure.
-        other: structure of the same form.
-        tolerance: as a share of a tensor's largest number.
+    ``tolerance`` is a share of a tensor's largest number.
     """
     pairs = zip(tree_leaves(one), tree_leaves(other), strict=True)
     return any(isinstance(a, Tensor) and not _close(a, b, tolerance) for a, b in pairs)

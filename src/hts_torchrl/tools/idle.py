@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -32,17 +31,12 @@ class IdleEnvs(EnvFactory):
 
 
 class IdleGroup:
-    """Zeros and first choices, masks that allow all, no rewards, no end (an :class:`EnvGroup`)."""
+    """Always the first values, no rewards and no end (an :class:`EnvGroup`)."""
 
     def __init__(self, spec: EnvSpec, num_envs: int) -> None:
         self.spec = spec
         self.num_envs = num_envs
-        observation: Observation = {}
-        for key, array in spec.observations.items():
-            seen: Any = key == spec.action_mask
-            if array.choices and not seen:
-                seen = np.reshape([each.start for each in array.choices], array.shape)
-            observation[key] = np.full((num_envs, *array.shape), seen, array.dtype)
+        observation = {k: np.stack([spec.first_value(k)] * num_envs) for k in spec.observations}
         zero, no = np.zeros(num_envs, np.float32), np.zeros(num_envs, bool)
         self._transition = Transition(observation, observation, zero, zero, no, no, no)
 

@@ -84,13 +84,7 @@ class DataState:
         """At the end of the last one."""
 
     def begin(self, collector: RoundSource, updates: int, ranks: int) -> None:
-        """Hand what was loaded to a new collector.
-
-        Args:
-            collector: of this rank.
-            updates: that the policy has had.
-            ranks: of the training; frames are counted over all of them.
-        """
+        """Hand what was loaded to a new collector of this rank; frames are those of all ranks."""
         state = {"frames": 0, **self.loaded, "policy_version": updates}
         state["frames"] //= ranks
         collector.load_state_dict(state)

@@ -91,9 +91,6 @@ def of_one_optimizer(configure: Callable[..., Any]) -> Any:  # noqa: ANN401 - as
     """Return a ``configure_optimizers`` that refuses several optimisers by the module's name.
 
     Lightning refuses them too, and advises what a learner cannot do.
-
-    Args:
-        configure: of a class; its result is any form that Lightning accepts.
     """
 
     @functools.wraps(configure)

@@ -88,11 +88,7 @@ def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def refuse(differing: Changes) -> None:
-    """Refuse settings that decide bits and are not the checkpoint's.
-
-    Raises:
-        ConfigurationError: if there are any, with both values of each.
-    """
+    """Refuse settings that decide bits and are not the checkpoint's."""
     if differing:
         raise ConfigurationError(
             f"{_told(differing)}: bits depend on this; keep the checkpoint's, or set "

@@ -57,11 +57,7 @@ _REFUSED: dict[type[Callback], str] = {
 
 
 def require_fitting(data: HTSDataModule, trainer: Trainer) -> None:
-    """Refuse a Trainer, or a module of it, that cannot work with a data module.
-
-    Raises:
-        ConfigurationError: naming the setting, and what would be right.
-    """
+    """Refuse a Trainer, or a module of it, that cannot work with a data module."""
     require_supported(trainer)
     _require_sound(trainer)
     if is_portable():
@@ -72,11 +68,7 @@ def require_fitting(data: HTSDataModule, trainer: Trainer) -> None:
 
 
 def require_supported(trainer: Trainer) -> None:
-    """Refuse strategies, callbacks and ranks of Lightning that would spoil a training.
-
-    Raises:
-        ConfigurationError: naming what cannot work, and what would.
-    """
+    """Refuse strategies, callbacks and ranks of Lightning that would spoil a training."""
     strategy = trainer.strategy
     known = isinstance(strategy, SingleDeviceStrategy | DDPStrategy)
     if not known or isinstance(strategy, DeepSpeedStrategy):
@@ -270,10 +262,6 @@ def _refuse_within_rounds(trainer: Trainer, given: float | None, in_epoch: int) 
 
 def steps_of_run(trainer: Trainer, setting: str) -> int:
     """Return how many steps of the optimiser the run has, from its first to its last round.
-
-    Args:
-        trainer: of the run.
-        setting: what needs to know, for the message.
 
     Raises:
         ConfigurationError: if the run has no end, as of data of the user's own.
