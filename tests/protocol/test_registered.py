@@ -10,9 +10,10 @@ import cloudpickle
 import gymnasium
 import pytest
 import torchrl.envs.libs.utils  # noqa: F401 - it keeps the frames of whoever imports it first
-from torchrl.envs import GymEnv
+from torchrl.envs import EnvCreator, GymEnv, TransformedEnv, VecNormV2
 
 from hts_torchrl import ConfigurationError, GymEnvs, HTSCollector, env_spec_of, make_actor_critic
+from hts_torchrl.envs.registered import pickle_envs
 from tests.fakes import CoordinateEnv, write_package
 from tests.policies import echo_policy
 from tests.runs import play
@@ -123,3 +124,12 @@ def test_a_maker_that_uses_what_cannot_be_pickled_is_refused():
     named = r"^create_env_fn cannot be sent to the executors \(TypeError: cannot pickle"
     with pytest.raises(ConfigurationError, match=named):
         play(collect(make, "forkserver"))
+
+
+def test_an_env_creator_that_shares_statistics_is_refused_with_what_would_do():
+    creator = EnvCreator(
+        lambda: TransformedEnv(GymEnv("CartPole-v1"), VecNormV2(in_keys=["observation"]))
+    )
+    named = r"^create_env_fn cannot be sent .*Lock.*: an EnvCreator shares .*give the function"
+    with pytest.raises(ConfigurationError, match=named):
+        pickle_envs(creator)

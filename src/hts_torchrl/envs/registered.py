@@ -15,6 +15,7 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec
 
 from hts_torchrl.envs.group import CreateEnv, EnvFactory
+from hts_torchrl.envs.layers import is_a
 from hts_torchrl.envs.own_generators import making
 from hts_torchrl.errors import ConfigurationError, in_one_line
 
@@ -40,9 +41,15 @@ def pickle_envs(create_env_fn: CreateEnv | EnvFactory) -> bytes:
     try:
         pickled: bytes = cloudpickle.dumps((_PROCESS, registrations, create_env_fn))
     except Exception as error:
+        instead = "make what it uses within it, or import that from a module"
+        if is_a(create_env_fn, "torchrl.EnvCreator"):
+            instead = (
+                "an EnvCreator shares the statistics of a VecNorm, but environments here have "
+                "their own; give the function that it was given"
+            )
         raise ConfigurationError(
             f"create_env_fn cannot be sent to the executors ({type(error).__name__}: "
-            f"{in_one_line(error)}): make what it uses within it, or import that from a module"
+            f"{in_one_line(error)}): {instead}"
         ) from error
     return pickled
 

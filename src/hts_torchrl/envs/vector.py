@@ -11,6 +11,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, VectorEnv
 
 from hts_torchrl.envs.adapter import EnvAdapter, Step, spec_of, store
 from hts_torchrl.envs.group import Observation
+from hts_torchrl.envs.layers import is_a, layers_of
 from hts_torchrl.envs.observed import DeclaredSpace, Undeclared, as_flag, as_reward, called, kind_of
 from hts_torchrl.envs.spaces import action_maker
 from hts_torchrl.errors import ConfigurationError
@@ -148,7 +149,23 @@ def _mode_of(envs: VectorEnv[Any, Any, Any]) -> AutoresetMode:
             "an AsyncVectorEnv with shared_memory=False that resets in the next step cannot be "
             "reset at once: make it with autoreset_mode=AutoresetMode.SAME_STEP"
         )
+    if mode is not AutoresetMode.SAME_STEP and envs.num_envs > 1 and _sums_returns(envs):
+        raise ConfigurationError(
+            "gymnasium.wrappers.vector.NormalizeReward begins the returns of all environments anew "
+            "where one is reset: make the vector environment with "
+            "autoreset_mode=AutoresetMode.SAME_STEP, or wrap each single environment"
+        )
     return mode
+
+
+def _sums_returns(envs: VectorEnv[Any, Any, Any]) -> bool:
+    """Return whether a wrapper of all environments keeps the return of each, not yet frozen."""
+    return any(
+        isinstance(layer, VectorEnv)
+        and is_a(layer, "gymnasium.NormalizeReward")
+        and getattr(layer, "update_running_mean", True)
+        for layer in layers_of(envs)
+    )
 
 
 def _last_of(info: Any, row: int) -> Any:  # noqa: ANN401

@@ -59,16 +59,23 @@ def varying_modules(policy: nn.Module, run: Pass) -> list[str]:
 def modules_of_two_modes(policy: nn.Module, run: Pass) -> list[str]:
     """Return the names of modules whose outputs in eval mode differ from those in their own mode.
 
-    Copies are run: the policy keeps its statistics.
+    Copies are run: the policy keeps its statistics. A module that runs with weights that another
+    one lends it, as in torchrl's ``MultiAgentMLP``, is not asked, but the other one is.
     """
     acting, learning = copied(policy).eval(), copied(policy)
     twins = dict(zip(acting.modules(), learning.modules(), strict=True))
+    own_weights = {module: _weights(module) for module in acting.modules()}
 
     def differs(call: _Call, module: nn.Module, output: object) -> bool:
         args, kwargs = call
-        return differ(output, twins[module](*args, **kwargs))
+        are_own = _weights(module) == own_weights[module]
+        return are_own and differ(output, twins[module](*args, **kwargs))
 
     return _innermost(acting, run, _copied, differs)
+
+
+def _weights(module: nn.Module) -> list[int]:
+    return [id(parameter) for parameter in module.parameters()]
 
 
 def described(policy: nn.Module, names: Sequence[str]) -> str:

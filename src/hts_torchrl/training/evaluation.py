@@ -21,7 +21,7 @@ from hts_torchrl.errors import ConfigurationError, require_counts
 from hts_torchrl.policy.examination import require_fitting
 from hts_torchrl.policy.forward import with_parts
 from hts_torchrl.policy.inference import PolicyInference
-from hts_torchrl.policy.limits import copied, require_module
+from hts_torchrl.policy.limits import copied, require_module, require_readable
 from hts_torchrl.policy.memory import with_memory
 from hts_torchrl.rng import action_draws, env_seed
 from hts_torchrl.shared.memory import Memory
@@ -124,6 +124,7 @@ class Evaluation:
     ) -> Iterator[tuple[Array, Array]]:
         """Yield score and end of game of every step of every environment, without end."""
         require_module(policy)
+        require_readable(policy, group.spec)
         games = range(first_game, first_game + group.num_envs)
         spec = with_parts(policy, with_memory(policy, group.spec))
         memory = Memory.blank(spec.memory, group.num_envs)

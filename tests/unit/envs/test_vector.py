@@ -8,7 +8,7 @@ import pytest
 from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.vector.utils import batch_space
-from gymnasium.wrappers.vector import NormalizeObservation
+from gymnasium.wrappers.vector import NormalizeObservation, NormalizeReward
 
 from hts_torchrl.envs.adapter import AdapterGroup
 from hts_torchrl.envs.make_group import make_group
@@ -152,6 +152,23 @@ def test_a_wrapper_that_takes_no_mask_is_told_in_one_line():
     message = r"environments \[6, 7\] cannot be reset one by one: NormalizeObservation .*single env"
     with pytest.raises(ConfigurationError, match=message):
         group.step(np.array([0, 0]))
+
+
+@LATER
+def test_a_wrapper_that_forgets_the_returns_of_all_is_refused(mode):
+    """Gymnasium 1.4's sets them to 0 in each reset, whatever the mask says."""
+
+    def normalised(number, mode):
+        makers = [partial(CoordinateEnv, index) for index in range(number)]
+        return NormalizeReward(SyncVectorEnv(makers, autoreset_mode=mode))
+
+    group_of(normalised(2, AutoresetMode.SAME_STEP), [0, 1])
+    group_of(normalised(1, mode), [0])
+    frozen = normalised(2, mode)
+    frozen.update_running_mean = False
+    group_of(frozen, [0, 1])
+    with pytest.raises(ConfigurationError, match=r"vector\.NormalizeReward .*SAME_STEP"):
+        group_of(normalised(2, mode), [0, 1])
 
 
 def test_one_environment_needs_no_mask():

@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torchrl.modules import MultiAgentMLP
 
 from hts_torchrl.policy.probe import (
     OTHERS,
@@ -165,6 +166,29 @@ class Mapped(Inner):
 
 def test_of_what_vmap_runs_the_module_that_asks_for_it_is_named():
     assert modules_of_two_modes(nested(Mapped(TwoModes())), run) == ["body.1.inner"]
+
+
+class Lending(Inner):
+    """Runs its layer with weights that it computes."""
+
+    def forward(self, rows):
+        weights = {name: 2 * weight for name, weight in self.inner.named_parameters()}
+        return torch.func.functional_call(self.inner, weights, (rows,))
+
+
+@pytest.mark.parametrize(
+    ("layer", "named"), [(nn.Linear(4, 4), []), (nn.BatchNorm1d(4), ["body.1.inner"])], ids=repr
+)
+def test_of_what_runs_with_lent_weights_the_module_that_lends_them_is_named(layer, named):
+    assert modules_of_two_modes(nested(Lending(layer)), run) == named
+
+
+def test_a_network_that_several_agents_share_does_the_same_in_both_modes():
+    """TorchRL keeps it without weights, on the meta device, and lends it its weights."""
+    settings = {"centralized": False, "share_params": True, "depth": 1, "num_cells": 4}
+    agents = MultiAgentMLP(n_agent_inputs=2, n_agent_outputs=2, n_agents=2, **settings)
+    layer = nn.Sequential(nn.Unflatten(-1, (2, 2)), agents)
+    assert modules_of_two_modes(nested(layer), run) == []
 
 
 def test_modules_are_described_by_name_and_class():

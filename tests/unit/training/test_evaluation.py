@@ -11,9 +11,11 @@ from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
 from lightning.pytorch import Callback
 from lightning.pytorch.utilities.exceptions import SIGTERMException
+from tensordict.nn import TensorDictModule
 from torch import nn
 from torchrl.envs import GymEnv, SerialEnv
 from torchrl.envs.libs import utils  # noqa: F401 - keeps an ImportError, and the stack of that moment
+from torchrl.modules import ActorValueOperator, ProbabilisticActor, ValueOperator
 
 from hts_torchrl import (
     A2C,
@@ -119,6 +121,21 @@ def test_a_batch_of_torchrl_plays_other_games_each_time():
 def test_a_policy_for_other_actions_is_refused():
     with pytest.raises(ConfigurationError, match=r"shape \(\), but the environment accepts \(2,\)"):
         Evaluation(two_poles, 1, seed=3).run(cartpole_policy())
+
+
+def test_a_policy_that_reads_what_nobody_provides_is_refused():
+    """An evaluation before the first batch is the first to run it."""
+    policy = ActorValueOperator(
+        TensorDictModule(nn.Linear(4, 8), ["pixels"], ["hidden"]),
+        ProbabilisticActor(
+            TensorDictModule(nn.Linear(8, 2), ["hidden"], ["logits"]),
+            in_keys=["logits"],
+            distribution_class=torch.distributions.Categorical,
+        ),
+        ValueOperator(nn.Linear(8, 1), in_keys=["hidden"]),
+    )
+    with pytest.raises(ConfigurationError, match=r"reads 'pixels', which is none of the obs"):
+        Evaluation(CARTPOLE, 1, seed=0).run(policy)
 
 
 def test_a_policy_for_other_observations_is_refused():
