@@ -139,14 +139,23 @@ class TestFit:
 
     # Of Lightning, because the run that goes on has no Timer.
     @pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`:UserWarning")
-    def test_tells_how_a_run_goes_on_that_ended_at_a_limit(self, tmp_path, monkeypatch, capsys):
+    @pytest.mark.parametrize(
+        ("limits", "flags"),
+        [
+            ({"max_steps": 1, "max_time": "01:00:00:00"}, {"max_steps": -1, "max_time": "null"}),
+            ({"max_epochs": -1, "max_steps": 1}, {"max_epochs": 1, "max_steps": -1}),
+            ({"limit_train_batches": 1}, {"limit_train_batches": 1.0}),
+        ],
+    )
+    def test_tells_how_a_run_goes_on_that_ended_at_a_limit(
+        self, limits, flags, tmp_path, monkeypatch, capsys
+    ):
         monkeypatch.chdir(tmp_path)
-        limits = ["--trainer.max_steps=1", "--trainer.max_time=01:00:00:00"]
-        run("fit", *CARTPOLE, *A2C, *limits)
+        run("fit", *CARTPOLE, *A2C, *(f"--trainer.{name}={each}" for name, each in limits.items()))
         told = told_by(capsys.readouterr().out)
         assert told["trained"].startswith("32 frames in 0.")
         _, *arguments = shlex.split(told["continue"])
-        assert arguments[-2:] == ["--trainer.max_steps=-1", "--trainer.max_time=null"]
+        assert arguments[3:] == [f"--trainer.{name}={each}" for name, each in flags.items()]
         run(*arguments)
         assert told_by(capsys.readouterr().out)["trained"].startswith("96 frames in 0.")
 

@@ -1,11 +1,13 @@
 """What a user writes for Lightning: any module learns from rounds, by its own optimiser."""
 
+import csv
 import signal
 
 import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger
 from tensordict.nn import ProbabilisticTensorDictSequential
 from torch import nn
 from torchrl.modules import ValueOperator
@@ -21,6 +23,7 @@ from hts_torchrl import (
     Learner,
     RoundModule,
 )
+from hts_torchrl.training.callbacks import TrainingStatistics
 from tests.determinism.tasks import CARTPOLE
 from tests.fits import (
     RESUMES,
@@ -102,6 +105,20 @@ class ByHand(Plain):
         matrices = [p for p in self.parameters() if p.ndim == 2]
         rest = [p for p in self.parameters() if p.ndim != 2]
         return [torch.optim.Muon(matrices, 0.01), torch.optim.AdamW(rest, 0.01)]
+
+
+class Seldom(ByHand):
+    """Steps its second optimiser after each third round alone."""
+
+    parts_per_round = 1
+
+    def training_step(self, part, index):
+        self.zero_grad()
+        self.manual_backward(loss_of(self.policy, part.round))
+        first, second = self.optimizers()
+        first.step()
+        if index % 3 == 2:
+            second.step()
 
 
 class Rounds(RoundModule):
@@ -425,6 +442,16 @@ def test_a_learner_has_an_optimiser_of_its_own_in_any_form_and_resumes_with_it(f
     assert resumed.learning_rates == whole.learning_rates[3:]
     assert torch.equal(resumed.final_weights, whole.final_weights)
     assert resumed.versions == whole.versions[3:]
+
+
+def test_figures_of_several_optimisers_are_those_of_the_step_that_is_logged(tmp_path):
+    """After the rounds 4, 8 and 12, of 32 frames each: Lightning counts no optimiser's steps."""
+    logger = CSVLogger(tmp_path, name="", version="")
+    trainer = quiet_trainer(logger=logger, log_every_n_steps=4, callbacks=[TrainingStatistics()])
+    trainer.fit(Seldom(), cartpole(12))
+    assert trainer.global_step == 12 + 4
+    with (tmp_path / "metrics.csv").open() as file:
+        assert [float(row["train/frames"]) for row in csv.DictReader(file)] == [128, 256, 384]
 
 
 class InPrecision(nn.Module):

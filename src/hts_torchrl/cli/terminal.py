@@ -188,6 +188,9 @@ def _flags_to_continue(trainer: Trainer, frames: int) -> list[str]:
     schedule = trainer.datamodule.schedule  # type: ignore[attr-defined]
     total = schedule.num_rounds * schedule.frames_per_round
     flags = [f"--data.total_frames={2 * total}"] if frames >= total else []
+    for name, of_whole_run in {"max_epochs": 1, "limit_train_batches": 1.0}.items():
+        if repr(getattr(trainer, name)) != repr(of_whole_run):  # 1 is one batch
+            flags.append(f"--trainer.{name}={of_whole_run}")
     if trainer.max_steps != -1:
         flags.append("--trainer.max_steps=-1")
     if any(isinstance(each, Timer) for each in trainer.callbacks):  # type: ignore[attr-defined]

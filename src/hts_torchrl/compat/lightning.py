@@ -27,13 +27,15 @@ def set_logged_steps(trainer: Trainer, steps: int) -> None:
     trainer.fit_loop.epoch_loop._batches_that_stepped = steps
 
 
-def logs_after(trainer: Trainer, step: int) -> bool:
-    """Return whether the Trainer logs after so many steps: with ``log_every_n_steps=0`` never.
+def logs_after_batch(trainer: Trainer) -> bool:
+    """Return whether the Trainer logs after the running batch: with ``log_every_n_steps=0`` never.
 
-    Lightning's private ``should_update_logs`` says it of its current step only.
+    It counts batches that end with a step, however many optimisers a module steps by itself.
     """
     every: int = trainer.log_every_n_steps  # type: ignore[attr-defined]
-    return every > 0 and step % every == 0
+    if every == 0 or is_accumulating(trainer):
+        return False
+    return (trainer.fit_loop.epoch_loop._batches_that_stepped + 1) % every == 0
 
 
 def set_callback_metrics(trainer: Trainer, figures: Mapping[str, Tensor]) -> None:
@@ -53,7 +55,7 @@ def log_figures(module: LightningModule, figures: Mapping[str, Tensor]) -> None:
     ``Trainer.callback_metrics`` has them in any case.
     """
     trainer = module.trainer
-    if logs_after(trainer, trainer.global_step + 1):
+    if logs_after_batch(trainer):
         module.log_dict(figures)
     else:
         set_callback_metrics(trainer, figures)

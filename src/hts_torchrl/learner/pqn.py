@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from lightning.pytorch.trainer.states import TrainerFn
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
@@ -109,10 +108,9 @@ class PQN(Learner):
         return make_q_policy(self.network, spec)
 
     def prepare_policy(self, datamodule: Any) -> None:  # noqa: ANN401 - may be of another class
-        """Build the policy for a data module; a new run explores as at its start."""
+        """Build the policy for a data module; before its first update it explores as a new run."""
         super().prepare_policy(datamodule)
-        trains = self._trainer is not None and self.trainer.state.fn == TrainerFn.FITTING
-        if trains or self.updates == 0:  # a checkpoint that is resumed is loaded later
+        if self.updates == 0:  # a checkpoint is loaded later
             self._head_of_values.epsilon.fill_(self.exploration_initial_eps)
 
     def on_fit_start(self) -> None:
@@ -125,6 +123,12 @@ class PQN(Learner):
             self._falling_updates = self.exploration_fraction * updates
             data = getattr(self.trainer, "datamodule", None)
             self._updates_before = self.updates - getattr(data, "first_round", 0)
+
+    def on_train_start(self) -> None:
+        """Let a new run explore as at its start, once it is known that it has something to do."""
+        if self.resumption is None:
+            self._head_of_values.epsilon.fill_(self.exploration_initial_eps)
+        super().on_train_start()
 
     @property
     def parts_per_round(self) -> int:

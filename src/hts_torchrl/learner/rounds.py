@@ -45,7 +45,7 @@ from hts_torchrl.training.extended_hooks import (
 )
 from hts_torchrl.training.round_slice import RoundSlice
 from hts_torchrl.training.run_settings import for_loggers
-from hts_torchrl.training.trainer_limits import warn_of_schedules
+from hts_torchrl.training.trainer_limits import warn_of_one_epoch
 
 
 class RoundState(Enum):
@@ -348,7 +348,7 @@ class RoundModule(PolicyModule):
 
     def on_train_start(self) -> None:
         """Take up a run that goes on: its acting weights, and rates that are others now."""
-        warn_of_schedules(self.trainer)
+        warn_of_one_epoch(self.trainer)
         if self._collector is not None and self._collector.acting_weights is not None:
             self._weights.set_behaviour(self._collector.acting_weights)
         data = getattr(self.trainer, "datamodule", None)

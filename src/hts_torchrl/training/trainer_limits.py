@@ -271,18 +271,38 @@ def steps_of_run(trainer: Trainer, setting: str) -> int:
     return max(1, int(steps))  # max_steps=0 trains nothing
 
 
-def warn_of_schedules(trainer: Trainer) -> None:
-    """Warn of a schedule that would step at the end of the run alone."""
-    if (trainer.max_epochs or 1) > 1 or not trainer.lightning_module.automatic_optimization:
+def warn_of_one_epoch(trainer: Trainer) -> None:
+    """Warn of a schedule, or of early stopping, that would act at the end of the run alone."""
+    if (trainer.max_epochs or 1) > 1:
         return
-    for each in trainer.lr_scheduler_configs:
-        if each.interval == "epoch":
+    automatic = trainer.lightning_module.automatic_optimization
+    for schedule in trainer.lr_scheduler_configs if automatic else ():
+        if schedule.interval == "epoch":
             rank_zero_warn(
-                f"the schedule {type(each.scheduler).__name__} steps once an epoch, and an epoch "
-                'is the whole run, so the learning rate stays what it is: give {"scheduler": ..., '
-                '"interval": "step"}',
+                f"the schedule {type(schedule.scheduler).__name__} steps once an epoch, and an "
+                "epoch is the whole run, so the learning rate stays what it is: give "
+                '{"scheduler": ..., "interval": "step"}',
                 stacklevel=2,
             )
+    if trainer.fast_dev_run or _is_evaluated_before_its_end(trainer):  # type: ignore[attr-defined]
+        return
+    limit = trainer.limit_val_batches
+    remedy = "give data.evaluation_frames" if limit else f"leave limit_val_batches={limit} out"
+    for stops in trainer.early_stopping_callbacks:
+        rank_zero_warn(
+            f"{type(stops).__name__}(monitor={stops.monitor!r}) looks after evaluations, and "
+            f"there is none before the end of the run, so it stops nothing: {remedy}",
+            stacklevel=2,
+        )
+
+
+def _is_evaluated_before_its_end(trainer: Trainer) -> bool:
+    every: float | None = trainer.val_check_batch  # None where the Trainer was given a time
+    return (
+        trainer.enable_validation
+        and (trainer.check_val_every_n_epoch or 1) == 1
+        and (every is None or every < trainer.num_training_batches)
+    )
 
 
 def _require_divided_rounds(trainer: Trainer) -> None:

@@ -21,7 +21,7 @@ from hts_torchrl import (
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.models.q_policy import q_head_of
 from hts_torchrl.training.round_slice import RoundSlice
-from tests.fits import cartpole, watched_fit
+from tests.fits import cartpole, quiet_trainer, watched_fit
 from tests.policies import composite_policy
 
 # So short that some games are truncated, and others terminate before.
@@ -191,6 +191,13 @@ class TestExploration:
         watch = watched_fit(resumed, cartpole(8), tmp_path / "step=12.ckpt")
         assert watch.versions == [10, 11, 12, 13, 14]
         assert epsilons(watch) == pytest.approx(expected[3:], abs=2e-3)
+
+    def test_a_further_fit_that_trains_nothing_leaves_the_last_epsilon(self):
+        learner, trainer = PQN(epochs=2, minibatches=2, **FALL), quiet_trainer()
+        for _ in range(2):  # the second one finds its epoch done
+            trainer.fit(learner, cartpole(4))
+        assert learner.updates == 4
+        assert q_head_of(learner.policy).epsilon == pytest.approx(0.2)
 
     def test_a_given_policy_begins_with_the_first_epsilon(self):
         given = policy()

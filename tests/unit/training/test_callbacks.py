@@ -92,8 +92,9 @@ class TestTrainingStatistics:
             "episode_reward": torch.tensor([[1.0]]),
             "step_count": torch.tensor([[3]]),
         }
+        monkeypatch.setattr(statistics, "set_callback_metrics", lambda *_: None)
         numbers = TrainingStatistics()
-        trainer = SimpleNamespace(world_size=2, global_step=1, log_every_n_steps=0)
+        trainer = SimpleNamespace(world_size=2, log_every_n_steps=0)
         part = RoundSlice(TensorDict({"next": TensorDict(after, [1, 1])}, [1, 1]), 0, 1)
         numbers.on_train_batch_end(trainer, None, None, part)
         assert (numbers.mean_return, numbers.episodes, numbers._lengths[0]) == (5.0, 1, 7)
@@ -181,6 +182,23 @@ class TestTrainingStatistics:
         trainer.fit(A2C(echo_policy()), games)
         assert trainer.global_step == 2
 
+    def test_the_return_can_be_monitored_after_each_round_however_rarely_it_is_logged(self):
+        class Reads(Callback):
+            def __init__(self):
+                self.seen = []
+
+            def on_train_batch_end(self, trainer, *_):
+                self.seen.append(trainer.callback_metrics["episode/return"].item())
+
+        reads, learner = Reads(), A2C(echo_policy())
+        callbacks = [TrainingStatistics(), reads]
+        watch = watched_fit(learner, known_games(10), callbacks=callbacks, log_every_n_steps=4)
+        after = [batch["next"] for batch in watch.rounds]
+        scores = torch.stack([each["episode_reward"][each["episode_end"]] for each in after])
+        means = [scores[:rounds].mean().item() for rounds in range(1, 11)]
+        assert reads.seen == pytest.approx(means)
+        assert len(set(reads.seen)) > 4
+
     def test_figures_come_every_log_every_n_steps(self, tmp_path):
         learner, data = PPO(epochs=2, minibatches=2), cartpole(6, evaluation_episodes=1)
         _, _, rows = run(tmp_path, data, learner, log_every_n_steps=8)
@@ -193,7 +211,7 @@ class TestTrainingStatistics:
         trainer = quiet_trainer(log_every_n_steps=0, logger=logger, callbacks=callbacks)
         trainer.fit(A2C(echo_policy(), gradient_chunks=chunks), datamodule=known_games(10))
         assert (numbers.frames, numbers.episodes) == (60, 20)
-        assert {name.partition("/")[0] for name in trainer.callback_metrics} == {"loss"}
+        assert {name.partition("/")[0] for name in trainer.callback_metrics} == {"episode", "loss"}
         assert [path.name for path in tmp_path.rglob("*.*")] == ["hparams.yaml"]
 
     def test_barebones_trains_to_the_same_weights(self):

@@ -187,6 +187,24 @@ class TestEvaluationInterval:
         assert trainer.global_step == frames // 32
         assert trainer.val_check_interval == 1.0
 
+    @pytest.mark.parametrize(
+        ("frames", "of_trainer"),
+        [
+            (None, {"limit_val_batches": 1}),
+            (10_000, {"limit_val_batches": 1}),
+            (32, {"limit_val_batches": 0}),
+        ],
+    )
+    def test_early_stopping_that_never_looks_before_the_end_is_told(self, frames, of_trainer):
+        """As for who takes the run for many epochs, of which each is evaluated."""
+        stop = EarlyStopping("loss/value", stopping_threshold=1e9)
+        trainer = quiet_trainer(callbacks=[stop], **of_trainer)
+        data = cartpole(4, evaluation_episodes=1, evaluation_frames=frames)
+        told = r"^EarlyStopping\(monitor='loss/value'\) looks after evaluations, and there is none"
+        with pytest.warns(UserWarning, match=told):
+            trainer.fit(A2C(), data)
+        assert trainer.global_step == 4
+
     def test_a_checkpoint_of_the_users_is_saved_after_each(self, tmp_path):
         settings = {"enable_checkpointing": True, "callbacks": [saving(tmp_path)]}
         evaluated_after(A2C(), cartpole(3, evaluation_episodes=1, evaluation_frames=32), **settings)

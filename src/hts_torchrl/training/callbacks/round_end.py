@@ -11,7 +11,7 @@ from lightning.pytorch.callbacks import Checkpoint, WeightAveraging
 from hts_torchrl.rng import update_seed
 from hts_torchrl.training.data_state import place_loops
 from hts_torchrl.training.round_slice import RoundSlice
-from hts_torchrl.training.trainer_limits import parts_of_round, warn_of_schedules
+from hts_torchrl.training.trainer_limits import parts_of_round, warn_of_one_epoch
 
 
 class StopAfterRound(Callback):
@@ -57,8 +57,8 @@ class WeightPublisher(Callback):
         place_loops(trainer, checkpoint, parts_before=parts_of_round(trainer))
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Warn of a schedule that does nothing."""
-        warn_of_schedules(trainer)
+        """Warn of what would act at the end of the run alone."""
+        warn_of_one_epoch(trainer)
 
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: RoundSlice, batch_idx: int

@@ -9,7 +9,7 @@ from typing import Any, Self
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from hts_torchrl.compat.lightning import logs_after, set_callback_metrics
+from hts_torchrl.compat.lightning import logs_after_batch, set_callback_metrics
 from hts_torchrl.compat.torch import of_all_ranks
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.training.round_slice import RoundSlice
@@ -107,20 +107,19 @@ class TrainingStatistics(Callback):
         self.evaluated_frames = self.frames
         where = {"eval/frames": float(self.frames), "eval/minutes": self.minutes}
         pl_module.log_dict(where, sync_dist=True, reduce_fx="max")  # a mean may round the frames
-        # Those that monitor a figure of the games look at it now, logged before or not.
-        set_callback_metrics(trainer, {k: torch.tensor(v) for k, v in self._of_games().items()})
+        self._tell_callbacks(trainer)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: RoundSlice, *_: Any
     ) -> None:
         """Count the round's frames and games."""
         if batch.is_last:
-            self._count(batch, trainer.world_size)
-        if logs_after(trainer, trainer.global_step):
+            self._count(batch, trainer)
+        if logs_after_batch(trainer):
             self._log(trainer, pl_module)
 
-    def _count(self, part: RoundSlice, world_size: int) -> None:
-        self.frames += part.round.numel() * world_size
+    def _count(self, part: RoundSlice, trainer: Trainer) -> None:
+        self.frames += part.round.numel() * trainer.world_size
         self._rounds += 1
         self._counted_s = self.minutes * 60
         ended, scores, lengths = (
@@ -131,6 +130,7 @@ class TrainingStatistics(Callback):
             self._returns.extend(scores[ended].tolist())
             self._lengths.extend(lengths[ended].tolist())
             self.episodes += int(ended.sum())
+            self._tell_callbacks(trainer)
 
     def _log(self, trainer: Trainer, pl_module: LightningModule) -> None:
         figures = {"train/frames": float(self.frames), "train/minutes": self.minutes}
@@ -143,6 +143,10 @@ class TrainingStatistics(Callback):
             figures |= rates
         pl_module.log_dict(figures)
         pl_module.log_dict(bar, prog_bar=True)
+
+    def _tell_callbacks(self, trainer: Trainer) -> None:
+        """Let callbacks that monitor a figure of the games see it now, logged before or not."""
+        set_callback_metrics(trainer, {k: torch.tensor(v) for k, v in self._of_games().items()})
 
     def _of_games(self) -> dict[str, float]:
         """Return means over the last games; nothing before the first has ended."""
