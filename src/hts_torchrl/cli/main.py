@@ -40,7 +40,9 @@ from hts_torchrl.errors import (
 from hts_torchrl.tools.doctor import examine
 from hts_torchrl.training.callbacks.stop_together import leave_together
 
-_WORKER_ENDED = re.compile(r"one process failed|process exited|workers exited|server died")
+_WORKER_ENDED = re.compile(
+    r"one process failed|process exited|workers exited|server died|ProcessInferenceServer"
+)
 """In an error of TorchRL's collectors, whose workers end with a traceback or are killed."""
 _NO_MODULE = re.compile(r"No module named '(?P<name>\w+)'")
 

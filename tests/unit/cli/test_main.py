@@ -933,8 +933,18 @@ _LOST = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection c
             "a worker was killed, or has ended and says why above (is /dev/shm too small?): "
             f"{_ENDED}",
         ),
+        (
+            RuntimeError("ProcessInferenceServer process is not alive (exitcode=-9)."),
+            "a worker was killed, or has ended and says why above (is /dev/shm too small?): "
+            "ProcessInferenceServer process is not alive (exitcode=-9).",
+        ),
     ],
-    ids=["a killed worker", "a rank that another has left", "a killed worker of TorchRL's"],
+    ids=[
+        "a killed worker",
+        "a rank that another has left",
+        "a killed worker of TorchRL's",
+        "a killed server of TorchRL's",
+    ],
 )
 def test_what_another_process_caused_ends_with_one_line(error, told, monkeypatch, capsys):
     def fail(*_, **__):
