@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import ast
 import importlib
-from pathlib import Path
+import pkgutil
 
 from hts_torchrl.moved import find_old_names
 
-# The stub beside this file has all public names: for type checkers, and here.
+# The stub beside this file has all public names: for type checkers, and here. Both may be zipped.
 _HOMES = {
     name.name: str(node.module)
-    for node in ast.parse(Path(__file__).with_suffix(".pyi").read_text()).body
+    for node in ast.parse(pkgutil.get_data(__name__, "__init__.pyi") or b"").body
     if isinstance(node, ast.ImportFrom)
     for name in node.names
 }

@@ -3,11 +3,14 @@
 Nothing here depends on who is first: only on what must hold in every order.
 """
 
+import errno
 import multiprocessing
 import tempfile
+import threading
 import time
 from collections import defaultdict
 from itertools import chain, pairwise
+from multiprocessing.reduction import ForkingPickler
 from types import SimpleNamespace
 
 import pytest
@@ -23,7 +26,7 @@ from hts_torchrl import (
 )
 from hts_torchrl.collectors.asynchronous import ActingPolicy, AsynchronousCollector
 from hts_torchrl.config import CollectorSettings
-from tests.fakes import CoordinateEnvs
+from tests.fakes import CoordinateEnv, CoordinateEnvs
 from tests.fits import cartpole, quiet_trainer
 from tests.policies import VERSION_UNIT, echo_policy
 
@@ -31,10 +34,10 @@ ENVS, STEPS = 4, 6
 MOST_IN_FLIGHT = 8  # trajectories of two environments: both workers play one, and others wait
 
 
-def make(form: str, rounds: int | None = 2) -> AsynchronousCollector:
+def make(form: str, rounds: int | None = 2, env=CoordinateEnvs()) -> AsynchronousCollector:  # noqa: B008
     frames = ENVS * STEPS
     return AsynchronousCollector(
-        CoordinateEnvs(), echo_policy(), form=form, precision="32-true",
+        env, echo_policy(), form=form, precision="32-true",
         settings=CollectorSettings(
             num_envs=ENVS, envs_per_executor=2, frames_per_batch=frames,
             total_frames=-1 if rounds is None else rounds * frames, seed=3,
@@ -125,6 +128,72 @@ class TestTrajectories:
         assert learner.updates == 4
         assert 0 <= trainer.callback_metrics["staleness/max"] <= 3
         assert 0 < trainer.callback_metrics["wait/learner"] < 1
+
+
+class NoRoomEnv(CoordinateEnv):
+    """In a process of its own, what is put into a queue finds no room to be sent."""
+
+    def __init__(self, index: int) -> None:
+        super().__init__(index)
+        if multiprocessing.parent_process() is not None:
+            send = ForkingPickler.dumps
+
+            def refuse(sent, *_):
+                if threading.current_thread().name == "QueueFeederThread":
+                    raise RuntimeError("unable to write to file </torch_1_2>: No space left (28)")
+                return send(sent)
+
+            ForkingPickler.dumps = refuse
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("form", ["actors", pytest.param("server", marks=pytest.mark.thorough)])
+def test_a_trajectory_that_finds_no_shared_memory_ends_the_run(form):
+    """Python drops it, and TorchRL would wait for it without end."""
+    collector = make(form, env=NoRoomEnv)
+    told = rf"^collection={form} keeps its data in /dev/shm: .*ulimit -n.*No space left \(28\)\)$"
+    with pytest.raises(ConfigurationError, match=told):
+        next(iter(collector))
+    collector.shutdown()
+    assert multiprocessing.active_children() == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "arguments"),
+    [
+        (OSError, (errno.ENOSPC, "No space left on device")),  # of a semaphore: it names no file
+        (RuntimeError, ("unable to write to file </torch_1_2>: No space left on device (28)",)),
+    ],
+)
+def test_what_finds_no_shared_memory_is_told_with_where_it_is(monkeypatch, kind, arguments):
+    def refuse(*_):
+        raise kind(*arguments)
+
+    monkeypatch.setattr(AsynchronousCollector, "_make", refuse)
+    with pytest.raises(ConfigurationError, match=r"^collection=actors keeps its data in /dev/shm"):
+        make("actors").start()
+
+
+@pytest.mark.processes
+def test_newer_weights_are_not_handed_to_a_worker_that_was_killed():
+    """TorchRL would wait without end for it to have them."""
+    collector = make("actors")
+    next(iter(collector))
+    collector._collector.procs[1].kill()
+    with pytest.raises(RuntimeError, match=r"worker 1 \(exit code -9\)"):  # noqa: PT012
+        for version in range(100):  # it may yet have had the first
+            collector.update_policy_weights_(weights(version))
+    collector.shutdown()
+    assert multiprocessing.active_children() == []
+
+
+def test_other_errors_of_workers_are_raised_as_they_are(monkeypatch):
+    def refuse(*_):
+        raise RuntimeError("At least one process failed: worker 1 (exit code 1).")
+
+    monkeypatch.setattr(AsynchronousCollector, "_make", refuse)
+    with pytest.raises(RuntimeError, match=r"^At least one process failed"):
+        make("actors").start()
 
 
 def test_no_round_can_be_traced():

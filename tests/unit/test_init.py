@@ -2,8 +2,11 @@
 
 import importlib
 import inspect
+import os
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 from typing import get_args, get_type_hints
 
 import pytest
@@ -19,6 +22,21 @@ def test_public_names_are_completed_in_a_shell():
 def test_a_public_name_is_the_object_of_its_module(name):
     home = importlib.import_module(hts_torchrl._HOMES[name])
     assert getattr(hts_torchrl, name) is getattr(home, name)
+
+
+def test_public_names_are_there_where_the_package_is_zipped(tmp_path):
+    package = Path(hts_torchrl.__file__).parent
+    zipped = shutil.make_archive(str(tmp_path / "zipped"), "zip", package.parent, package.name)
+    command = "import hts_torchrl as h; print(h.__file__, h.GymEnvs.__name__)"
+    told = subprocess.run(
+        [sys.executable, "-c", command],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": zipped},
+        capture_output=True,
+        text=True,
+    )
+    assert told.stdout.startswith(zipped), told.stderr
+    assert told.stdout.endswith(" GymEnvs\n")
 
 
 def test_an_unknown_name_is_refused():

@@ -40,6 +40,10 @@ from hts_torchrl.errors import (
 from hts_torchrl.tools.doctor import examine
 from hts_torchrl.training.callbacks.stop_together import leave_together
 
+_WORKER_ENDED = re.compile(
+    r"one process failed|process exited|workers exited|server died|ProcessInferenceServer"
+)
+"""In an error of TorchRL's collectors, whose workers end with a traceback or are killed."""
 _NO_MODULE = re.compile(r"No module named '(?P<name>\w+)'")
 
 
@@ -214,6 +218,9 @@ def _leave_if_known(error: RuntimeError | OSError) -> None:
     if isinstance(error, RuntimeError) and errno.errorcode[errno.EADDRINUSE] in str(error):
         port = f"MASTER_PORT={os.environ.get('MASTER_PORT')}"  # Lightning sets it, too
         _leave(OSError(f"{port}: it is in use on this machine; another one is needed"), status=2)
+    if _WORKER_ENDED.search(str(error)):
+        told = "a worker was killed, or has ended and says why above (is /dev/shm too small?)"
+        _leave(RuntimeError(f"{told}: {error}"), status=1)
     if "/gloo/" in str(error):
         told = "another rank has ended or cannot be reached, and its own lines say why"
         _leave(RuntimeError(f"{told}: {error}"), status=1)

@@ -6,8 +6,10 @@ chose an action, and which trajectories make up a batch, depends on timing.
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
+import shutil
 import threading
 from collections.abc import Iterator
 from functools import partial
@@ -21,20 +23,24 @@ from torch import nn
 from torchrl.collectors import AsyncBatchedCollector, BaseCollector, MultiAsyncCollector
 
 from hts_torchrl.collectors.run_times import RunTimes
-from hts_torchrl.compat.processes import get_temp_dir
-from hts_torchrl.compat.torchrl import set_queue_patience, start_workers
+from hts_torchrl.compat.processes import answer_failed_puts, get_temp_dir
+from hts_torchrl.compat.torchrl import WatchedWeights, set_queue_patience, start_workers
 from hts_torchrl.config import CollectorSettings, Precision
 from hts_torchrl.envs.group import EnvFactory
 from hts_torchrl.envs.group_env import GroupEnv
-from hts_torchrl.errors import ConfigurationError
+from hts_torchrl.errors import NO_ROOM, ConfigurationError, in_one_line
 from hts_torchrl.policy.forward import evaluate, is_composite, memory_keys, probabilistic_module
 from hts_torchrl.policy.limits import copied
 from hts_torchrl.rng import env_seed
+from hts_torchrl.shared.arrays import SharedArrays
+from hts_torchrl.shared.worker_status import WorkerStatus
 from hts_torchrl.specs import Key
 from hts_torchrl.workers.starting import children_environment
 
 Asynchronous: TypeAlias = Literal["actors", "server"]
 _PATIENCE_S = 1e6
+_SHARED_TENSOR = "</torch_"
+"""In an error of torch's: what names a tensor that was to be shared."""
 _GAME: list[Key] = ["reward", "done", "terminated", "truncated", "episode_end", "episode_reward"]
 
 
@@ -130,6 +136,8 @@ class AsynchronousCollector:
         self._settings, self._schedule = settings, settings.schedule
         self._acting = ActingPolicy(policy, precision)
         self._collector: BaseCollector | None = None
+        workers = WorkerStatus.layout(settings.num_executors, most_spans=0)
+        self._told = SharedArrays(workers)
         self._times = RunTimes(settings)
         self.rounds = 0
         """Batches that have been handed out since the start of the run."""
@@ -151,15 +159,42 @@ class AsynchronousCollector:
     def _running(self) -> BaseCollector:
         if self._collector is None:
             get_temp_dir()  # for the workers too: they are killed, and would leave their own
-            with children_environment() as variables:
+            with self._naming_memory(), children_environment() as variables:
                 self._collector = self._make(variables)
         return self._collector
+
+    @contextlib.contextmanager
+    def _naming_memory(self) -> Iterator[None]:
+        """Say of TorchRL's errors which are for want of shared memory, or of descriptors for it.
+
+        Raises:
+            ConfigurationError: instead of them.
+        """
+        try:
+            yield
+        except (RuntimeError, OSError) as error:
+            status = WorkerStatus(self._told)
+            told = next(filter(None, map(status.read_error, range(len(status.steps)))), "")
+            told = told or in_one_line(error)
+            no_room = isinstance(error, OSError) and error.errno in NO_ROOM
+            if not no_room and _SHARED_TENSOR not in told:
+                raise
+            size = f"{shutil.disk_usage('/dev/shm').total / 1e6:.1f} MB"
+            raise ConfigurationError(
+                f"collection={self._form} keeps its data in /dev/shm: is that too small ({size}; "
+                f"docker run --shm-size=1g), or the number of open files (ulimit -n)? ({told})"
+            ) from error
 
     def _make(self, variables: dict[str, str]) -> BaseCollector:
         settings, steps = self._settings, self._schedule.steps_per_round
         envs = [
             partial(
-                _make_env, self._env, settings.global_envs_of(executor), settings.seed, variables
+                _make_env,
+                self._env,
+                settings.global_envs_of(executor),
+                settings.seed,
+                variables,
+                (self._told, executor),
             )
             for executor in range(settings.num_executors)
         ]
@@ -167,6 +202,7 @@ class AsynchronousCollector:
             return MultiAsyncCollector(
                 envs, self._acting, frames_per_batch=settings.envs_per_executor * steps,
                 total_frames=-1, num_threads=torch.get_num_threads(), num_sub_threads=1,
+                weight_sync_schemes={"policy": WatchedWeights()},
             )  # fmt: skip
         threads = torch.get_num_threads()
         try:
@@ -183,7 +219,7 @@ class AsynchronousCollector:
     def __iter__(self) -> Iterator[TensorDictBase]:
         """Yield batches; going on after a ``break`` continues the run."""
         collector = self._running()
-        with children_environment():
+        with self._naming_memory(), children_environment():
             start_workers(collector)
         parts = iter(collector)
         self._times.begin()
@@ -191,7 +227,9 @@ class AsynchronousCollector:
             self._times.ask()
             rows: list[TensorDictBase] = []
             while sum(len(row) for row in rows) < self._schedule.num_envs:
-                rows.append(self._rows(next(parts)))
+                with self._naming_memory():
+                    part = next(parts)
+                rows.append(self._rows(part))
             self.rounds += 1
             batch = self._batch(torch.cat(rows))
             self._times.hand_out()
@@ -215,7 +253,9 @@ class AsynchronousCollector:
     def update_policy_weights_(self, policy: nn.Module) -> None:
         """Hand newer weights to whoever acts, at once."""
         self._acting.load(policy, int(self._acting.version) + 1)
-        self._running().update_policy_weights_(self._acting)
+        collector = self._running()
+        with self._naming_memory():
+            collector.update_policy_weights_(self._acting)
 
     def stats(self) -> dict[str, int | float | bool]:
         """Return the learner's seconds at work and waiting; TorchRL's workers count none."""
@@ -239,12 +279,17 @@ class AsynchronousCollector:
             return
         if isinstance(collector, MultiAsyncCollector) and not collector.closed:
             for process in collector.procs:
-                process.terminate()  # it may wait for a place in the queue
+                with contextlib.suppress(ValueError):  # TorchRL has closed it: another has failed
+                    process.terminate()  # it may wait for a place in the queue
         collector.shutdown()
 
 
 def _make_env(
-    env: EnvFactory, indices: list[int], seed: int, variables: dict[str, str]
+    env: EnvFactory,
+    indices: list[int],
+    seed: int,
+    variables: dict[str, str],
+    tell: tuple[SharedArrays, int],
 ) -> GroupEnv:
     """Make a worker's environments, in its process, which gets the variables of a worker."""
     # What is thrown away is work that is lost, and that takes the learner's core.
@@ -253,6 +298,7 @@ def _make_env(
     if parent is not None:
         os.environ.clear()
         os.environ.update(variables)
+        answer_failed_puts(partial(_end_without_sending, *tell))
         threading.Thread(target=_leave_with, args=(parent,), daemon=True).start()
     torch.manual_seed(env_seed(seed, indices[0], "actions"))
     return GroupEnv(env, indices, [env_seed(seed, index) for index in indices])
@@ -261,6 +307,12 @@ def _make_env(
 def _leave_with(parent: BaseProcess) -> None:
     """End this process soon after its parent, also where it waits for a place in the queue."""
     parent.join()
+    os._exit(1)
+
+
+def _end_without_sending(told: SharedArrays, worker: int, error: BaseException) -> None:
+    """End this process, whose trajectory would be waited for without end."""
+    WorkerStatus(told).write_error(worker, in_one_line(error))
     os._exit(1)
 
 

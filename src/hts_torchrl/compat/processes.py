@@ -8,8 +8,9 @@ import os
 import signal
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from multiprocessing.forkserver import _forkserver
+from multiprocessing.queues import Queue
 from multiprocessing.reduction import DupFd as DupFd
 from multiprocessing.resource_tracker import ensure_running
 from multiprocessing.util import Finalize as Finalize
@@ -69,3 +70,12 @@ def end_with(parent: int) -> None:
     ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, signal.SIGTERM)
     if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGTERM)
+
+
+def answer_failed_puts(answer: Callable[[BaseException], None]) -> None:
+    """Set what this process does where a queue cannot send; Python would drop it and go on.
+
+    Args:
+        answer: is given the error, in the queue's own thread.
+    """
+    Queue._on_queue_feeder_error = staticmethod(lambda error, _: answer(error))  # type: ignore[attr-defined]

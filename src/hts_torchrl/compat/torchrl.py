@@ -1,13 +1,18 @@
-"""What TorchRL keeps private: queues, when workers start, who has started Ray, a sampler's way."""
+"""What TorchRL keeps private: queues, workers' starts and ends, users of Ray, a sampler's way."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from queue import Empty
 from typing import Any
 
 from torchrl._comm import ray_runtime
+from torchrl._utils import _check_for_faulty_process
 from torchrl.collectors import AsyncBatchedCollector, BaseCollector, _runner
 from torchrl.data import SliceSampler
+from torchrl.weight_update import SharedMemWeightSyncScheme
+
+_LOOK_EVERY_S = 1.0
 
 
 def set_queue_patience(seconds: float) -> None:
@@ -40,3 +45,21 @@ def start_workers(collector: BaseCollector) -> None:
     """Start the processes that some collectors start only when the first batch is asked for."""
     if isinstance(collector, AsyncBatchedCollector):
         collector._ensure_started()
+
+
+class WatchedWeights(SharedMemWeightSyncScheme):  # type: ignore[misc]
+    """Weights that workers share. TorchRL's own waits without end for a worker that has died."""
+
+    def _wait_for_ack(self, worker_ids: object = None, timeout: float | None = None) -> None:  # noqa: ARG002
+        """Wait until all workers have the weights.
+
+        Raises:
+            RuntimeError: if a worker has ended.
+        """
+        for receipts in self._ack_queues.values():
+            while True:
+                try:
+                    receipts.get(timeout=_LOOK_EVERY_S)
+                    break
+                except Empty:
+                    _check_for_faulty_process(self.context.procs)

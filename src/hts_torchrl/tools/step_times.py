@@ -8,7 +8,8 @@ import os
 import threading
 import time
 from collections.abc import Iterator
-from multiprocessing.synchronize import Semaphore
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from hts_torchrl.envs.make_group import make_group
 from hts_torchrl.envs.registered import pickle_envs, unpickle_envs
 from hts_torchrl.specs import ActionSpec, Array
 from hts_torchrl.workers.process import end_group
+from hts_torchrl.workers.starting import start_process
 
 _MOST_START_S = 60.0
 
@@ -72,17 +74,20 @@ def _random_action(
 def busy_cores(env: EnvFactory, count: int) -> Iterator[None]:
     """Let so many other processes step environments meanwhile: a busy machine is slower."""
     context = multiprocessing.get_context("spawn")
-    make, stepping = pickle_envs(env), context.Semaphore(0)
-    others = [
-        context.Process(target=_step_on, args=(make, stepping), daemon=True) for _ in range(count)
-    ]
-    for other in others:
-        other.start()
+    make, (started, tell_started) = pickle_envs(env), context.Pipe(duplex=False)
+    others: list[BaseProcess] = []
     try:
+        for _ in range(count):
+            process = context.Process(target=_step_on, args=(make, tell_started), daemon=True)
+            start_process(process)
+            others.append(process)
         for _ in others:  # they import this module first, which takes seconds
-            stepping.acquire(timeout=_MOST_START_S)
+            if started.poll(_MOST_START_S):
+                started.recv_bytes()
         yield
     finally:
+        started.close()
+        tell_started.close()
         for other in others:
             end_group(other.pid or 0)  # what its environment has started, too
             other.kill()
@@ -90,12 +95,12 @@ def busy_cores(env: EnvFactory, count: int) -> Iterator[None]:
             other.close()
 
 
-def _step_on(make: bytes, stepping: Semaphore) -> None:
+def _step_on(make: bytes, started: Connection) -> None:
     os.setpgid(0, 0)
     multiprocessing.current_process().daemon = False  # else environments may start no processes
     threading.Thread(target=_end_with_parent, daemon=True).start()
     group = make_group(unpickle_envs(make), [0])
-    stepping.release()
+    started.send_bytes(b"\0")
     for _ in measured_step_times(group, float("inf")):
         pass
 

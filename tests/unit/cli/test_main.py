@@ -912,6 +912,7 @@ def test_wrong_input_leaves_no_folder_behind(tmp_path, capsys):
     assert list(tmp_path.iterdir()) == []
 
 
+_ENDED = "At least one process failed: worker 1 (exit code -9). Check for more infos in the log."
 _LOST = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer"
 
 
@@ -927,8 +928,23 @@ _LOST = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection c
             RuntimeError(_LOST),
             f"another rank has ended or cannot be reached, and its own lines say why: {_LOST}",
         ),
+        (
+            RuntimeError(_ENDED),
+            "a worker was killed, or has ended and says why above (is /dev/shm too small?): "
+            f"{_ENDED}",
+        ),
+        (
+            RuntimeError("ProcessInferenceServer process is not alive (exitcode=-9)."),
+            "a worker was killed, or has ended and says why above (is /dev/shm too small?): "
+            "ProcessInferenceServer process is not alive (exitcode=-9).",
+        ),
     ],
-    ids=["a killed worker", "a rank that another has left"],
+    ids=[
+        "a killed worker",
+        "a rank that another has left",
+        "a killed worker of TorchRL's",
+        "a killed server of TorchRL's",
+    ],
 )
 def test_what_another_process_caused_ends_with_one_line(error, told, monkeypatch, capsys):
     def fail(*_, **__):

@@ -42,3 +42,10 @@ def test_workers_are_started_as_the_iterator_of_their_collector_starts_them():
         iterator = inspect.getsource(compat.AsyncBatchedCollector.iterator)
         assert "self._ensure_started()\n" in iterator
         collector.__dict__["shutdown"] = lambda *_, **__: None
+
+
+def test_a_sender_of_weights_waits_by_the_method_that_is_replaced():
+    with private_names_of("torchrl") as compat:
+        scheme = compat.SharedMemWeightSyncScheme
+        assert "self._wait_for_ack(worker_ids=target_workers)" in inspect.getsource(scheme.send)
+        assert "_ack_queues" in inspect.getsource(scheme._wait_for_ack)

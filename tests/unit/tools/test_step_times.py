@@ -1,10 +1,12 @@
 """Steps are measured with actions that the environment accepts, on a busy machine."""
 
+import errno
 import multiprocessing
 import os
 import subprocess
 import sys
 from dataclasses import dataclass
+from multiprocessing import popen_spawn_posix, synchronize
 from pathlib import Path
 
 import gymnasium
@@ -12,6 +14,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from hts_torchrl import ConfigurationError
 from hts_torchrl.envs.make_group import make_group
 from hts_torchrl.envs.pettingzoo import PettingZooEnvs
 from hts_torchrl.envs.spaces import action_maker, env_spec
@@ -102,3 +105,33 @@ def test_nobody_steps_on_where_the_measuring_process_is_killed():
     with subprocess.Popen([sys.executable, "-c", BUSY], stdout=subprocess.PIPE) as killed:
         stepping = int(killed.stdout.readline())
     assert wait_until_gone([stepping]) == []
+
+
+@pytest.mark.processes
+def test_a_machine_without_room_for_semaphores_can_be_measured(tmp_path, monkeypatch):
+    def refuse(*_, **__):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(synchronize.SemLock, "__init__", refuse)
+    with busy_cores(Witnessed(str(tmp_path)), 1):
+        assert len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.processes
+def test_a_limit_of_processes_is_told_and_leaves_none(tmp_path, monkeypatch):
+    launch, launched = popen_spawn_posix.Popen._launch, []
+
+    def launch_one(*arguments):
+        if launched:
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        launched.append(arguments)
+        launch(*arguments)
+
+    monkeypatch.setattr(popen_spawn_posix.Popen, "_launch", launch_one)
+    with (
+        pytest.raises(ConfigurationError, match=r"^the limit on processes .* is reached"),
+        busy_cores(Witnessed(str(tmp_path)), 2),
+    ):
+        pass
+    assert len(launched) == 1
+    assert multiprocessing.active_children() == []
