@@ -103,7 +103,7 @@ class Advisor:
         """Train with more threads of the learner, while twice as many are a tenth faster.
 
         No model says it: whoever waits for the learner leaves it cores, and whoever does not shares
-        them with its threads. A learner that may gives each thread a chunk of the gradient.
+        them with its threads. In bfloat16, a learner that may gives each a chunk.
         """
         threads = self._learner.num_threads
         if threads is None or self._trainer.strategy.root_device.type != "cpu":
@@ -112,7 +112,8 @@ class Advisor:
         while 2 * threads <= self._cores:
             learner.num_threads = 2 * threads
             flags = f"--model.num_threads={2 * threads}"
-            if learner.computes_side_by_side and settings.num_envs % (2 * threads) == 0:
+            divides = settings.num_envs % (2 * threads) == 0
+            if precision != "32-true" and learner.computes_side_by_side and divides:
                 learner.gradient_chunks = 2 * threads
                 flags += f" --model.gradient_chunks={2 * threads}"
             measured = self._train(_of_data(settings), precision, seconds, learner).steps_per_s

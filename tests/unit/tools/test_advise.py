@@ -77,8 +77,13 @@ def test_threads_of_the_learner_are_tried_while_they_are_a_tenth_faster(
     assert advisor._learner.num_threads == 1
 
 
-@pytest.mark.parametrize(("num_envs", "chunks"), [(4, 2), (5, 1)])
-def test_a_thread_of_ppo_is_tried_with_a_chunk_of_its_own(monkeypatch, num_envs, chunks):
+@pytest.mark.parametrize(
+    ("num_envs", "precision", "chunks"),
+    [(4, "bf16-mixed", 2), (5, "bf16-mixed", 1), (4, "32-true", 1)],
+)
+def test_a_thread_of_ppo_is_tried_with_a_chunk_of_its_own(
+    monkeypatch, num_envs, precision, chunks
+):
     tried = []
 
     def train(*arguments):
@@ -90,7 +95,7 @@ def test_a_thread_of_ppo_is_tried_with_a_chunk_of_its_own(monkeypatch, num_envs,
     monkeypatch.setattr(advisor, "_cores", 2)
     monkeypatch.setattr(advisor, "_train", train)
     with closing(advisor._group):
-        (line,) = advisor._more_threads(advisor._settings(), "bf16-mixed", 1.0, 100.0)
+        (line,) = advisor._more_threads(advisor._settings(), precision, 1.0, 100.0)
     assert tried == [(2, chunks)]
     assert ("--model.num_threads=2 --model.gradient_chunks=2 (which" in line) == (chunks == 2)
 
