@@ -81,9 +81,7 @@ def test_threads_of_the_learner_are_tried_while_they_are_a_tenth_faster(
     ("num_envs", "precision", "chunks"),
     [(4, "bf16-mixed", 2), (5, "bf16-mixed", 1), (4, "32-true", 1)],
 )
-def test_a_thread_of_ppo_is_tried_with_a_chunk_of_its_own(
-    monkeypatch, num_envs, precision, chunks
-):
+def test_a_thread_of_ppo_is_tried_with_a_chunk_of_its_own(monkeypatch, num_envs, precision, chunks):
     tried = []
 
     def train(*arguments):
