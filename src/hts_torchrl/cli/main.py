@@ -41,7 +41,8 @@ from hts_torchrl.tools.doctor import examine
 from hts_torchrl.training.callbacks.stop_together import leave_together
 
 _WORKER_ENDED = re.compile(
-    r"one process failed|process exited|workers exited|server died|ProcessInferenceServer"
+    r"At least one process failed: |[Ee]nvironment worker process exited while "
+    r"|All collector workers exited while |The inference server died while |ProcessInferenceServer "
 )
 """In an error of TorchRL's collectors, whose workers end with a traceback or are killed."""
 _NO_MODULE = re.compile(r"No module named '(?P<name>\w+)'")

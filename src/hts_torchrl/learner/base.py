@@ -27,6 +27,7 @@ from hts_torchrl.objectives.returns import Targets, gae_targets
 from hts_torchrl.policy.forward import is_composite, probabilistic_module
 from hts_torchrl.policy.normalization import RunningStatistics
 from hts_torchrl.settings import plain_value, show_inherited
+from hts_torchrl.training.extended_hooks import is_of_the_user
 from hts_torchrl.training.trainer_limits import steps_of_run
 
 # More than any machine has cores; the OpenMP runtime crashes when it cannot start them.
@@ -83,13 +84,16 @@ class Learner(RoundModule):
     """Settings of its base classes that a learner does not have; those of its bases are added."""
     computes_side_by_side = False
     """Whether several threads may compute the losses of :meth:`loss_by_chunks` at the same time. A
-    class sets it whose losses only read what they share, as ``computes_side_by_side = True``."""
+    class sets it whose losses only read what they share, as ``computes_side_by_side = True``; a
+    subclass of your own does not inherit it."""
     _captures = False
     """Whether a loss is captured, which may ask the GPU for nothing then."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:  # noqa: ANN401
-        """Let a subclass show the settings that it inherits."""
+        """Let a subclass show the settings that it inherits, but no threads."""
         super().__init_subclass__(**kwargs)
+        if is_of_the_user(cls) and "computes_side_by_side" not in vars(cls):
+            cls.computes_side_by_side = False  # its loss may keep something in the learner
         cls.lacks = tuple({name for each in cls.__mro__ for name in vars(each).get("lacks", ())})
         show_inherited(cls, besides=cls.lacks)
 

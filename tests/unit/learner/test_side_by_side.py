@@ -44,6 +44,7 @@ def test_weights_and_losses_do_not_depend_on_the_number_of_threads(kind, precisi
 class Meets(PPO):
     """Whose losses each wait until ``together`` of them are being computed."""
 
+    computes_side_by_side = True
     together = 2
 
     def __init__(self, *args, **settings):
@@ -86,6 +87,8 @@ def test_a_thread_that_is_done_leaves_the_modes_of_torchrl_to_the_others():
             return features
 
     class Leaves(PPO):
+        computes_side_by_side = True
+
         def evaluate(self, samples):
             result = super().evaluate(samples)
             left.set()
@@ -107,6 +110,11 @@ def test_a_learner_that_has_trained_so_is_copied():
 
 
 class Alone(Meets):
+    computes_side_by_side = True
+    together = 1
+
+
+class Silent(Meets):
     together = 1
 
 
@@ -116,8 +124,9 @@ class Alone(Meets):
         lambda: Alone(policy("lstm"), gradient_chunks=4, minibatches=1, num_threads=2),
         lambda: Alone(policy(), **{**CHUNKS, "gradient_chunks": 1}, num_threads=2),
         lambda: Alone(policy(), **CHUNKS),
+        lambda: Silent(policy(), **CHUNKS, num_threads=2),
     ],
-    ids=["memory", "one chunk", "one thread"],
+    ids=["memory", "one chunk", "one thread", "a subclass that has not asked"],
 )
 def test_otherwise_the_main_thread_computes_them(learner):
     learner = learner()
@@ -152,6 +161,8 @@ def test_a_loss_that_draws_numbers_is_refused():
 
 def test_the_error_of_a_chunk_ends_the_run_and_leaves_no_thread():
     class Broken(PPO):
+        computes_side_by_side = True
+
         def loss(self, samples):
             if RUNNING.index == 2:
                 raise ZeroDivisionError("in chunk 2")
