@@ -14,7 +14,8 @@ from hts_torchrl.envs.registered import pickle_envs
 from hts_torchrl.errors import ConfigurationError, in_one_line
 from hts_torchrl.shared.action_log import ActionLog
 from hts_torchrl.shared.buffers import SharedBuffers
-from hts_torchrl.workers.actor import Actor, ActorSettings, make_actor
+from hts_torchrl.workers.actor import Actor, make_actor
+from hts_torchrl.workers.actor_settings import ActorSettings
 from hts_torchrl.workers.executor import Executor
 from hts_torchrl.workers.pool import ProcessPool, WorkerPool
 from hts_torchrl.workers.process import WorkerTask
