@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -54,18 +53,6 @@ class Progress:
             # no environment was seeded more often than it has made steps
             first=self.round_index * self._settings.schedule.steps_per_round,
         )
-
-    @contextlib.contextmanager
-    def handing_out(self) -> Iterator[None]:
-        """Count the next round as handed out, unless something is raised meanwhile."""
-        before = self.round_index, self.frames
-        self.round_index += 1
-        self.frames += self._settings.frames_per_batch
-        try:
-            yield
-        except BaseException:
-            self.round_index, self.frames = before
-            raise
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Go on where a state was taken; one without games begins new ones.
