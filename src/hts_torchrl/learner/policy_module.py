@@ -19,7 +19,7 @@ from torchrl.modules import set_recurrent_mode
 from hts_torchrl.errors import ConfigurationError, ProtocolError, require_type
 from hts_torchrl.learner.modes import SeededDraws
 from hts_torchrl.models import make_actor_critic
-from hts_torchrl.models.heads import evaluating
+from hts_torchrl.models.layers import evaluating
 from hts_torchrl.policy.as_policy import initialise
 from hts_torchrl.policy.forward import (
     evaluate,

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch import distributions as d
 
 from hts_torchrl.errors import ConfigurationError
-from hts_torchrl.models.heads import NarrowLinear
+from hts_torchrl.models.layers import NarrowLinear
 from hts_torchrl.models.recurrent import Cell, trunk_module
 from hts_torchrl.models.trunks import BUILT_IN_TRUNKS, NetworkParts, built, mask_of
 from hts_torchrl.specs import EnvSpec, Key

@@ -16,7 +16,7 @@ from torch import nn
 from hts_torchrl.errors import ConfigurationError, require_type
 from hts_torchrl.machine import require_memory
 from hts_torchrl.models.combined import CombinedTrunk, is_image
-from hts_torchrl.models.heads import evaluating
+from hts_torchrl.models.layers import evaluating
 from hts_torchrl.models.mlp import MLP
 from hts_torchrl.models.pixel_trunks import (
     ImpalaResNet,

@@ -14,7 +14,7 @@ from torch import nn
 from hts_torchrl.allocator import keep_freed_memory
 from hts_torchrl.compat.torch import flushes_denormals
 from hts_torchrl.config import Precision
-from hts_torchrl.models.heads import NarrowLinear
+from hts_torchrl.models.layers import NarrowLinear
 from hts_torchrl.policy.examination import examine, require_capturable, require_fitting
 from hts_torchrl.policy.inference import PolicyInference
 from hts_torchrl.policy.limits import copied, require_copyable, require_tensors
