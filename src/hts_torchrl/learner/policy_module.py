@@ -28,11 +28,12 @@ from hts_torchrl.policy.forward import (
     memory_keys,
     probabilistic_module,
 )
+from hts_torchrl.policy.greedy import mode
 from hts_torchrl.policy.inference import one_thread
 from hts_torchrl.policy.limits import require_called
 from hts_torchrl.policy.memory import evaluate_sequences
 from hts_torchrl.policy.normalization import NormalizedPolicy
-from hts_torchrl.policy.sampling import Projection, mode
+from hts_torchrl.policy.sampling import Projection
 from hts_torchrl.policy.spec_json import spec_as_json
 from hts_torchrl.specs import IS_INIT, EnvSpec
 from hts_torchrl.training.evaluation import Evaluation, log_scores, play
