@@ -17,7 +17,7 @@ from torchrl.envs.utils import ExplorationType, set_exploration_type
 from torchrl.modules import set_recurrent_mode
 
 from hts_torchrl.errors import ConfigurationError, ProtocolError, require_type
-from hts_torchrl.learner.modes import SeededDraws
+from hts_torchrl.learner.seeded_draws import SeededDraws
 from hts_torchrl.models import make_actor_critic
 from hts_torchrl.models.layers import evaluating
 from hts_torchrl.policy.as_policy import initialise
