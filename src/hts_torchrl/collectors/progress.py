@@ -15,13 +15,7 @@ from hts_torchrl.specs import EnvSpec
 
 
 class Progress:
-    """Counters of rounds, the running games, and which weights act in which round.
-
-    Args:
-        settings: of the collector.
-        spec: of one environment.
-        steps_per_seed: of :class:`SeededGroup`; None for a group without it.
-    """
+    """Counters of rounds, the running games, and which weights act in which round."""
 
     def __init__(
         self, settings: CollectorSettings, spec: EnvSpec, steps_per_seed: int | None
@@ -56,9 +50,6 @@ class Progress:
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Go on where a state was taken; one without games begins new ones.
-
-        Args:
-            state: what :meth:`state_at` returned, with ``policy_version``.
 
         Raises:
             ConfigurationError: if it is no HTSCollector's, of fewer environments, of rounds of

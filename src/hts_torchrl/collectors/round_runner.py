@@ -83,9 +83,6 @@ class RoundRunner:
 
         With a delay of 0 the round is started here first, and no other follows. A call that Ctrl-C
         has ended may be made again, and returns the same round.
-
-        Args:
-            before_round: called before each round is started.
         """
         progress, round_index = self._progress, self._progress.round_index
         self._heed_unpublished()

@@ -230,10 +230,7 @@ class PolicyModule(LightningModule):
             return self.evaluate(final)[1].unsqueeze(-1)
 
     def values_of(self, batch: TensorDictBase) -> Tensor:
-        """Return values of the observations acted on, by the weights in place.
-
-        Args:
-            batch: the round ``[N, T]``.
+        """Return values of the observations of a round ``[N, T]``, by the weights in place.
 
         Returns:
             Values, float32 ``[N, T, 1]``, without gradient.

@@ -77,10 +77,7 @@ class RoundStart:
     def note_trainer(self, trainer: Trainer, *, copy_optimizers: bool) -> None:
         """Keep the counts, and what else moves within a round.
 
-        Args:
-            trainer: between two rounds.
-            copy_optimizers: whether optimisers step before the last part of a round; else they have
-                not moved.
+        With ``copy_optimizers`` they step before the last part; else they have not moved.
         """
         self._loop = trainer.fit_loop.state_dict()
         self._entries = {"global_step": trainer.global_step}
@@ -101,9 +98,7 @@ class RoundStart:
     def put_into(self, checkpoint: dict[str, Any], policy: Mapping[str, Tensor]) -> None:
         """Replace what has moved since; a checkpoint of weights alone has no more than counts.
 
-        Args:
-            checkpoint: is changed in place.
-            policy: its weights at the start of the round, by name.
+        ``policy`` has its weights at the start of the round, by name.
         """
         # WeightAveraging keeps its averages under state_dict.
         current = checkpoint.get("current_model_state", checkpoint["state_dict"])

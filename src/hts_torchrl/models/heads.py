@@ -57,9 +57,6 @@ class MaskedLogits(nn.Module):
 
     Their logits become the smallest number of the type: with -inf, an observation that allows
     nothing would give NaN. What a game ends with may be one.
-
-    Args:
-        actor: features ``[B, width]`` to logits ``[B, n]``.
     """
 
     def __init__(self, actor: nn.Module) -> None:
@@ -67,23 +64,13 @@ class MaskedLogits(nn.Module):
         self.actor = actor
 
     def forward(self, features: Tensor, mask: Tensor) -> Tensor:
-        """Return logits ``[B, n]``, for a mask ``[B, n]`` that is 0 where an action is forbidden.
-
-        Args:
-            features: of B observations.
-            mask: of any type.
-        """
+        """Return logits ``[B, n]``; the mask ``[B, n]`` is 0 where an action is forbidden."""
         logits: Tensor = self.actor(features)
         return logits.masked_fill(mask == 0, torch.finfo(logits.dtype).min)
 
 
 class MixedHead(nn.Module):
-    """Logits of the choices, and mean and standard deviation of the numbers.
-
-    Args:
-        choices: features, and what else it is given, to logits.
-        numbers: features to mean and standard deviation.
-    """
+    """Logits of the choices, and mean and standard deviation of the numbers."""
 
     def __init__(self, choices: nn.Module, numbers: GaussianHead) -> None:
         super().__init__()

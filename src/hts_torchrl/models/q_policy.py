@@ -193,9 +193,6 @@ def normalize_layers(trunk: nn.Module) -> None:
     It is what keeps Q-learning from diverging without a target network. That of a convolution is
     over channels, height and width of one image. A trunk of the user's own, also of a class
     derived from one of these, stays as it is: what it normalises is its author's choice.
-
-    Args:
-        trunk: of this package, or one that has such inside.
     """
     sequences = [
         inner

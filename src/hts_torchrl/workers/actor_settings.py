@@ -100,11 +100,7 @@ def find_settings(
 ) -> tuple[ActorSettings, dict[Key, ArraySpec]]:
     """Find how actors compute, and the arrays they answer with (without the row dimension).
 
-    Args:
-        policy: which is not changed.
-        env_spec: what it reads, and how it acts.
-        asked: what the user wants.
-        all_outputs: False leaves out what is neither action, log-probability nor value.
+    ``all_outputs=False`` leaves out what is neither action, log-probability nor value.
 
     Raises:
         ConfigurationError: if the policy does not fit the environment, or cannot be compiled or

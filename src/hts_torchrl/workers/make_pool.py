@@ -38,14 +38,6 @@ def make_pool(
 
     Every worker pool of the same arguments gives the same bits.
 
-    Args:
-        shared: what the workers write to and read from; its config says how many there are.
-        action_log: of the round with which the pool begins.
-        create_env_fn: makes the environments, in each executor.
-        make_policy: makes the policy, in each actor.
-        settings: of the actors.
-        seed: of the run.
-
     Raises:
         ConfigurationError: if the policy cannot be pickled for actor processes, or read by them.
     """
