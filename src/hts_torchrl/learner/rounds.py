@@ -29,14 +29,18 @@ from hts_torchrl.learner.finite import likely_causes, require_finite_gradients
 from hts_torchrl.learner.gradient_chunks import GradientChunks
 from hts_torchrl.learner.optimizers import COMPUTES_AGAIN
 from hts_torchrl.learner.policy_module import PolicyModule
-from hts_torchrl.learner.resumption import Resumption, describe, is_loaded, require_same_network
+from hts_torchrl.learner.resumption import (
+    Resumption,
+    describe,
+    leave_loadable,
+    require_same_network,
+)
 from hts_torchrl.learner.seeded_draws import SeededDraws
 from hts_torchrl.policy.forward import probabilistic_module
 from hts_torchrl.policy.limits import require_called
 from hts_torchrl.policy.normalization import NormalizedPolicy, RunningStatistics
 from hts_torchrl.rng import update_seed
 from hts_torchrl.schedule import DELAYS
-from hts_torchrl.settings import loadable
 from hts_torchrl.training.evaluation import Evaluation
 from hts_torchrl.training.extended_hooks import (
     is_of_the_user,
@@ -75,10 +79,7 @@ class RoundStart:
         """What its weights have of the module, without those of the policy."""
 
     def note_trainer(self, trainer: Trainer, *, copy_optimizers: bool) -> None:
-        """Keep the counts, and what else moves within a round.
-
-        With ``copy_optimizers`` they step before the last part; else they have not moved.
-        """
+        """Keep the counts, and with ``copy_optimizers`` what steps before a round's last part."""
         self._loop = trainer.fit_loop.state_dict()
         self._entries = {"global_step": trainer.global_step}
         if copy_optimizers:
@@ -379,14 +380,7 @@ class RoundModule(PolicyModule):
         checkpoint["learner"] = describe(self)
         if self._round_state is not RoundState.ENDED:
             self._round_start.put_into(checkpoint, self._weights.newest())
-        arguments = ("hyper_parameters", "datamodule_hyper_parameters")
-        for part in ("learner", *arguments, "optimizer_states", "lr_schedulers"):
-            if part in checkpoint:
-                checkpoint[part] = loadable(checkpoint[part])
-        # Some may be objects, with which nothing would load the file; "learner" has their types.
-        for given in (checkpoint.get(part, {}) for part in arguments):
-            for name in [name for name, value in given.items() if not is_loaded(value)]:
-                del given[name]
+        leave_loadable(checkpoint)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Go on counting updates.
