@@ -58,7 +58,7 @@ from hts_torchrl.policy.compiled_pass import CompiledPass
 from hts_torchrl.policy.forward import evaluate
 from hts_torchrl.policy.inference import PolicyInference
 from hts_torchrl.policy.memory import with_memory
-from hts_torchrl.workers.actor import ActorSettings, make_inference
+from hts_torchrl.workers.actor_settings import ActorSettings, make_inference
 
 ROLES = ("executor", "actor", "learner")
 NUM_ENVS = 16

@@ -29,9 +29,6 @@ def default_batch_size(num_envs: int) -> int:
 def take_plain_values(settings: Any) -> None:  # noqa: ANN401 - any dataclass
     """Make values Python's own, as a checkpoint takes them, and 1e6 an integer.
 
-    Args:
-        settings: a frozen dataclass that is being made.
-
     Raises:
         ConfigurationError: naming a setting that is no number, or not True or False, where one is
             needed.

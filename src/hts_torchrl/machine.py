@@ -60,13 +60,7 @@ def _words(path: Path) -> list[str]:
 
 
 def require_memory(size: int, what: str, remedy: str) -> None:
-    """Refuse what machine or container can never hold; else the kernel would end the run.
-
-    Args:
-        size: in bytes.
-        what: is to be held, with a verb.
-        remedy: what would be right.
-    """
+    """Refuse bytes that machine or container can never hold; else the kernel would end the run."""
     whole, allowed = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), allowed_memory()
     if size > min(whole, allowed):
         has = "the container may use" if allowed < whole else "the machine has"
@@ -90,12 +84,7 @@ def require_proc() -> Path:
 
 
 def require_descriptors(count: int, what: str) -> None:
-    """Refuse what this process may not open.
-
-    Args:
-        count: of descriptors, more than are open.
-        what: is to be opened, with a verb.
-    """
+    """Refuse what this process may not open."""
     most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = len(list((require_proc() / "fd").iterdir())) + count
     if most != resource.RLIM_INFINITY and needed > most:

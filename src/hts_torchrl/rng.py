@@ -20,12 +20,7 @@ def uniform_draws(
 ) -> np.ndarray[Any, Any]:
     """Return float64 draws ``[num_steps, width]`` in the open interval (0, 1).
 
-    Args:
-        seed: the run's seed, 64 bits.
-        env: global index of the environment.
-        first_step: the environment's step, counted from the start of the run.
-        num_steps: how many consecutive steps.
-        width: draws of each step.
+    They are of an environment, by its global index, from its step ``first_step`` in the run on.
 
     Example:
         >>> bool((uniform_draws(0, 3, 5, 1, 2) == uniform_draws(0, 3, 0, 9, 2)[5]).all())
@@ -49,13 +44,7 @@ def action_draws(
     runs where the environment lives and not on a batch: there its last bits would depend on the
     row's place.
 
-    Args:
-        choices: how many of a step are uniform, the first ones.
-        seed: as in :func:`uniform_draws`, and so are the others.
-        env: global index of the environment.
-        first_step: number of the environment's step.
-        num_steps: how many steps.
-        width: of all draws of a step.
+    The first ``choices`` of a step are uniform; all else is as in :func:`uniform_draws`.
     """
     pairs = -(-(width - choices) // 2)
     both = uniform_draws(seed, env, first_step, num_steps, choices + 2 * pairs)
@@ -69,11 +58,7 @@ def action_draws(
 def env_seed(seed: int, env: int, stream: str = "train", *, number: int = 0) -> int:
     """Return the 31-bit seed with which environment ``env`` is reset for the ``number``-th time.
 
-    Args:
-        seed: the run's seed, 64 bits.
-        env: global index of the environment.
-        stream: keeps environments of training and evaluation apart.
-        number: how many seeds the environment has had.
+    A ``stream`` keeps environments of training and evaluation apart.
     """
     entropy = (seed % 2**64, env, *stream.encode())
     sequence = np.random.SeedSequence(entropy, spawn_key=(number,) if number else ())
@@ -83,11 +68,7 @@ def env_seed(seed: int, env: int, stream: str = "train", *, number: int = 0) -> 
 def update_seed(seed: int, update: int, part: int, rank: int = 0) -> int:
     """Return the 63-bit seed of what the learner draws in a part of an update.
 
-    Args:
-        seed: the run's seed, 64 bits.
-        update: number of updates before it.
-        part: which gradient computation of the update.
-        rank: process of a distributed run, each of which draws for samples of its own.
+    Each rank of a distributed run draws for samples of its own.
     """
     # A hundredth of the time that a SeedSequence takes: this runs once a part.
     key = struct.pack("<Q3q", seed % 2**64, update, part, rank)

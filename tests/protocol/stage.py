@@ -25,7 +25,7 @@ from hts_torchrl.policy.shared_weights import PolicyWeights
 from hts_torchrl.shared import pipes
 from hts_torchrl.shared.buffers import ActionBuffer, SharedBuffers
 from hts_torchrl.shared.pipes import Doorbell, ReadyQueue
-from hts_torchrl.workers import actor, make_pool
+from hts_torchrl.workers import actor_settings, make_pool
 from hts_torchrl.workers.executor import Executor
 from hts_torchrl.workers.pool import ProcessPool
 from tests.fakes import CoordinateEnvs
@@ -112,7 +112,7 @@ class Stage:
         patch.setattr(ReadyQueue, "take_waiting", staged_take)
         patch.setattr(pipes, "sleep_until_readable", sleep_until_readable)
         patch.setattr(make_pool, "ProcessPool", self._crew_class())
-        patch.setattr(actor, "keep_freed_memory", lambda: True)  # it is for a whole process
+        patch.setattr(actor_settings, "keep_freed_memory", lambda: True)  # of a process
         patch.setattr(round_runner, "_MOST_RECOVERIES", most_recoveries)
 
     def _ring(self, bell: Doorbell) -> str:

@@ -144,9 +144,6 @@ def train_seeds(arguments: Sequence[str]) -> None:
     So seeds cannot influence one another, and each has the bits and the folder of that command.
     Ctrl-C and SIGTERM end the running seed as they end any ``fit``, and then the loop.
 
-    Args:
-        arguments: ``fit`` and all that follows it.
-
     Raises:
         ConfigurationError: if they name no seeds, one twice, or what belongs to one run alone.
         SystemExit: with the status of the first seed that failed or was stopped.

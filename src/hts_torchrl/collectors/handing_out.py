@@ -81,10 +81,6 @@ def on_device(batch: TensorDictBase, device: torch.device) -> TensorDictBase:
     When this returns, the round's own memory is read no more. For a GPU it was copied to
     page-locked memory, from which the GPU takes it while the caller goes on: work that is given to
     the same stream waits for it. torch's allocator gives that memory to no other tensor before.
-
-    Args:
-        batch: on the CPU, such as a view of the storage that the next round but one fills.
-        device: where the copy lies.
     """
     if device.type == "cuda":
         return batch.pin_memory(num_threads=0).to(device, non_blocking=True)

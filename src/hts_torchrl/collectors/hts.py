@@ -28,7 +28,7 @@ from hts_torchrl.policy.memory import with_memory
 from hts_torchrl.policy.shared_weights import weights_by_name
 from hts_torchrl.settings import plain_value, takes_settings
 from hts_torchrl.specs import EnvSpec
-from hts_torchrl.workers.actor import ActorSettings, find_settings
+from hts_torchrl.workers.actor_settings import ActorSettings, find_settings
 from hts_torchrl.workers.make_pool import make_pool
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -16,13 +15,7 @@ from hts_torchrl.specs import EnvSpec
 
 
 class Progress:
-    """Counters of rounds, the running games, and which weights act in which round.
-
-    Args:
-        settings: of the collector.
-        spec: of one environment.
-        steps_per_seed: of :class:`SeededGroup`; None for a group without it.
-    """
+    """Counters of rounds, the running games, and which weights act in which round."""
 
     def __init__(
         self, settings: CollectorSettings, spec: EnvSpec, steps_per_seed: int | None
@@ -55,23 +48,8 @@ class Progress:
             first=self.round_index * self._settings.schedule.steps_per_round,
         )
 
-    @contextlib.contextmanager
-    def handing_out(self) -> Iterator[None]:
-        """Count the next round as handed out, unless something is raised meanwhile."""
-        before = self.round_index, self.frames
-        self.round_index += 1
-        self.frames += self._settings.frames_per_batch
-        try:
-            yield
-        except BaseException:
-            self.round_index, self.frames = before
-            raise
-
     def load(self, state: Mapping[str, Any]) -> None:
         """Go on where a state was taken; one without games begins new ones.
-
-        Args:
-            state: what :meth:`state_at` returned, with ``policy_version``.
 
         Raises:
             ConfigurationError: if it is no HTSCollector's, of fewer environments, of rounds of

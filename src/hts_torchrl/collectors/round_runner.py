@@ -83,9 +83,6 @@ class RoundRunner:
 
         With a delay of 0 the round is started here first, and no other follows. A call that Ctrl-C
         has ended may be made again, and returns the same round.
-
-        Args:
-            before_round: called before each round is started.
         """
         progress, round_index = self._progress, self._progress.round_index
         self._heed_unpublished()
@@ -96,7 +93,10 @@ class RoundRunner:
             self._wait_round(round_index)
             self.shared.storage_of(round_index).check(round_index, self._settings.first_env)
             self._times.meet(round_index, self.shared.status)
-        with progress.handing_out():
+        counted = progress.round_index, progress.frames
+        progress.round_index += 1
+        progress.frames += self._settings.frames_per_batch
+        try:
             if self._schedule.starts_before_update() and progress.started == round_index:
                 if self._schedule.exists(round_index + 1):
                     self._start_round(round_index + 1, before_round)
@@ -104,6 +104,9 @@ class RoundRunner:
                     self._exchange_weights(round_index + 1)
             batch = self._batch(round_index)
             self._note(round_index)
+        except BaseException:  # such as Ctrl-C: the caller does not get it
+            progress.round_index, progress.frames = counted
+            raise
         return batch
 
     def _start_round(self, round_index: int, before_round: Callable[[], None] | None) -> None:

@@ -14,11 +14,12 @@ from typing import Any, TypeAlias
 import gymnasium
 import numpy as np
 
+from hts_torchrl.envs.action_maker import action_maker
 from hts_torchrl.envs.group import Observation, Transition, require_alike
 from hts_torchrl.envs.layers import is_a
 from hts_torchrl.envs.observed import DeclaredSpace, as_flag, as_returned, as_reward, called
 from hts_torchrl.envs.own_generators import GlobalGenerator, OwnGenerators
-from hts_torchrl.envs.spaces import action_maker, env_spec
+from hts_torchrl.envs.spaces import env_spec
 from hts_torchrl.errors import ConfigurationError, in_one_line
 from hts_torchrl.specs import Array, ArraySpec, EnvSpec, Key
 

@@ -130,9 +130,6 @@ class EnvFactory(ABC):
 def require_alike(specs: Mapping[int, EnvSpec]) -> EnvSpec:
     """Return what environments observe and accept, who must all do the same.
 
-    Args:
-        specs: by the environment's index.
-
     Raises:
         ConfigurationError: naming the first that differs.
     """

@@ -49,11 +49,7 @@ def _bound(part: ActionSpec, bound: Array | None, infinity: float) -> Array:
 
 
 def columns(parts: Sequence[ActionSpec]) -> Iterator[slice]:
-    """Yield where each part stands in the joined action, and in what is drawn for it.
-
-    Args:
-        parts: as :func:`joined` was given them.
-    """
+    """Yield where each part stands in the joined action, and in what is drawn for it."""
     choice, number = 0, sum(len(part.sizes) for part in parts)
     for part in parts:
         if part.sizes:
@@ -65,12 +61,7 @@ def columns(parts: Sequence[ActionSpec]) -> Iterator[slice]:
 
 
 def split(action: Array, parts: Sequence[ActionSpec]) -> Iterator[Array]:
-    """Yield each part's own action, ``[..., *shape]``, in memory of its own.
-
-    Args:
-        action: of the joined parts, ``[..., K]``.
-        parts: as :func:`joined` was given them.
-    """
+    """Yield each part's own action, ``[..., *shape]``, in memory of its own."""
     batch = action.shape[:-1]
     for part, place in zip(parts, columns(parts), strict=True):
         taken = action[..., place]

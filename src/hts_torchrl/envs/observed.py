@@ -31,12 +31,7 @@ def as_declared(key: Key, value: Any, spec: ArraySpec) -> Array:  # noqa: ANN401
 
     Its own type must be one that the declared type holds without loss: float32 where float64 is
     declared, and not the other way round; other integers where their values fit. Numbers that carry
-    no type (a list of floats) take the declared one.
-
-    Args:
-        key: of the entry, for messages.
-        value: what the environment returned.
-        spec: what it declares; that of a batch has the choices of one environment.
+    no type (a list of floats) take the declared one. A batch's spec has one environment's choices.
 
     Raises:
         Undeclared: if the entry is another than was declared, or is none of the choices.
@@ -262,12 +257,7 @@ class DeclaredGroup:
 
 
 class called:
-    """Name the call and the environments in whatever is raised inside, as a note.
-
-    Args:
-        call: of the environments.
-        envs: the index of one, or those of several.
-    """
+    """Name the call and the environments in whatever is raised inside, as a note."""
 
     def __init__(self, call: str, envs: int | Sequence[int]) -> None:
         some = f"environment{'s' * (not isinstance(envs, int))} {envs}"

@@ -53,9 +53,6 @@ class OwnGenerators:
     What others draw leaves its states alone, and the other way round. numpy's is exchanged in a
     microsecond. The others take longer, so those are let go of that the environment did not draw
     from in its first 50 calls.
-
-    Args:
-        kept: others that it draws from for certain.
     """
 
     def __init__(self, *kept: GlobalGenerator) -> None:
@@ -78,11 +75,7 @@ class OwnGenerators:
         return self
 
     def seed(self, seed: int) -> None:
-        """Seed those that are in place.
-
-        Args:
-            seed: at least 0.
-        """
+        """Seed those that are in place."""
         if self._watched_calls:
             self._note({generator: generator.state() for generator in self._own})
         for generator in self._own:

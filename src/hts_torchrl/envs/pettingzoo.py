@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from hts_torchrl.envs.action_maker import action_maker
 from hts_torchrl.envs.adapter import EnvAdapter, SerialGroup, Step
 from hts_torchrl.envs.group import EnvFactory, EnvGroup, Observation, closed_if_refused
 from hts_torchrl.envs.observed import (
@@ -20,7 +21,7 @@ from hts_torchrl.envs.observed import (
     called,
 )
 from hts_torchrl.envs.own_generators import making
-from hts_torchrl.envs.spaces import action_maker, env_spec
+from hts_torchrl.envs.spaces import env_spec
 from hts_torchrl.errors import ConfigurationError, require
 from hts_torchrl.specs import Array
 

@@ -9,11 +9,11 @@ import gymnasium
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, VectorEnv
 
+from hts_torchrl.envs.action_maker import action_maker
 from hts_torchrl.envs.adapter import EnvAdapter, Step, spec_of, store
 from hts_torchrl.envs.group import Observation
 from hts_torchrl.envs.layers import is_a, layers_of
 from hts_torchrl.envs.observed import DeclaredSpace, Undeclared, as_flag, as_reward, called, kind_of
-from hts_torchrl.envs.spaces import action_maker
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.specs import Array
 

@@ -37,9 +37,6 @@ class DelayedGradient:
         delayed.load_behaviour()        # theta_{j-1}: forward and backward
         delayed.restore_newest()        # theta_j: the optimiser steps to theta_{j+1}
         delayed.end_round()             # theta_j becomes the behaviour of the next round
-
-    Args:
-        parameters: tensors of any shapes and dtypes, whose values are exchanged in place.
     """
 
     def __init__(self, parameters: Iterable[Tensor]) -> None:

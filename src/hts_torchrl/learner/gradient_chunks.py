@@ -67,10 +67,7 @@ class GradientChunks:
             )
 
     def of(self, batch: TensorDictBase) -> list[TensorDictBase]:
-        """Return this rank's chunks of its round, in order; no data is copied.
-
-        Args:
-            batch: ``[N, T]``, with this rank's N environments.
+        """Return this rank's chunks of its round ``[N, T]``, in order; no data is copied.
 
         Returns:
             TensorDicts ``[N / (C / R), T]``.
@@ -85,9 +82,6 @@ class GradientChunks:
 
         The chunks are added by :func:`tree_sum`. A rank adds the largest subtrees first that lie
         within the chunks of any rank, and sends those.
-
-        Args:
-            vectors: one of each of this rank's chunks, in order, of one shape.
         """
         given = iter(vectors)
         share = len(self.own)
@@ -218,11 +212,7 @@ class ComputedGradient:
             learner.seeded_draws.reseed(seed)
 
     def mean(self, vector_of: Callable[[int], Tensor]) -> Tensor:
-        """Keep the mean gradient over all chunks, log their mean figures, return the mean loss.
-
-        Args:
-            vector_of: gives what :meth:`of` returns, of this rank's chunk of an index.
-        """
+        """Keep the mean gradient over all chunks, log their mean figures, return the mean loss."""
         learner = self._learner
         several = self.threads > 1
         vectors = self._side_by_side(vector_of) if several else self._one_by_one(vector_of)

@@ -56,10 +56,6 @@ class Minibatches:
 
         Of a policy with a memory these are environments, each with its whole sequence.
 
-        Args:
-            part: of the round.
-            index: of this rank's chunk; a minibatch has as many samples of each.
-
         Raises:
             ConfigurationError: if the samples cannot be divided so.
         """

@@ -1,34 +1,22 @@
-"""Train mode: layers that do other things in it than where a policy acts, and what is sampled."""
+"""Train mode: layers that do other things in it than where a policy acts, and what draws in it."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
-
-import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
-from hts_torchrl.errors import ConfigurationError, ProtocolError
+from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.policy.forward import evaluate, inputs_of
 from hts_torchrl.policy.limits import copied
-from hts_torchrl.policy.probe import (
-    OTHERS,
-    described,
-    differ,
-    drawing_modules,
-    modules_of_two_modes,
-    noting_draws,
-)
-from hts_torchrl.policy.sampling import borrowed_generators
+from hts_torchrl.policy.probe import described, differ, drawing_modules, modules_of_two_modes
 from hts_torchrl.specs import Key
 
 _FEW = 64
 """Rows on which a policy is examined."""
 
 
-def layers_of_two_modes(policy: nn.Module, observations: dict[Key, Tensor]) -> list[nn.Module]:
+def layers_of_two_modes(policy: nn.Module, batch: TensorDictBase) -> list[nn.Module]:
     """Return the layers whose outputs in train mode are not those of eval mode, with a warning.
 
     Layers that are in eval mode stay there, and are not among them.
@@ -36,7 +24,7 @@ def layers_of_two_modes(policy: nn.Module, observations: dict[Key, Tensor]) -> l
     Raises:
         ConfigurationError: if the policy changes what it reads.
     """
-    rows = next(iter(observations.values())).shape[0]
+    observations, rows = _few(policy, batch)
     given = {key: value.clone() for key, value in observations.items()}
     names = modules_of_two_modes(policy, lambda copied: evaluate(copied, given, rows))
     for key, value in observations.items():
@@ -55,61 +43,16 @@ def layers_of_two_modes(policy: nn.Module, observations: dict[Key, Tensor]) -> l
     return [policy.get_submodule(name) for name in names]
 
 
-class SeededDraws:
-    """What a policy samples while it learns: decided by a seed, or refused.
-
-    The first part of a run also looks for layers that do another thing in eval mode.
-
-    Args:
-        inspects: look for such layers and such draws in the first part.
-        watches: look for draws in every part.
-    """
-
-    def __init__(self, *, inspects: bool = False, watches: bool = False) -> None:
-        self.layers_of_two_modes: list[nn.Module] = []
-        self._inspects, self._watches = inspects, watches
-        self.reseed: Callable[[int], None] = _refuse_seed
-        """Seeds the generators again, within :meth:`seeded`."""
-
-    @contextlib.contextmanager
-    def seeded(
-        self, seed: int, policy: nn.Module, batch: TensorDictBase, device: torch.device
-    ) -> Iterator[None]:
-        """Seed torch's global generators for a while; they are as before afterwards.
-
-        They are the CPU's, and that of a device that is a GPU.
-
-        Raises:
-            ConfigurationError: if the policy drew from a generator that nobody seeds.
-        """
-        watches = self._inspects or self._watches
-        with borrowed_generators(device) as seed_generators:
-            if self._inspects:
-                self.layers_of_two_modes = layers_of_two_modes(policy, _few(policy, batch))
-                self._inspects = False
-            self.reseed = seed_generators
-            seed_generators(seed)
-            try:
-                with noting_draws(OTHERS) if watches else contextlib.nullcontext(()) as drawn:
-                    yield
-            finally:
-                self.reseed = _refuse_seed
-            for generator in drawn:
-                _refuse_draws(policy, _few(policy, batch), generator)
+def _few(policy: nn.Module, batch: TensorDictBase) -> tuple[dict[Key, Tensor], int]:
+    """Return what a policy reads at the first steps of a round, ``[B, ...]`` by key, and B."""
+    few = {key: batch[key].flatten(0, 1)[:_FEW] for key in inputs_of(policy)}
+    return few, next(iter(few.values())).shape[0]
 
 
-def _few(policy: nn.Module, batch: TensorDictBase) -> dict[Key, Tensor]:
-    """Return what a policy reads at the first steps of a round, by key, ``[B, ...]``."""
-    return {key: batch[key].flatten(0, 1)[:_FEW] for key in inputs_of(policy)}
-
-
-def _refuse_seed(_: int) -> None:
-    raise ProtocolError("generators are seeded within learning_from()")
-
-
-def _refuse_draws(policy: nn.Module, observations: dict[Key, Tensor], generator: str) -> None:
+def refuse_draws(policy: nn.Module, batch: TensorDictBase, generator: str) -> None:
+    """Refuse a policy whose modules draw from a generator that nobody seeds."""
     # Run again, and a copy, because another thread may have sampled.
-    rows = next(iter(observations.values())).shape[0]
+    observations, rows = _few(policy, batch)
     names = drawing_modules(
         copied(policy), lambda other: evaluate(other, observations, rows), generator
     )

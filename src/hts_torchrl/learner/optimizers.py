@@ -14,7 +14,7 @@ from torch.optim import LBFGS, SGD, Adam, AdamW, Muon, Optimizer, RMSprop, Spars
 
 from hts_torchrl.compat.torch import fused_adam, let_gradients_be_clipped
 from hts_torchrl.errors import ConfigurationError, require, require_type
-from hts_torchrl.models.heads import NarrowLinear
+from hts_torchrl.models.layers import NarrowLinear
 
 _BY_NAME = {
     name.lower(): each

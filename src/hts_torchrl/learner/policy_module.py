@@ -17,9 +17,9 @@ from torchrl.envs.utils import ExplorationType, set_exploration_type
 from torchrl.modules import set_recurrent_mode
 
 from hts_torchrl.errors import ConfigurationError, ProtocolError, require_type
-from hts_torchrl.learner.modes import SeededDraws
+from hts_torchrl.learner.seeded_draws import SeededDraws
 from hts_torchrl.models import make_actor_critic
-from hts_torchrl.models.heads import evaluating
+from hts_torchrl.models.layers import evaluating
 from hts_torchrl.policy.as_policy import initialise
 from hts_torchrl.policy.forward import (
     evaluate,
@@ -28,11 +28,12 @@ from hts_torchrl.policy.forward import (
     memory_keys,
     probabilistic_module,
 )
+from hts_torchrl.policy.greedy import mode
 from hts_torchrl.policy.inference import one_thread
 from hts_torchrl.policy.limits import require_called
 from hts_torchrl.policy.memory import evaluate_sequences
 from hts_torchrl.policy.normalization import NormalizedPolicy
-from hts_torchrl.policy.sampling import Projection, mode
+from hts_torchrl.policy.sampling import Projection
 from hts_torchrl.policy.spec_json import spec_as_json
 from hts_torchrl.specs import IS_INIT, EnvSpec
 from hts_torchrl.training.evaluation import Evaluation, log_scores, play
@@ -229,10 +230,7 @@ class PolicyModule(LightningModule):
             return self.evaluate(final)[1].unsqueeze(-1)
 
     def values_of(self, batch: TensorDictBase) -> Tensor:
-        """Return values of the observations acted on, by the weights in place.
-
-        Args:
-            batch: the round ``[N, T]``.
+        """Return values of the observations of a round ``[N, T]``, by the weights in place.
 
         Returns:
             Values, float32 ``[N, T, 1]``, without gradient.

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from hts_torchrl.compat.torch import set_base_rates, set_last_rates
 from hts_torchrl.errors import ConfigurationError
+from hts_torchrl.settings import loadable
 from hts_torchrl.training import run_settings
 from hts_torchrl.training.data_state import place_loops, state_in
 from hts_torchrl.training.extended_hooks import is_of_the_user
@@ -53,7 +54,19 @@ def require_same_network(module: Any, weights: Mapping[str, Tensor]) -> None:  #
         raise ConfigurationError(f"the checkpoint is of another network: {difference}")
 
 
-def is_loaded(value: object) -> bool:
+def leave_loadable(checkpoint: dict[str, Any]) -> None:
+    """Leave plain values of settings, optimisers and schedules alone, which load without code."""
+    arguments = ("hyper_parameters", "datamodule_hyper_parameters")
+    for part in ("learner", *arguments, "optimizer_states", "lr_schedulers"):
+        if part in checkpoint:
+            checkpoint[part] = loadable(checkpoint[part])
+    # Some may be objects, with which nothing would load the file; "learner" has their types.
+    for given in (checkpoint.get(part, {}) for part in arguments):
+        for name in [name for name, value in given.items() if not _is_loaded(value)]:
+            del given[name]
+
+
+def _is_loaded(value: object) -> bool:
     """Return whether ``torch.load`` takes a value from a file without running code of it."""
     file = io.BytesIO()
     try:

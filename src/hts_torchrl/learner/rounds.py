@@ -27,16 +27,20 @@ from hts_torchrl.learner.deferred_interrupt import DeferredInterrupt
 from hts_torchrl.learner.delayed_gradient import DelayedGradient, DelayedWeights
 from hts_torchrl.learner.finite import likely_causes, require_finite_gradients
 from hts_torchrl.learner.gradient_chunks import GradientChunks
-from hts_torchrl.learner.modes import SeededDraws
 from hts_torchrl.learner.optimizers import COMPUTES_AGAIN
 from hts_torchrl.learner.policy_module import PolicyModule
-from hts_torchrl.learner.resumption import Resumption, describe, is_loaded, require_same_network
+from hts_torchrl.learner.resumption import (
+    Resumption,
+    describe,
+    leave_loadable,
+    require_same_network,
+)
+from hts_torchrl.learner.seeded_draws import SeededDraws
 from hts_torchrl.policy.forward import probabilistic_module
 from hts_torchrl.policy.limits import require_called
 from hts_torchrl.policy.normalization import NormalizedPolicy, RunningStatistics
 from hts_torchrl.rng import update_seed
 from hts_torchrl.schedule import DELAYS
-from hts_torchrl.settings import loadable
 from hts_torchrl.training.evaluation import Evaluation
 from hts_torchrl.training.extended_hooks import (
     is_of_the_user,
@@ -75,13 +79,7 @@ class RoundStart:
         """What its weights have of the module, without those of the policy."""
 
     def note_trainer(self, trainer: Trainer, *, copy_optimizers: bool) -> None:
-        """Keep the counts, and what else moves within a round.
-
-        Args:
-            trainer: between two rounds.
-            copy_optimizers: whether optimisers step before the last part of a round; else they have
-                not moved.
-        """
+        """Keep the counts, and with ``copy_optimizers`` what steps before a round's last part."""
         self._loop = trainer.fit_loop.state_dict()
         self._entries = {"global_step": trainer.global_step}
         if copy_optimizers:
@@ -101,9 +99,7 @@ class RoundStart:
     def put_into(self, checkpoint: dict[str, Any], policy: Mapping[str, Tensor]) -> None:
         """Replace what has moved since; a checkpoint of weights alone has no more than counts.
 
-        Args:
-            checkpoint: is changed in place.
-            policy: its weights at the start of the round, by name.
+        ``policy`` has its weights at the start of the round, by name.
         """
         # WeightAveraging keeps its averages under state_dict.
         current = checkpoint.get("current_model_state", checkpoint["state_dict"])
@@ -384,14 +380,7 @@ class RoundModule(PolicyModule):
         checkpoint["learner"] = describe(self)
         if self._round_state is not RoundState.ENDED:
             self._round_start.put_into(checkpoint, self._weights.newest())
-        arguments = ("hyper_parameters", "datamodule_hyper_parameters")
-        for part in ("learner", *arguments, "optimizer_states", "lr_schedulers"):
-            if part in checkpoint:
-                checkpoint[part] = loadable(checkpoint[part])
-        # Some may be objects, with which nothing would load the file; "learner" has their types.
-        for given in (checkpoint.get(part, {}) for part in arguments):
-            for name in [name for name, value in given.items() if not is_loaded(value)]:
-                del given[name]
+        leave_loadable(checkpoint)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Go on counting updates.

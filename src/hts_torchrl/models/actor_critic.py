@@ -21,11 +21,10 @@ from hts_torchrl.models.heads import (
     GaussianHead,
     MaskedLogits,
     MixedHead,
-    NarrowLinear,
     PlayersLogits,
     PlayersValue,
-    SeparateCritic,
 )
+from hts_torchrl.models.layers import NarrowLinear
 from hts_torchrl.models.mlp import MLP
 from hts_torchrl.models.recurrent import Cell, trunk_module
 from hts_torchrl.models.trunks import NetworkParts, built, mask_of
@@ -146,6 +145,16 @@ class ActorCritic(ActorValueOperator):
     def log_prob_keys(self) -> list[Key]:
         """The log-probability's key."""
         return list(self.get_policy_operator().log_prob_keys)
+
+
+class SeparateCritic(nn.Sequential):
+    """A trunk for the value alone, and the value's layer: observations to ``[B, 1]``."""
+
+    def forward(self, *observations: Tensor) -> Tensor:
+        """Return values ``[B, 1]``."""
+        trunk, layer = self
+        value: Tensor = layer(trunk(*observations))
+        return value
 
 
 def make_actor_critic(network: str, spec: EnvSpec, *, squash: bool = False) -> ActorCritic:

@@ -8,7 +8,7 @@ from typing import cast
 
 from torch import Tensor, nn
 
-from hts_torchrl.models.heads import orthogonal
+from hts_torchrl.models.layers import orthogonal
 
 
 class MLP(nn.Sequential):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from hts_torchrl.errors import ConfigurationError
-from hts_torchrl.models.heads import orthogonal
+from hts_torchrl.models.layers import orthogonal
 
 
 def channels_of(shape: Sequence[int]) -> int:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch import distributions as d
 
 from hts_torchrl.errors import ConfigurationError
-from hts_torchrl.models.heads import NarrowLinear
+from hts_torchrl.models.layers import NarrowLinear
 from hts_torchrl.models.recurrent import Cell, trunk_module
 from hts_torchrl.models.trunks import BUILT_IN_TRUNKS, NetworkParts, built, mask_of
 from hts_torchrl.specs import EnvSpec, Key
@@ -193,9 +193,6 @@ def normalize_layers(trunk: nn.Module) -> None:
     It is what keeps Q-learning from diverging without a target network. That of a convolution is
     over channels, height and width of one image. A trunk of the user's own, also of a class
     derived from one of these, stays as it is: what it normalises is its author's choice.
-
-    Args:
-        trunk: of this package, or one that has such inside.
     """
     sequences = [
         inner

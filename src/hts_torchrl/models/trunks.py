@@ -16,7 +16,7 @@ from torch import nn
 from hts_torchrl.errors import ConfigurationError, require_type
 from hts_torchrl.machine import require_memory
 from hts_torchrl.models.combined import CombinedTrunk, is_image
-from hts_torchrl.models.heads import evaluating
+from hts_torchrl.models.layers import evaluating
 from hts_torchrl.models.mlp import MLP
 from hts_torchrl.models.pixel_trunks import (
     ImpalaResNet,
@@ -92,10 +92,6 @@ class NetworkParts:
     def named(cls, network: str, spec: EnvSpec) -> Self:
         """Return the parts of a network.
 
-        Args:
-            network: as :func:`~hts_torchrl.make_actor_critic` takes it.
-            spec: observations and actions of the environment.
-
         Raises:
             ConfigurationError: if there is nothing to observe, or players cannot have a memory.
         """
@@ -132,11 +128,6 @@ class NetworkParts:
 
 def built(network: str, spec: EnvSpec, make: Callable[[NetworkParts], PolicyT]) -> PolicyT:
     """Return what ``make`` makes of a network's parts, if there is memory to train it.
-
-    Args:
-        network: its name; one that is not built in is made at once.
-        spec: of the environment.
-        make: makes the network.
 
     Raises:
         ConfigurationError: if the machine has not the memory, or nobody could.

@@ -23,7 +23,7 @@ from hts_torchrl.compat.torch import uncompiled
 from hts_torchrl.envs.torchrl_specs import tensor_spec_of
 from hts_torchrl.errors import ConfigurationError, in_one_line, require
 from hts_torchrl.models.distributions import action_head, parameter_keys
-from hts_torchrl.models.heads import evaluating
+from hts_torchrl.models.layers import evaluating
 from hts_torchrl.policy.exploration import RandomActions
 from hts_torchrl.policy.inference import first_inputs
 from hts_torchrl.policy.limits import misfit, require_called, require_module, require_readable

@@ -26,10 +26,6 @@ class CompiledPass:
     The weights are inputs of the graph, so it goes on with whatever is copied into them. What the
     policy keeps in Python is as it was when the graph was made: at the first call.
 
-    Args:
-        inference: whose :meth:`~hts_torchrl.policy.inference.PolicyInference.compute` is compiled.
-        arguments: of ``torch.compile``, by keyword.
-
     Raises:
         ConfigurationError: when it is called, in one line that says why it cannot be compiled.
 

@@ -151,12 +151,6 @@ def captured(
 
     Nothing of the function's Python runs in a replay. It reads and writes the same memory.
 
-    Args:
-        run: reads and writes tensors that outlive the graph.
-        device: of all of them.
-        setting: that asks for it, for the message.
-        what: is captured, for the message.
-
     Raises:
         ConfigurationError: if something in it asks the GPU for a value, moves a tensor of the CPU
             there, or cannot be captured else.

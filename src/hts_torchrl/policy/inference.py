@@ -23,9 +23,10 @@ from hts_torchrl.policy.composite import ActionParts, SeveralActions
 from hts_torchrl.policy.cuda_graph import StagedPass
 from hts_torchrl.policy.exploration import RandomActions, in_order, row_by_row, split_at_action
 from hts_torchrl.policy.forward import PolicyOutput, evaluate, heads_of, probabilistic_module
+from hts_torchrl.policy.greedy import mode
 from hts_torchrl.policy.limits import require_called, require_fitting_specs
 from hts_torchrl.policy.memory import noise_memory
-from hts_torchrl.policy.sampling import Projection, decided, mode, sample
+from hts_torchrl.policy.sampling import Projection, decided, sample
 from hts_torchrl.specs import Array, EnvSpec, Key, next_key
 
 Pass: TypeAlias = Callable[[dict[Key, Tensor], Tensor], tuple[dict[Key, Tensor], PolicyOutput]]

@@ -26,9 +26,10 @@ from hts_torchrl.errors import ConfigurationError, reason_of
 from hts_torchrl.policy.as_policy import as_policy
 from hts_torchrl.policy.examination import find_readable
 from hts_torchrl.policy.forward import evaluate, is_composite, memory_keys, probabilistic_module
+from hts_torchrl.policy.greedy import mode
 from hts_torchrl.policy.inference import PolicyInference
 from hts_torchrl.policy.limits import copied
-from hts_torchrl.policy.sampling import Projection, mode
+from hts_torchrl.policy.sampling import Projection
 from hts_torchrl.specs import Array, EnvSpec, Key, array_name
 
 _PACKAGES = ("onnx", "onnxscript", "onnxruntime")

@@ -11,10 +11,9 @@ from collections.abc import Callable, Iterator
 from typing import TypeAlias, TypeVar
 
 import torch
-from tensordict import TensorDict, TensorDictBase, unravel_key
-from tensordict.nn import InteractionType, ProbabilisticTensorDictModule
+from tensordict import unravel_key
 from tensordict.nn import OneHotCategorical as TensorDictOneHotCategorical
-from tensordict.nn.probabilistic import DETERMINISTIC_REGISTER
+from tensordict.nn import ProbabilisticTensorDictModule
 from torch import Tensor
 from torch import distributions as d
 from torch.nn.functional import one_hot
@@ -27,15 +26,13 @@ from torchrl.modules import (
     TanhNormal,
 )
 
-from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.models.distributions import ChoicesAndNumbers
-from hts_torchrl.policy.composite import SeveralActions
 from hts_torchrl.specs import Key
 
 Result = TypeVar("Result")
 RowDistribution: TypeAlias = Callable[[int], d.Distribution]
 
-_ONE_HOT = (
+ONE_HOT = (
     d.OneHotCategorical,
     OneHotCategorical,
     MaskedOneHotCategorical,
@@ -45,7 +42,7 @@ _ONE_HOT = (
 _KNOWN = {
     (kind.sample, kind.rsample)
     for kind in (
-        *_ONE_HOT,
+        *ONE_HOT,
         d.OneHotCategoricalStraightThrough,
         d.Categorical,
         MaskedCategorical,
@@ -87,7 +84,7 @@ def sample(dist: d.Distribution, draws: Tensor, of_row: RowDistribution | None =
         return dist.rsample() if dist.has_rsample else dist.sample()  # as TorchRL
 
     action = torch.cat(by_row(draws, sampled))
-    return action.long() if isinstance(dist, _ONE_HOT) else action
+    return action.long() if isinstance(dist, ONE_HOT) else action
 
 
 def decided(dist: d.Distribution, draws: Tensor) -> Tensor | None:
@@ -95,10 +92,10 @@ def decided(dist: d.Distribution, draws: Tensor) -> Tensor | None:
 
     None for "any other" distribution, at whatever depth.
     """
-    if (type(dist).sample, type(dist).rsample) not in _KNOWN or _numbers_its_choices(dist):
+    if (type(dist).sample, type(dist).rsample) not in _KNOWN or numbers_its_choices(dist):
         return None
     match dist:
-        case _ if isinstance(dist, _ONE_HOT):
+        case _ if isinstance(dist, ONE_HOT):
             index = _choose(dist.probs, draws)
             return None if index is None else one_hot(index, dist.probs.shape[-1])
         case d.Categorical():
@@ -120,20 +117,12 @@ def decided(dist: d.Distribution, draws: Tensor) -> Tensor | None:
     return None
 
 
-def _numbers_its_choices(dist: d.Distribution) -> bool:
+def numbers_its_choices(dist: d.Distribution) -> bool:
     """Return whether a masked distribution was given ``indices``: its places are no actions."""
     try:
         return isinstance(dist, MaskedCategorical) and dist.mask is None
     except ValueError:  # torchrl's answer where it has indices in place of a mask
         return True
-
-
-def _has_own_mode(dist: d.Distribution) -> bool:
-    """Return whether a one-hot distribution's own greedy action counts: it is no library's."""
-    names = ("deterministic_sample", "mode")
-    owners = (kind for kind in type(dist).__mro__ if any(name in vars(kind) for name in names))
-    library = next(owners).__module__.partition(".")[0]
-    return library not in ("torch", "torchrl", "tensordict") or _numbers_its_choices(dist)
 
 
 def _choose(probs: Tensor, draws: Tensor) -> Tensor | None:
@@ -150,48 +139,6 @@ def _choose(probs: Tensor, draws: Tensor) -> Tensor | None:
 def _one_each(draws: Tensor, shape: torch.Size) -> Tensor | None:
     """Return a draw for each of independent parts ``[B, ...]``; None if there are not as many."""
     return draws.reshape(shape) if draws.numel() == shape.numel() else None
-
-
-def mode(dist: d.Distribution) -> Tensor | TensorDictBase:
-    """Return the greedy action: what TensorDict's ``InteractionType.DETERMINISTIC`` asks for.
-
-    That is the distribution's ``deterministic_sample`` if it has one, and else its mean or its
-    mode. A transformed distribution without these transforms its base's. Of several actions it is a
-    TensorDict ``[B]``, by their keys.
-
-    Raises:
-        ConfigurationError: if there is none.
-    """
-    match dist:
-        case SeveralActions():
-            each = {key: mode(part) for key, part in dist.parts.items()}
-            return TensorDict(each, dist.batch_shape)
-        case _ if isinstance(dist, _ONE_HOT) and not _has_own_mode(dist):
-            # The libraries' own may have several ones.
-            return one_hot(dist.probs.argmax(-1), dist.probs.shape[-1])
-    if hasattr(dist, "deterministic_sample"):
-        return torch.as_tensor(dist.deterministic_sample)
-    names = ("mean", "mode") if _answers_mean(dist) else ("mode", "mean")
-    for name in names:
-        with contextlib.suppress(AttributeError, NotImplementedError):
-            return torch.as_tensor(getattr(dist, name))
-    if isinstance(dist, d.TransformedDistribution):
-        return torch.as_tensor(d.ComposeTransform(dist.transforms)(mode(dist.base_dist)))
-    raise ConfigurationError(
-        f"a {type(dist).__name__} has no greedy action: it needs a deterministic_sample, as "
-        "torchrl's distributions have it"
-    )
-
-
-def _answers_mean(dist: d.Distribution) -> bool:
-    """Return whether TensorDict takes the mean, of what has no ``deterministic_sample``."""
-    kind = type(dist.base_dist if isinstance(dist, d.Independent) else dist)
-    if kind in DETERMINISTIC_REGISTER:
-        return bool(DETERMINISTIC_REGISTER[kind] == InteractionType.MEAN)
-    try:
-        return isinstance(dist.support, type(d.constraints.real))
-    except NotImplementedError:
-        return True
 
 
 class Projection:

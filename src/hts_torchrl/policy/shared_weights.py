@@ -180,12 +180,7 @@ class PolicyWeights:
         return {name: view.clone() for name, view in self._slots[slot].items()}
 
     def load(self, module: nn.Module, version: int) -> int:
-        """Copy the acting weights into ``module`` unless it has them; returns their version.
-
-        Args:
-            module: of a policy like the published one; it is in eval mode then.
-            version: of the weights that it has.
-        """
+        """Copy the acting weights into ``module``, unless it has that version; returns theirs."""
         if version != self.acting_version:
             module.train()  # eval() may compute something from the weights, which is made anew then
             state = module.state_dict()

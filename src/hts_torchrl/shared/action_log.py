@@ -95,12 +95,7 @@ class Segment:
 
 
 def checksum(before: int, arrays: Iterable[Array]) -> int:
-    """Continue a checksum: over rewards (float32), and over an observation at a round's end.
-
-    Args:
-        before: the checksum so far, 0 in the beginning.
-        arrays: contiguous, in the order of the specification.
-    """
+    """Continue a checksum, 0 at first: over rewards (float32), and the last step of a round."""
     for array in arrays:
         before = zlib.crc32(array.data, before)
     return before

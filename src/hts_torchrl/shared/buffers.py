@@ -45,13 +45,7 @@ class StateBuffer:
         }
 
     def put(self, rows: slice, observation: dict[Key, Array], draws: Array) -> None:
-        """Write the slots of ``rows``; the caller announces them afterwards.
-
-        Args:
-            rows: the environments of one executor, which follow one another: R of them.
-            observation: arrays ``[R, ...]`` by key.
-            draws: float64 ``[R, K]``.
-        """
+        """Write the slots of ``rows``, ``[R, ...]`` each; the caller announces them afterwards."""
         for key, slots in self.observations.items():
             slots[rows] = observation[key]
         self.draws[rows] = draws
@@ -74,12 +68,7 @@ class ActionBuffer:
         return layout_of("action", outputs, num_envs)
 
     def put(self, envs: Array, answers: Mapping[Key, Array]) -> None:
-        """Write the answers to ``envs``; the caller rings their executors afterwards.
-
-        Args:
-            envs: int32 ``[R]``.
-            answers: arrays ``[R, ...]`` by key.
-        """
+        """Write answers ``[R, ...]`` to R ``envs``; the caller rings their executors afterwards."""
         for key, answer in answers.items():
             self.answers[key][envs] = answer
 

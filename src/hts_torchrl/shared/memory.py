@@ -40,12 +40,7 @@ class Memory:
         return cls(spec, arrays)
 
     def carry(self, answers: Mapping[Key, Array], ended: Array) -> None:
-        """Take what the policy wrote under ``next``; forget it where a trajectory ended.
-
-        Args:
-            answers: of the policy, ``[G, ...]`` by key.
-            ended: bool ``[G]``.
-        """
+        """Take what the policy wrote under ``next``; forget it where a trajectory ended."""
         for key, value in self._spec.initial.items():
             array = self.arrays[key]
             array[...] = answers[self._next_keys[key]]

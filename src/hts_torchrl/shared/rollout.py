@@ -96,10 +96,6 @@ class RolloutStorage:
     def check(self, round_index: int, first_env: int) -> None:
         """Require that the finished round wrote every cell once.
 
-        Args:
-            round_index: of the round.
-            first_env: global index of row 0.
-
         Raises:
             ProtocolError: naming the first cell for which that is not so.
         """

@@ -69,12 +69,9 @@ class WorkerStatus:
             array[:] = 0
 
     def write_error(self, worker: int, text: str, *, refused: bool = False) -> None:
-        """Leave the traceback of a worker that is about to end; of a long one, both ends.
+        """Leave the traceback of a worker that is about to end, or in one line what it has refused.
 
-        Args:
-            worker: its row.
-            text: the traceback, or in one line what it refused.
-            refused: whether the user's mistake is the reason.
+        Of a long one, both ends are left.
         """
         self.refused[worker] = refused
         data = text.encode(errors="backslashreplace")

@@ -20,13 +20,7 @@ IN_THIS_PROCESS: dict[str, Any] = {
 
 
 def data_of_short_fit(data: HTSDataModule, rounds: int, **changes: Any) -> HTSDataModule:  # noqa: ANN401
-    """Return a data module of the same rounds, so many of them, that never evaluates.
-
-    Args:
-        data: which stays as it is.
-        rounds: of the whole run.
-        changes: settings of the constructor that are to differ.
-    """
+    """Return a data module of the same rounds, so many of them, that never evaluates."""
     devices = ("policy_device", "cudagraph_policy")
     own = ("collection", *devices, "normalize_observation", "normalize_reward")
     settings = vars(data.pool) | {name: getattr(data, name) for name in own}

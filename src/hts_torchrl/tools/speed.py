@@ -126,10 +126,6 @@ def advice(costs: Costs, settings: Settings) -> Settings:
     learner; so many actors that they are no limit; twice the environments while that is a quarter
     faster, because cores wait for them; and where a very long round would be faster, the shortest
     one with 95 % of its speed.
-
-    Args:
-        costs: measured, with a pass for each number of rows to choose from.
-        settings: of the run as it is.
     """
     better = _suited_pool(costs, settings)
     while True:

@@ -26,11 +26,7 @@ _MOST_START_S = 60.0
 def measured_step_times(group: EnvGroup, seconds: float) -> Iterator[float]:
     """Yield the seconds of each step of one environment, after a tenth of the time.
 
-    Actions are drawn at random.
-
-    Args:
-        group: of one environment, or of the agents of one game.
-        seconds: how long it is stepped.
+    Actions are drawn at random. The group has one environment, or the agents of one game.
     """
     random = np.random.default_rng(0)
     rows, spec, mask = range(group.num_envs), group.spec.action, group.spec.action_mask

@@ -97,11 +97,7 @@ class DataState:
     ) -> dict[str, Any]:
         """Return the state at the start of the next round to be learned; all ranks must call it.
 
-        Args:
-            collector: of the running training.
-            trainer: of the training.
-            updates: that the policy has had.
-            cut_off: whether weights have moved, or may have, in a round that has not ended.
+        ``cut_off`` tells that weights have moved, or may have, in a round that has not ended.
         """
         round_index = updates - self._updates_before
         state = dict(collector.state_at(round_index, envs=self._data.resume_envs))

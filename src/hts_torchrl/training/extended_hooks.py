@@ -54,11 +54,6 @@ def needed_hooks(learner: type[LightningModule]) -> set[str]:
 def require_extended(kind: type, hooks: set[str], whose: str) -> None:
     """Refuse a user's class whose hook replaces one of this package, and does not call it.
 
-    Args:
-        kind: the class, or one below it.
-        hooks: in which this package does something.
-        whose: work it is, for the message.
-
     Raises:
         ConfigurationError: if the hook's code never names the hook, as ``super().hook()`` does.
     """

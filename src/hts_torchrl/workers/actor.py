@@ -2,40 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from functools import partial
 from multiprocessing.connection import Connection
-from typing import Any
 
-import torch
-from tensordict.nn import TensorDictModuleBase, composite_lp_aggregate, set_composite_lp_aggregate
 from torch import nn
 
-from hts_torchrl.allocator import keep_freed_memory
-from hts_torchrl.compat.torch import flushes_denormals
-from hts_torchrl.config import Precision
-from hts_torchrl.models.heads import NarrowLinear
 from hts_torchrl.policy.compiled_pass import CompiledPass
-from hts_torchrl.policy.examination import examine, require_capturable, require_fitting
-from hts_torchrl.policy.inference import PolicyInference
-from hts_torchrl.policy.limits import copied, require_copyable, require_tensors
 from hts_torchrl.policy.shared_weights import PolicyWeights
 from hts_torchrl.shared.buffers import SharedBuffers
 from hts_torchrl.shared.worker_status import BusyTimer
-from hts_torchrl.specs import Array, ArraySpec, EnvSpec, Key
-
-_backends: Any = torch.backends  # whose newer attributes have no types
-_FLOAT32_OPERATIONS = (
-    _backends.cuda.matmul,
-    _backends.cudnn.conv,
-    _backends.cudnn.rnn,
-    _backends.mkldnn.matmul,
-    _backends.mkldnn.conv,
-    _backends.mkldnn.rnn,
-)
+from hts_torchrl.specs import Array
+from hts_torchrl.workers.actor_settings import ActorSettings, make_inference
 
 
 class Actor:
@@ -90,117 +68,3 @@ def make_actor(
     """Make the one actor of a process, and set what is global to it."""
     settings.apply()
     return Actor(shared, make_policy(), settings)
-
-
-def _matmul_precision() -> str | None:
-    try:
-        return torch.get_float32_matmul_precision()
-    except RuntimeError:  # torch names none once backends have precisions of their own
-        return None
-
-
-@dataclass(frozen=True, kw_only=True)
-class ActorSettings:
-    """How every actor computes; the same in all of them, or bits would differ.
-
-    What is global to a process has the value of the one that makes this.
-    """
-
-    batch_size: int
-    """Rows of a pass, if each row's answer depends on that row alone."""
-    device: str
-    precision: Precision
-    compile_policy: dict[str, Any] | None = None
-    """Arguments of ``torch.compile`` for the pass; None compiles nothing."""
-    extras: tuple[Key, ...] = ()
-    """What is answered in addition to action, log-probability, value and memory."""
-    greedy: bool = False
-    """Answer greedy actions instead of sampled ones."""
-    random_rounds: int = 0
-    """Rounds from the start of the run in which actions are uniform."""
-    cudagraph: bool = False
-    """Replay each pass as one CUDA graph."""
-    matmul_precision: str | None = field(default_factory=_matmul_precision)
-    """Of ``torch.set_float32_matmul_precision``; None if only ``float32_precisions`` say it."""
-    float32_precisions: tuple[str, ...] = field(
-        default_factory=lambda: tuple(each.fp32_precision for each in _FLOAT32_OPERATIONS)
-    )
-    """``fp32_precision`` of torch's operations on GPU and CPU, such as ``tf32`` or ``bf16``."""
-    deterministic: bool = field(default_factory=torch.are_deterministic_algorithms_enabled)
-    dtype: torch.dtype = field(default_factory=torch.get_default_dtype)
-    """Of the tensors that a policy makes in a pass without naming one."""
-    mkldnn: bool = field(default_factory=lambda: bool(_backends.mkldnn.enabled))
-    """Whether layers may compute by oneDNN."""
-    flushes: bool = field(default_factory=flushes_denormals)
-    """Whether numbers next to zero are taken for zero."""
-    aggregate: bool = field(default_factory=partial(composite_lp_aggregate, nowarn=True))
-    """tensordict's ``composite_lp_aggregate``, which decides the log-probability's key."""
-
-    def apply(self) -> None:
-        """Set what is global to a process."""
-        keep_freed_memory()
-        torch.set_num_threads(1)
-        if self.matmul_precision is not None:
-            torch.set_float32_matmul_precision(self.matmul_precision)
-        for operation, precision in zip(_FLOAT32_OPERATIONS, self.float32_precisions, strict=True):
-            if operation.fp32_precision != precision:
-                operation.fp32_precision = precision
-        torch.use_deterministic_algorithms(self.deterministic)
-        torch.set_default_dtype(self.dtype)
-        _backends.mkldnn.enabled = self.mkldnn
-        torch.set_flush_denormal(self.flushes)
-        set_composite_lp_aggregate(self.aggregate).set()
-        if torch.device(self.device).type == "cuda":
-            torch.cuda.set_device(self.device)
-            if self.deterministic:  # as Lightning does; cuBLAS reads it at its first use
-                os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-
-
-def find_settings(
-    policy: TensorDictModuleBase, env_spec: EnvSpec, asked: ActorSettings, *, all_outputs: bool
-) -> tuple[ActorSettings, dict[Key, ArraySpec]]:
-    """Find how actors compute, and the arrays they answer with (without the row dimension).
-
-    Args:
-        policy: which is not changed.
-        env_spec: what it reads, and how it acts.
-        asked: what the user wants.
-        all_outputs: False leaves out what is neither action, log-probability nor value.
-
-    Raises:
-        ConfigurationError: if the policy does not fit the environment, or cannot be compiled or
-            captured where it should be.
-    """
-    require_copyable(policy)
-    require_tensors(policy)
-    found = examine(
-        make_inference(copied(policy), env_spec, replace(asked, cudagraph=False)),
-        all_outputs=all_outputs,
-        compile_policy=asked.compile_policy,
-    )
-    settings = replace(asked, batch_size=found.batch_size, extras=found.extras)
-    if settings.batch_size != asked.batch_size:  # one row a pass, which was not tried
-        alone = replace(settings, cudagraph=False)
-        require_fitting(make_inference(copied(policy), env_spec, alone))
-    if settings.cudagraph:
-        require_capturable(make_inference(copied(policy), env_spec, settings))
-    return settings, found.outputs
-
-
-def make_inference(policy: nn.Module, spec: EnvSpec, settings: ActorSettings) -> PolicyInference:
-    """Make what runs a policy in an actor, not yet compiled; the policy is not trained."""
-    inference = PolicyInference(
-        policy,
-        spec,
-        batch_size=settings.batch_size,
-        device=settings.device,
-        precision=settings.precision,
-        extras=settings.extras,
-        greedy=settings.greedy,
-        cudagraph=settings.cudagraph,
-    )
-    # Before the first answer, with which a graph takes the weights' places for good.
-    for layer in policy.modules():
-        if isinstance(layer, NarrowLinear):
-            layer.pad_once()
-    return inference

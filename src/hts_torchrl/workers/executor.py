@@ -33,12 +33,7 @@ class Executor:
             executor.put_state(step)     # an actor answers in between
             executor.step(step)
 
-    Args:
-        shared: what it reads from and writes to.
-        index: among the executors.
-        create_env_fn: makes its environments; pickled.
-        seed: of the run.
-        segments: what each of them has played since its seed.
+    ``segments`` are what its environments have played since their seeds.
     """
 
     def __init__(

@@ -14,7 +14,8 @@ from hts_torchrl.envs.registered import pickle_envs
 from hts_torchrl.errors import ConfigurationError, in_one_line
 from hts_torchrl.shared.action_log import ActionLog
 from hts_torchrl.shared.buffers import SharedBuffers
-from hts_torchrl.workers.actor import Actor, ActorSettings, make_actor
+from hts_torchrl.workers.actor import Actor, make_actor
+from hts_torchrl.workers.actor_settings import ActorSettings
 from hts_torchrl.workers.executor import Executor
 from hts_torchrl.workers.pool import ProcessPool, WorkerPool
 from hts_torchrl.workers.process import WorkerTask
@@ -36,14 +37,6 @@ def make_pool(
     """Make a worker pool whose environments are where the action log says, for its round.
 
     Every worker pool of the same arguments gives the same bits.
-
-    Args:
-        shared: what the workers write to and read from; its config says how many there are.
-        action_log: of the round with which the pool begins.
-        create_env_fn: makes the environments, in each executor.
-        make_policy: makes the policy, in each actor.
-        settings: of the actors.
-        seed: of the run.
 
     Raises:
         ConfigurationError: if the policy cannot be pickled for actor processes, or read by them.

@@ -77,12 +77,6 @@ def run_worker(
     A worker leaves by itself where it waits. If it is elsewhere (starting, in a step that never
     returns) it is ended some seconds after the lifeline, also when the parent was killed. Wherever
     it is, it answers a request for its stack. What its environments have started ends with it.
-
-    Args:
-        task: what the worker does.
-        lifeline: the reading end of a pipe; it ends with the parent.
-        stacks: where the worker writes its Python stack.
-        variables: the environment of the parent.
     """
     os.environ.clear()
     os.environ.update(variables)

@@ -50,10 +50,6 @@ class Replay:
     def verify(self, step: int, transition: Transition) -> None:
         """Compare a step with the action log.
 
-        Args:
-            step: of the replay, counted from the longest segment's begin.
-            transition: what the step gave.
-
         Raises:
             ReplayError: if the checksum at the end of a round is another.
         """

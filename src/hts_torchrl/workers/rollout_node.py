@@ -112,10 +112,7 @@ class RolloutNode:
     def play(self, round_index: int, version: int, weights: Array) -> NodeRound:
         """Play one round with the weights of a version, and return what came of it.
 
-        Args:
-            round_index: the next one.
-            version: updates in the weights.
-            weights: uint8, as they lie in a slot of :class:`PolicyWeights`.
+        The weights lie there as in a slot of :class:`PolicyWeights`, uint8.
 
         Raises:
             ConfigurationError: from the pool, like those below.

@@ -10,8 +10,9 @@ from torchrl.modules import MaskedCategorical
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.models import MLP, ActorCritic, make_actor_critic
 from hts_torchrl.policy.examination import depends_on_row_alone
+from hts_torchrl.policy.greedy import mode
 from hts_torchrl.policy.inference import PolicyInference
-from hts_torchrl.policy.sampling import mode, sample
+from hts_torchrl.policy.sampling import sample
 from hts_torchrl.specs import ActionSpec, ArraySpec, EnvSpec
 from tests.unit.models.test_distributions import ACTIONS
 

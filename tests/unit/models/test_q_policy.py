@@ -10,8 +10,9 @@ from hts_torchrl import ActionSpec, ArraySpec, EnvSpec, make_q_policy
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.models.q_policy import EpsilonGreedy, OneHotEpsilonGreedy, QHead, q_head_of
 from hts_torchrl.policy.forward import evaluate
+from hts_torchrl.policy.greedy import mode
 from hts_torchrl.policy.inference import PolicyInference
-from hts_torchrl.policy.sampling import mode, sample
+from hts_torchrl.policy.sampling import sample
 
 LOWEST = torch.finfo(torch.float32).min
 INTEGERS = np.dtype(np.int64)

@@ -13,7 +13,7 @@ from torchrl.modules import EGreedyModule, QValueActor, TruncatedNormal
 
 from hts_torchrl.envs.torchrl_specs import tensor_spec_of
 from hts_torchrl.errors import ConfigurationError
-from hts_torchrl.models.heads import NarrowLinear
+from hts_torchrl.models.layers import NarrowLinear
 from hts_torchrl.policy import cuda_graph
 from hts_torchrl.policy.cuda_graph import Block, StagedPass, captured
 from hts_torchrl.policy.examination import examine, fill_at_random, require_capturable

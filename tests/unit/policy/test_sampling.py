@@ -18,7 +18,8 @@ from torchrl.modules import (
 
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.models.distributions import ChoicesAndNumbers, MultiCategorical
-from hts_torchrl.policy.sampling import _sums_of_first, mode, sample
+from hts_torchrl.policy.greedy import mode
+from hts_torchrl.policy.sampling import _sums_of_first, sample
 from hts_torchrl.rng import action_draws, uniform_draws
 
 ROWS = 20_000

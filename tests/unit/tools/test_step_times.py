@@ -15,9 +15,10 @@ import pytest
 from gymnasium import spaces
 
 from hts_torchrl import ConfigurationError
+from hts_torchrl.envs.action_maker import action_maker
 from hts_torchrl.envs.make_group import make_group
 from hts_torchrl.envs.pettingzoo import PettingZooEnvs
-from hts_torchrl.envs.spaces import action_maker, env_spec
+from hts_torchrl.envs.spaces import env_spec
 from hts_torchrl.tools.step_times import _random_action, busy_cores, measured_step_times
 from tests.fakes import MaskedEnvs, NestedActionEnv, ParentalEnvs
 from tests.protocol.test_parent import wait_until_gone

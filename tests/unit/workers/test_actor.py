@@ -12,7 +12,8 @@ from hts_torchrl.policy.examination import find_outputs
 from hts_torchrl.policy.inference import PolicyInference
 from hts_torchrl.policy.shared_weights import PolicyWeights
 from hts_torchrl.shared.buffers import SharedBuffers
-from hts_torchrl.workers.actor import Actor, ActorSettings
+from hts_torchrl.workers.actor import Actor
+from hts_torchrl.workers.actor_settings import ActorSettings
 from tests.fakes import CoordinateEnvs
 from tests.policies import VERSION_UNIT, echo_policy, echo_weights
 

@@ -90,19 +90,12 @@ class Engine(ABC):
     def reset(self, *, episode: int, seed: int) -> None:
         """Set the scenario up; where both teams may kick off, they do by turns of ``episode``.
 
-        Args:
-            episode: number of the game.
-            seed: decides all that is random in it.
+        ``seed`` decides all that is random in it.
         """
 
     @abstractmethod
     def act(self, action: int, player: int = 0) -> None:
-        """Press a button of a controlled player, one of ``ENGINE_ACTIONS``.
-
-        Args:
-            action: index of the button.
-            player: row among the controlled players.
-        """
+        """Press a button of a controlled player, one of ``ENGINE_ACTIONS``."""
 
     def step(self) -> None:
         """Go on by one step, which is ten of the physics."""
@@ -197,9 +190,6 @@ class CheckpointRewards:
     There are ten circles around their goal, the widest of radius 0.99 and the narrowest of 0.19.
     Each is worth 0.1, once an episode, when the controlled player has the ball within it; our first
     goal brings those that are left. Each controlled player collects its own.
-
-    Args:
-        player: which of ``Pitch.active`` it is.
     """
 
     _COUNT, _REWARD = 10, 0.1

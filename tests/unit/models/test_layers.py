@@ -3,7 +3,7 @@ import torch
 from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 
-from hts_torchrl.models.heads import NarrowLinear, orthogonal
+from hts_torchrl.models.layers import NarrowLinear, orthogonal
 
 
 class TestNarrowLinear:

@@ -1,0 +1,62 @@
+"""What a policy samples while it learns: decided by a seed, or refused."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+import torch
+from tensordict import TensorDictBase
+from torch import nn
+
+from hts_torchrl.errors import ProtocolError
+from hts_torchrl.learner.modes import layers_of_two_modes, refuse_draws
+from hts_torchrl.policy.probe import OTHERS, noting_draws
+from hts_torchrl.policy.sampling import borrowed_generators
+
+
+class SeededDraws:
+    """Seeds torch's generators for each part of a round, and refuses draws from any other.
+
+    The first part of a run also looks for layers that do another thing in eval mode.
+
+    Args:
+        inspects: look for such layers and such draws in the first part.
+        watches: look for draws in every part.
+    """
+
+    def __init__(self, *, inspects: bool = False, watches: bool = False) -> None:
+        self.layers_of_two_modes: list[nn.Module] = []
+        self._inspects, self._watches = inspects, watches
+        self.reseed: Callable[[int], None] = _refuse_seed
+        """Seeds the generators again, within :meth:`seeded`."""
+
+    @contextlib.contextmanager
+    def seeded(
+        self, seed: int, policy: nn.Module, batch: TensorDictBase, device: torch.device
+    ) -> Iterator[None]:
+        """Seed torch's global generators for a while; they are as before afterwards.
+
+        They are the CPU's, and that of a device that is a GPU.
+
+        Raises:
+            ConfigurationError: if the policy drew from a generator that nobody seeds.
+        """
+        watches = self._inspects or self._watches
+        with borrowed_generators(device) as seed_generators:
+            if self._inspects:
+                self.layers_of_two_modes = layers_of_two_modes(policy, batch)
+                self._inspects = False
+            self.reseed = seed_generators
+            seed_generators(seed)
+            try:
+                with noting_draws(OTHERS) if watches else contextlib.nullcontext(()) as drawn:
+                    yield
+            finally:
+                self.reseed = _refuse_seed
+            for generator in drawn:
+                refuse_draws(policy, batch, generator)
+
+
+def _refuse_seed(_: int) -> None:
+    raise ProtocolError("generators are seeded within learning_from()")
