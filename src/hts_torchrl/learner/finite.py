@@ -31,7 +31,12 @@ def require_finite_gradients(
     Only gradients are looked at while all is well: what is not finite in a round reaches them, and
     under a distributed strategy every rank has the same ones, so that all ranks stop together.
 
-    ``keys`` are entries of the round that may have caused it, the most probable first.
+    Args:
+        module: that names the parameters.
+        optimizer: of the parameters whose gradients are looked at.
+        round_: the round ``[N, T]`` that they were computed from.
+        keys: entries of the round that may have caused it, the most probable first.
+        first_env: index of the round's first environment over all ranks.
 
     Raises:
         ConfigurationError: if a gradient is sparse, naming the parameter.

@@ -60,6 +60,12 @@ def clipped_ratio_loss(
 
     The old policy is that which collected the data. With PPO's ``decoupled`` it is the one that
     first learned from a sample in this round.
+
+    Args:
+        log_prob: of the actions taken, at the weights that learn.
+        old_log_prob: of the same actions, by the old policy.
+        advantage: taken as a constant.
+        clip: how far from 1 a ratio still counts.
     """
     log_ratio = log_prob - old_log_prob.detach()
     ratio = log_ratio.exp()
@@ -74,7 +80,11 @@ def clipped_ratio_loss(
 def clipped_value_loss(value: Tensor, old_value: Tensor, returns: Tensor, clip: float) -> Tensor:
     """Return the mean of the larger squared error, plain or with the value's change clipped.
 
-    All tensors are ``[B]``; the old value is that of the old policy.
+    Args:
+        value: of the observations ``[B]``, at the weights that learn.
+        old_value: of the same, at the weights of the old policy, ``[B]``.
+        returns: ``[B]``, taken as constants.
+        clip: how far a value may move.
     """
     near = old_value + (value - old_value).clamp(-clip, clip)
     errors = (value - returns.detach()).square(), (near - returns.detach()).square()

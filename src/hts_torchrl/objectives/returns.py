@@ -36,9 +36,16 @@ def gae_targets(  # noqa: PLR0913 - one tensor each
     episode is worth nothing more, a truncated one its last observation's value. With
     ``gae_lambda=1`` the returns are n-step returns.
 
-    All tensors are ``[N, T, 1]``; ``next_value`` is of the true next observation, also where an
-    episode was truncated. After ``unroll`` steps the sum is cut and bootstrapped by it, so that the
-    horizon does not depend on the length of a round; None is T.
+    Args:
+        reward: ``[N, T, 1]``, as are all tensors.
+        value: of the observation acted on.
+        next_value: of the true next observation, also where an episode was truncated.
+        done: the episode ended, either way.
+        terminated: the episode ended by the environment's own rule.
+        gamma: discount.
+        gae_lambda: decay of the advantage.
+        unroll: steps after which the sum is cut and bootstrapped by ``next_value``; None is T. The
+            horizon is so independent of the length of a round.
 
     Raises:
         ConfigurationError: if ``unroll`` does not divide T.

@@ -33,8 +33,17 @@ def vtrace_targets(  # noqa: PLR0913 - one tensor each
     ``next_value_t`` stands for ``return_{t+1}`` at a trajectory's last step and where an episode
     was truncated. Where the ratio is 1 and no clip is below 1, these are n-step returns.
 
-    All tensors are ``[N, T, 1]``. Values and ``log_prob`` are by the newest weights, and
-    ``next_value`` is of the true next observation.
+    Args:
+        log_prob: of the action under the newest weights, ``[N, T, 1]``, as are all tensors.
+        behaviour_log_prob: of the action under the weights that chose it.
+        reward: what the action brought.
+        value: of the observation acted on, by the newest weights.
+        next_value: of the true next observation, by the newest weights.
+        done: the episode ended, either way.
+        terminated: the episode ended by the environment's own rule.
+        gamma: discount.
+        rho_clip: bound on the ratio in a step's own error.
+        c_clip: bound on the ratio by which later errors count.
     """
     advantage, returns = vtrace_advantage_estimate(
         gamma, log_prob, behaviour_log_prob, value, next_value, reward, done, terminated,
