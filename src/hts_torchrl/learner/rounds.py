@@ -307,12 +307,18 @@ class RoundModule(PolicyModule):
 
         Raises:
             ConfigurationError: if a subclass has left out the step that ends the round, or a
-                callback has changed after how many parts there is one.
+                callback has changed how many parts there are, or after how many there is a step.
         """
         if (several := self.trainer.accumulate_grad_batches) != self._accumulates:
             raise ConfigurationError(
                 f"accumulate_grad_batches={several}, but the run began with {self._accumulates}, "
                 "which decides the steps on a round: leave it as it is within a run"
+            )
+        if (parts := self.parts_per_round) != batch.count:
+            raise ConfigurationError(
+                f"{type(self).__name__}.parts_per_round={parts} (of PPO and PQN epochs times "
+                f"minibatches), but the run began with {batch.count}: leave it as it is within a "
+                "run, and return None for a part that is to change nothing"
             )
         if batch.is_last and self._round_state is not RoundState.ENDED:
             raise ConfigurationError(
