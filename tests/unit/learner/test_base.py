@@ -30,7 +30,7 @@ from torchrl.modules import (
     ValueOperator,
 )
 
-from hts_torchrl import A2C, PPO, GymEnvs, HTSCollector, Learner, make_actor_critic
+from hts_torchrl import A2C, PPO, PQN, GymEnvs, HTSCollector, Learner, make_actor_critic
 from hts_torchrl.errors import ConfigurationError, ProtocolError
 from hts_torchrl.learner.gradient_chunks import RUNNING
 from hts_torchrl.learner.optimizers import OnePassRMSprop
@@ -283,6 +283,40 @@ class TestPPO:
             learner = PPO(cartpole_policy(), delayed_step=delayed_step)
             finals.append(watched_fit(learner, cartpole(3, delay=1)).final_weights)
         assert not any(torch.equal(*pair) for pair in itertools.combinations(finals, 2))
+
+
+def leaving_out(algorithm, *parts):
+    """Return a learner that leaves out these parts of each round, and notes what it learns from."""
+
+    class LeavesOut(algorithm):
+        def training_step(self, part, index):
+            if part.index in parts:
+                with self.learning_from(part):
+                    return None
+            loss = super().training_step(part, index)
+            self.are_own = self.samples["observation"].equal(
+                part.round["observation"].flatten(0, 1)
+            )
+            self.rows = self._minibatches.rows_of(part)
+            return loss
+
+        def on_round_end(self):
+            super().on_round_end()
+            noted.append((self.are_own, self.rows.tolist()))
+
+    noted = []
+    quiet_trainer().fit(LeavesOut(epochs=2, minibatches=2), cartpole(3))
+    return noted
+
+
+@pytest.mark.filterwarnings("ignore:`training_step` returned `None`")
+@pytest.mark.parametrize("algorithm", [PPO, PQN])
+def test_a_round_whose_first_part_is_left_out_has_its_own_samples(algorithm):
+    """Those of the round before lie where the next round is written."""
+    whole = leaving_out(algorithm)
+    assert leaving_out(algorithm, 0) == whole
+    assert leaving_out(algorithm, 0, 1, 2) == whole  # and its own order of an epoch
+    assert all(are_own for are_own, _ in whole)
 
 
 class Divergence(Callback):
