@@ -234,10 +234,10 @@ class RoundModule(PolicyModule):
         self.part = part
         seed = update_seed(self.seed, self.updates, part.index, self.global_rank)
         with self.seeded_draws.seeded(seed, self.actor_critic, part.round, self.device):
+            self._take_unfrozen()
             if part.is_first:
                 self._begin_round(part.round)
             self._round_state = RoundState.LEARNED
-            self._weights.add_unfrozen()  # a callback may unfreeze between two parts
             try:
                 yield
             except StopIteration as error:  # which Lightning takes for the end of the run
@@ -245,6 +245,19 @@ class RoundModule(PolicyModule):
                 raise ConfigurationError(
                     f"{name}.training_step: an iterator that it reads has come to its end"
                 ) from error
+
+    def _take_unfrozen(self) -> None:
+        """Take what a callback has unfrozen, perhaps between two parts; refuse what cannot move."""
+        if not (unfrozen := self._weights.add_unfrozen()):
+            return
+        groups = (group for each in self.trainer.optimizers for group in each.param_groups)
+        optimized = {id(parameter) for group in groups for parameter in group["params"]}
+        if lacking := [name for name, each in unfrozen.items() if id(each) not in optimized]:
+            raise ConfigurationError(
+                f"the policy's {lacking[0]} is trained from now on, but no optimizer has it: "
+                "freeze it in on_fit_start and not before, or let configure_optimizers give the "
+                "optimizer self.parameters(), which leaves a frozen one as it is"
+            )
 
     def _begin_round(self, batch: TensorDictBase) -> None:
         version = int(batch["collector", "policy_version"].flatten()[0])
