@@ -30,7 +30,13 @@ from hts_torchrl.learner.gradient_chunks import GradientChunks
 from hts_torchrl.learner.modes import SeededDraws
 from hts_torchrl.learner.optimizers import COMPUTES_AGAIN
 from hts_torchrl.learner.policy_module import PolicyModule
-from hts_torchrl.learner.resumption import Resumption, describe, is_loaded, require_same_network
+from hts_torchrl.learner.resumption import (
+    Resumption,
+    describe,
+    is_loaded,
+    require_same_network,
+    require_saved,
+)
 from hts_torchrl.policy.forward import probabilistic_module
 from hts_torchrl.policy.limits import require_called
 from hts_torchrl.policy.normalization import NormalizedPolicy, RunningStatistics
@@ -361,6 +367,7 @@ class RoundModule(PolicyModule):
         if self.resumption is not None:
             self.resumption.place_loops()
         self._accumulates = getattr(self._trainer, "accumulate_grad_batches", 1)
+        require_saved(self)
         self._weights = DelayedWeights(self.actor_critic)
         probabilistic_module(self.actor_critic)  # which refuses a policy that has none
         self._round_state = RoundState.ENDED

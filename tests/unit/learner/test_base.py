@@ -730,6 +730,52 @@ def test_a_compiled_policy_is_refused():
         PPO(policy)
 
 
+def test_a_policy_without_values_is_refused_by_the_name_of_a_weight():
+    told = r"^the policy's module\.0\S+weight is on the device 'meta', where it has no value"
+    with pytest.raises(ConfigurationError, match=told):
+        PPO(cartpole_policy().to("meta"))
+
+
+class Beside(A2C):
+    """Has a layer of its own, which the loss calls."""
+
+    def __init__(self, calls_early=False, **settings):
+        super().__init__(**settings)
+        self.layer, self.calls_early = nn.LazyLinear(2), calls_early
+
+    def configure_model(self):
+        super().configure_model()
+        if self.calls_early:
+            self.layer(torch.zeros(1, 4))
+
+    def loss(self, batch):
+        return super().loss(batch) + self.layer(batch["observation"]).square().mean()
+
+
+def test_a_layer_of_a_learners_own_that_has_no_shape_yet_is_refused():
+    told = r"^Beside's layer\.weight has no shape yet, but is kept .*: call its module once in"
+    with pytest.raises(ConfigurationError, match=told):
+        watched_fit(Beside(), cartpole())
+    watched_fit(Beside(calls_early=True), cartpole())
+
+
+@pytest.mark.parametrize("saves", [False, True])
+def test_an_optimizer_that_is_in_no_checkpoint_is_told(saves, recwarn):
+    class Own(A2C):
+        def __init__(self):
+            super().__init__(cartpole_policy())
+            self.second = torch.optim.Adam(self.policy.parameters())
+
+    class Saving(Own):
+        def on_save_checkpoint(self, checkpoint):
+            super().on_save_checkpoint(checkpoint)
+
+    watched_fit((Saving if saves else Own)(), cartpole())
+    told = [str(each.message) for each in recwarn if "keeps an optimizer" in str(each.message)]
+    assert len(told) == (0 if saves else 1)
+    assert saves or "Own keeps an optimizer as 'second', whose state is in no checkpoint" in told[0]
+
+
 def test_values_of_any_precision_are_told_in_single_precision():
     class Short(nn.Linear):
         def forward(self, observation):
