@@ -10,6 +10,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
+from hts_torchrl.envs.own_generators import NUMPY, PYTHON
 from hts_torchrl.errors import ConfigurationError, ProtocolError
 from hts_torchrl.policy.forward import evaluate, inputs_of
 from hts_torchrl.policy.limits import copied
@@ -58,7 +59,12 @@ def layers_of_two_modes(policy: nn.Module, observations: dict[Key, Tensor]) -> l
 class SeededDraws:
     """What a policy samples while it learns: decided by a seed, or refused.
 
-    The first part of a run also looks for layers that do another thing in eval mode.
+    The first part of a run also looks for layers that do another thing in eval mode. What hooks,
+    callbacks and optimisers draw besides is decided by the seed of the round::
+
+        begin_round(seed, device)
+        with seeded(seed, ...): ...         # for each part
+        end_round()
 
     Args:
         inspects: look for such layers and such draws in the first part.
@@ -70,6 +76,25 @@ class SeededDraws:
         self._inspects, self._watches = inspects, watches
         self.reseed: Callable[[int], None] = _refuse_seed
         """Seeds the generators again, within :meth:`seeded`."""
+        self._at_round_end = contextlib.ExitStack()
+        """Puts the generators back."""
+
+    def begin_round(self, seed: int, device: torch.device) -> None:
+        """Seed the global generators, numpy's and Python's too, until the end of the round.
+
+        All ranks give the same seed, so that what a callback draws for weights is the same on all.
+        """
+        self.end_round()
+        seed_generators = self._at_round_end.enter_context(borrowed_generators(device))
+        for generator in (NUMPY, PYTHON):
+            self._at_round_end.callback(generator.put, generator.state())
+        NUMPY.put(NUMPY.new())  # the user's may be one that cannot be seeded again
+        for seed_one in (seed_generators, NUMPY.seed, PYTHON.seed):
+            seed_one(seed)
+
+    def end_round(self) -> None:
+        """Let the generators be as they were before it."""
+        self._at_round_end.close()
 
     @contextlib.contextmanager
     def seeded(
@@ -115,7 +140,6 @@ def _refuse_draws(policy: nn.Module, observations: dict[Key, Tensor], generator:
     )
     if names:
         raise ConfigurationError(
-            f"the policy draws from {generator} in train mode, in {described(policy, names)}: no "
-            "checkpoint holds its state, and a resumed run would differ; torch's generator is "
-            "seeded for each update"
+            f"the policy draws from {generator} in train mode, in {described(policy, names)}: "
+            "torch's generator alone is seeded for each part of an update, and for each chunk"
         )

@@ -53,6 +53,9 @@ from hts_torchrl.training.round_slice import RoundSlice
 from hts_torchrl.training.run_settings import for_loggers
 from hts_torchrl.training.trainer_limits import warn_of_one_epoch
 
+_WHOLE = -1
+"""In the place of a part's index: what is drawn beside the parts of a round."""
+
 
 class RoundState(Enum):
     """How far the learner is in a round: ``LEARNED`` and ``STEPPING`` for each step, then ENDED."""
@@ -69,7 +72,7 @@ class RoundStart:
     parts by then::
 
         note_trainer(trainer, ...)      between two of its batches
-        note_module(module)             when the round begins
+        note_module(module)             with it
         put_into(checkpoint, ...)       of a checkpoint that is saved before the round ends
     """
 
@@ -206,10 +209,12 @@ class RoundModule(PolicyModule):
     def before_round(self) -> None:
         """Take note of where the run is: all of the last round is done, nothing of the next."""
         self._interrupt.release()
+        self.seeded_draws.begin_round(update_seed(self.seed, self.updates, _WHOLE), self.device)
         # Lightning's count of logged steps is one off after many a resume; it is this one.
         set_logged_steps(self.trainer, self.trainer.global_step)
         steps = self.parts_per_round // self.trainer.accumulate_grad_batches
         self._round_start.note_trainer(self.trainer, copy_optimizers=steps > 1)
+        self._round_start.note_module(self)
 
     @contextlib.contextmanager
     def learning_from(self, part: RoundSlice) -> Iterator[None]:
@@ -277,7 +282,6 @@ class RoundModule(PolicyModule):
         own = (each for each in self.children() if isinstance(each, RunningStatistics))
         self._gives_statistics_only = lacks or any(not each.count for each in own)
         self._weights.begin_round()
-        self._round_start.note_module(self)
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
         """Stop a run whose gradients are not finite; learn nothing from a round without statistics.
@@ -346,6 +350,8 @@ class RoundModule(PolicyModule):
             )
         if batch.is_last and self._collector is not None:
             self._collector.update_policy_weights_(self.actor_critic)
+        if batch.is_last:
+            self.seeded_draws.end_round()
 
     def validation_step(self, evaluation: Evaluation, index: int) -> None:
         """Play an evaluation, as Ctrl-C may end it."""
@@ -388,12 +394,14 @@ class RoundModule(PolicyModule):
 
     def on_fit_end(self) -> None:
         """Let an interrupt through that was put off, and undo what ``fit`` has set."""
+        self.seeded_draws.end_round()
         self._interrupt.release()
         self._at_end.close()
 
     def leave_round(self) -> None:
         """Put the newest weights back; the data module calls it after an exception."""
         self.resumption = None  # of a run that could not go on
+        self.seeded_draws.end_round()
         if hasattr(self, "_weights") and self.delayed.holds_behaviour:
             self.put_newest_back()
         self._at_end.close()
