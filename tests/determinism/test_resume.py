@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import random
 import signal
 from dataclasses import dataclass
 from functools import partial
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium
+import numpy as np
 import pytest
 import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
@@ -317,6 +319,52 @@ def test_what_a_learner_has_beside_its_policy_goes_on_from_the_rounds_start_too(
     whole, resumed = whole_and_resumed(PredictingPPO, stop, tmp_path)
     assert resumed.keys() == whole.keys()
     assert resumed["parts"] == 3 * 4
+    assert [name for name in whole if not torch.equal(resumed[name], whole[name])] == []
+
+
+class CountingPPO(PPO):
+    """Explores less in each part, by a count that it raises before it learns from one."""
+
+    def __init__(self, policy=None, **settings):
+        super().__init__(policy, **settings)
+        self.register_buffer("parts", torch.zeros(()))
+
+    def training_step(self, part, index):
+        self.parts += 1
+        self.entropy_coef = 1 / float(self.parts)
+        return super().training_step(part, index)
+
+
+@pytest.mark.parametrize("stop", [5, pytest.param(7, marks=THOROUGH)])
+def test_what_a_learner_counts_before_it_learns_goes_on_from_the_rounds_start_too(stop, tmp_path):
+    whole, resumed = whole_and_resumed(CountingPPO, stop, tmp_path)
+    assert resumed["parts"] == 3 * 4
+    assert [name for name in whole if not torch.equal(resumed[name], whole[name])] == []
+
+
+DRAWS = {
+    "torch": lambda: float(torch.randn(())),
+    "numpy": lambda: float(np.random.standard_normal()),  # noqa: NPY002
+    "python": random.random,
+}
+
+
+def noisy(draw):
+    """PPO that adds numbers drawn outside of its training step to all gradients."""
+
+    class Noisy(PPO):
+        def on_before_optimizer_step(self, optimizer):
+            super().on_before_optimizer_step(optimizer)
+            for parameter in self.parameters():
+                parameter.grad += draw()
+
+    return Noisy
+
+
+@pytest.mark.parametrize("stop", [pytest.param(4, marks=THOROUGH), 6])
+@pytest.mark.parametrize("generator", DRAWS)
+def test_what_a_hook_draws_goes_on_too(generator, stop, tmp_path):
+    whole, resumed = whole_and_resumed(noisy(DRAWS[generator]), stop, tmp_path)
     assert [name for name in whole if not torch.equal(resumed[name], whole[name])] == []
 
 

@@ -1,8 +1,10 @@
 """What a user writes for Lightning: any module learns from rounds, by its own optimiser."""
 
 import csv
+import random
 import signal
 
+import numpy as np
 import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule
@@ -216,8 +218,17 @@ class TestAPlainModule:
         assert [type(each) for each in trainer.callbacks] == [Seen]
 
 
+class Shaken(Plain):
+    """Scales its loss by what it draws from generators other than torch's."""
+
+    def training_step(self, part, index):
+        drawn = np.random.random() + random.random()  # noqa: NPY002
+        return drawn * super().training_step(part, index)
+
+
 MODULES = {
     "plain": Plain,
+    "plain with other generators": Shaken,
     "plain with Dropout": lambda: Plain(nn.Dropout),
     "plain with BatchNorm": lambda: Plain(lambda: nn.BatchNorm1d(16)),
     "by hand": ByHand,
@@ -225,11 +236,14 @@ MODULES = {
 }
 
 
+DRAWING = ("plain with Dropout", "plain with other generators")
+
+
 class TestResume:
     @pytest.mark.parametrize(
         "name",
         [
-            pytest.param(name, marks=() if "Dropout" in name else pytest.mark.thorough)
+            pytest.param(name, marks=() if name in DRAWING else pytest.mark.thorough)
             for name in MODULES
         ],
     )

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
+from torch.nn import Parameter
 
 from hts_torchrl.compat.torch import copy_all
 from hts_torchrl.policy.normalization import RunningStatistics
@@ -46,10 +47,10 @@ class DelayedGradient:
         self.holds_behaviour = False
         """Whether the parameters hold theta_{j-1}, or what steps have made of it."""
 
-    def add(self, parameter: Tensor) -> None:
+    def add(self, parameter: Tensor, behaviour: Tensor) -> None:
         """Take a further tensor, which has not moved since the last round began."""
         self.parameters.append(parameter)
-        self.behaviour.append(parameter.detach().clone())
+        self.behaviour.append(behaviour.detach().clone())
         self.newest.append(parameter.detach().clone())
 
     @torch.no_grad()
@@ -122,6 +123,8 @@ class DelayedWeights:
         self._statistics = DelayedGradient(buffers.values())
         self._parameter_names, self._buffer_names = list(trained), list(buffers)
         self._counts = {name for name in of_inputs if name.endswith(".count")}
+        self._frozen_behaviour: dict[str, Tensor] = {}
+        """Of a run that goes on, where they may have moved before, until its first round ends."""
         self._without_statistics: int | None = None
         """Version of the weights that had none; -1 if all have."""
         self._policy = policy
@@ -145,6 +148,7 @@ class DelayedWeights:
         self.add_unfrozen()
         self.parameters.set_behaviour(weights[name] for name in self._parameter_names)
         self.statistics.set_behaviour(weights[name] for name in self._buffer_names)
+        self._frozen_behaviour = {name: weights[name] for name in self._frozen}
 
     def begin_round(self) -> None:
         """Remember the newest weights, and those of parameters that are trained from now on."""
@@ -152,11 +156,14 @@ class DelayedWeights:
         self.parameters.begin_round()
         self.statistics.begin_round()
 
-    def add_unfrozen(self) -> None:
+    def add_unfrozen(self) -> dict[str, Parameter]:
         """Take the parameters that are trained from now on, and have not moved in this round."""
-        for name in [name for name, p in self._frozen.items() if p.requires_grad]:
-            self.parameters.add(self._frozen.pop(name))
+        unfrozen = {name: p for name, p in self._frozen.items() if p.requires_grad}
+        for name, parameter in unfrozen.items():
+            del self._frozen[name]
+            self.parameters.add(parameter, self._frozen_behaviour.get(name, parameter))
             self._parameter_names.append(name)
+        return unfrozen
 
     @property
     def statistics(self) -> DelayedGradient:
@@ -206,6 +213,7 @@ class DelayedWeights:
         """
         self.parameters.end_round()
         self.statistics.end_round()
+        self._frozen_behaviour = {}
         if broadcast:
             for buffer in self.statistics.parameters:
                 torch.distributed.broadcast(buffer, 0)

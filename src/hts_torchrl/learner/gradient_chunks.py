@@ -148,7 +148,8 @@ class ComputedGradient:
         self._names: list[str] = []
         """Of what a chunk's loss logs."""
         self._mean: Tensor | None = None
-        """Of all trained parameters, one after another, then the loss, until ``backward``."""
+        """Of all trained parameters, one after another, then the loss and for each parameter the
+        share of chunks whose loss reaches it, until ``backward``."""
         self._is_first = True
 
     def trained(self) -> list[Parameter]:
@@ -183,7 +184,7 @@ class ComputedGradient:
         return chunks
 
     def of(self, loss_of: Callable[[], Tensor]) -> Tensor:
-        """Return gradient, loss and logged figures of a chunk as one vector.
+        """Return a chunk as one vector: gradient, loss, what the loss reaches, logged figures.
 
         Raises:
             ConfigurationError: if the loss is no tensor, or a gradient is sparse.
@@ -193,16 +194,22 @@ class ComputedGradient:
             loss = loss_of()
             require_type("a chunk's loss", loss, Tensor, "a tensor")
             with torch.autocast(loss.device.type, enabled=False):
-                gradients = torch.autograd.grad(
-                    loss, self.trained(), allow_unused=True, materialize_grads=True
-                )
-            if any(gradient.is_sparse for gradient in gradients):
+                trained = self.trained()
+                found = torch.autograd.grad(loss, trained, allow_unused=True)
+            if any(gradient is not None and gradient.is_sparse for gradient in found):
                 raise ConfigurationError(f"a gradient is sparse, and {DENSE}")
         finally:
             RUNNING.figures = None
         self._names = list(figures)
-        numbers = [each.detach().float().reshape(()) for each in (loss, *figures.values())]
-        return torch.cat([*(each.flatten() for each in gradients), torch.stack(numbers)])
+        yes, no = loss.new_ones((), dtype=torch.float32), loss.new_zeros((), dtype=torch.float32)
+        reached = [no if gradient is None else yes for gradient in found]
+        gradients = [
+            torch.zeros_like(parameter) if gradient is None else gradient
+            for parameter, gradient in zip(trained, found, strict=True)
+        ]
+        total, *logged = (each.detach().float().reshape(()) for each in (loss, *figures.values()))
+        numbers = torch.stack([total, *reached, *logged])
+        return torch.cat([*(each.flatten() for each in gradients), numbers])
 
     def begin_chunk(self, chunk: int) -> None:
         """Let a chunk's draws be its own, whichever rank computes it."""
@@ -217,10 +224,12 @@ class ComputedGradient:
         several = self.threads > 1
         vectors = self._side_by_side(vector_of) if several else self._one_by_one(vector_of)
         total = learner.chunks.mean(vectors)
-        end = sum(parameter.numel() for parameter in self.trained())
-        self._mean = total[: end + 1]
+        trained = self.trained()
+        end = sum(parameter.numel() for parameter in trained)
+        figures = end + 1 + len(trained)
+        self._mean = total[:figures]
         if self._names:
-            log_figures(learner, dict(zip(self._names, total[end + 1 :], strict=True)))
+            log_figures(learner, dict(zip(self._names, total[figures:], strict=True)))
         return total[end].clone()  # which a training step may change in place
 
     def _one_by_one(self, vector_of: Callable[[int], Tensor]) -> Iterator[Tensor]:
@@ -259,6 +268,8 @@ class ComputedGradient:
     def put_into_place(self, loss: Tensor, weights: DelayedWeights) -> None:
         """Give the parameters their gradients, before they are clipped and looked at.
 
+        One that no chunk's loss reaches has none: an optimiser would move it by a gradient of 0.
+
         Args:
             loss: what the training step has returned; any but the mean loss itself is refused.
             weights: of the policy, whose buffers must not have moved in the first step.
@@ -267,8 +278,10 @@ class ComputedGradient:
             ConfigurationError: if the training step has computed none or returns another loss, or a
                 layer has statistics that change with each pass.
         """
-        setting, mean = self._learner.computed_for, self._mean
-        if mean is None or loss.requires_grad or not _same(loss, mean[-1]):
+        setting, mean, trained = self._learner.computed_for, self._mean, self.trained()
+        sizes = [parameter.numel() for parameter in trained]
+        end = sum(sizes)
+        if mean is None or loss.requires_grad or not _same(loss, mean[end]):
             raise ConfigurationError(
                 f"{setting}: {type(self._learner).__name__}.training_step computes one gradient "
                 "of the round; let it return loss_by_chunks(...) alone, as it is, or leave "
@@ -283,10 +296,10 @@ class ComputedGradient:
                 "place, or call eval() on the layer before fit"
             )
         self._is_first = False
-        trained = self.trained()
-        gradients = torch.split(mean[:-1], [parameter.numel() for parameter in trained])
-        for parameter, gradient in zip(trained, gradients, strict=True):
-            parameter.grad = gradient.view(parameter.shape).to(parameter.dtype)
+        gradients = zip(torch.split(mean[:end], sizes), mean[end + 1 :].tolist(), strict=True)
+        for parameter, (gradient, reached) in zip(trained, gradients, strict=True):
+            own = gradient.view(parameter.shape).to(parameter.dtype)
+            parameter.grad = own if reached else None
         self._mean = None
 
 

@@ -40,8 +40,18 @@ class Minibatches:
     def __init__(self, learner: PPO | PQN) -> None:
         require_counts(learner, "epochs", "minibatches")
         self._learner = learner
-        self._orders: dict[int, tuple[Tensor, ...]] = {}
-        """Of the running epoch, by this rank's chunk."""
+        self._orders: dict[int, tuple[tuple[int, int], tuple[Tensor, ...]]] = {}
+        """Of an epoch (update, epoch), by this rank's chunk."""
+        self._update = -1
+        """Of which there are samples."""
+
+    def lack_samples(self, part: RoundSlice) -> bool:
+        """Return whether a round's samples are yet to be made, as they are from then on.
+
+        A subclass may leave out the first parts of a round.
+        """
+        before, self._update = self._update, self._learner.updates
+        return part.is_first or before != self._update
 
     def of(self, samples: TensorDictBase, part: RoundSlice, index: int) -> TensorDictBase:
         """Return the samples of a minibatch, ``[B]``, or the sequences ``[N, T]``."""
@@ -60,9 +70,11 @@ class Minibatches:
             ConfigurationError: if the samples cannot be divided so.
         """
         epoch, minibatch = divmod(part.index, self._learner.minibatches)
-        if minibatch == 0:
-            self._orders[index] = self._order(part, epoch, index)
-        return self._orders[index][minibatch]
+        which, known = (self._learner.updates, epoch), self._orders.get(index)
+        # A subclass may have left out the first minibatch of the epoch.
+        if minibatch == 0 or known is None or known[0] != which:
+            known = self._orders[index] = which, self._order(part, epoch, index)
+        return known[1][minibatch]
 
     def _order(self, part: RoundSlice, epoch: int, index: int) -> tuple[Tensor, ...]:
         """Return the minibatches of an epoch, of this rank's chunk of an index."""

@@ -58,7 +58,6 @@ def refuse_draws(policy: nn.Module, batch: TensorDictBase, generator: str) -> No
     )
     if names:
         raise ConfigurationError(
-            f"the policy draws from {generator} in train mode, in {described(policy, names)}: no "
-            "checkpoint holds its state, and a resumed run would differ; torch's generator is "
-            "seeded for each update"
+            f"the policy draws from {generator} in train mode, in {described(policy, names)}: "
+            "torch's generator alone is seeded for each part of an update, and for each chunk"
         )

@@ -94,7 +94,7 @@ class PPO(Learner):
     def training_step(self, part: RoundSlice, _: int) -> Tensor:
         """Return the loss of one minibatch; the first one of a round makes the samples of all."""
         with self.learning_from(part):
-            if part.is_first:
+            if self._minibatches.lack_samples(part):
                 self.samples = self.samples_by_chunks(part.round, self.samples_to_learn)
                 self.on_samples_ready(self.samples)
             return self.loss_by_chunks(

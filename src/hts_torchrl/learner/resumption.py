@@ -10,7 +10,10 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Trainer
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
+from torch.nn.parameter import is_lazy
+from torch.optim import Optimizer
 
 from hts_torchrl.compat.torch import set_base_rates, set_last_rates
 from hts_torchrl.errors import ConfigurationError
@@ -39,11 +42,20 @@ def describe(module: Any) -> dict[str, Any]:  # noqa: ANN401 - a RoundModule, wh
 
 
 def require_same_network(module: Any, weights: Mapping[str, Tensor]) -> None:  # noqa: ANN401
-    """Refuse weights of other shapes than a learner's; of other names too, if it is strict."""
+    """Refuse weights of other shapes than a learner's; of other names too, if it is strict.
+
+    A lazy layer takes the shapes that they have.
+    """
     own, saved = (
-        {name: tuple(value.shape) for name, value in state.items() if isinstance(value, Tensor)}
+        {
+            name: "of a lazy layer" if is_lazy(value) else tuple(value.shape)
+            for name, value in state.items()
+            if isinstance(value, Tensor)
+        }
         for state in (module.state_dict(), weights)
     )
+    lazy = [name for name in own.keys() & saved.keys() if isinstance(own[name], str)]
+    own |= {name: saved[name] for name in lazy}
     names = {*own, *saved} if module.strict_loading else own.keys() & saved.keys()
     for name in sorted(name for name in names if own.get(name) != saved.get(name)):
         difference = f"its {name} has shape {saved.get(name)}, but {own.get(name)} is needed"
@@ -64,6 +76,25 @@ def leave_loadable(checkpoint: dict[str, Any]) -> None:
     for given in (checkpoint.get(part, {}) for part in arguments):
         for name in [name for name, value in given.items() if not _is_loaded(value)]:
             del given[name]
+
+
+def require_saved(module: Any) -> None:  # noqa: ANN401
+    """Refuse what a learner has beside its policy without a shape; warn of what is not saved."""
+    name = type(module).__name__
+    for own, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if is_lazy(tensor):
+            raise ConfigurationError(
+                f"{name}'s {own} has no shape yet, but is kept as it is when the first round "
+                "begins: call its module once in configure_model, after super()"
+            )
+    saving = next(each for each in type(module).__mro__ if "on_save_checkpoint" in vars(each))
+    kept = [own for own, value in vars(module).items() if isinstance(value, Optimizer)]
+    if kept and not is_of_the_user(saving):
+        rank_zero_warn(
+            f"{name} keeps an optimizer as {kept[0]!r}, whose state is in no checkpoint, so a "
+            "resumed run has other bits: make its parameters a group of the optimizer that "
+            "configure_optimizers returns"
+        )
 
 
 def _is_loaded(value: object) -> bool:

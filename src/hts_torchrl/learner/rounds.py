@@ -34,6 +34,7 @@ from hts_torchrl.learner.resumption import (
     describe,
     leave_loadable,
     require_same_network,
+    require_saved,
 )
 from hts_torchrl.learner.seeded_draws import SeededDraws
 from hts_torchrl.policy.forward import probabilistic_module
@@ -51,6 +52,9 @@ from hts_torchrl.training.round_slice import RoundSlice
 from hts_torchrl.training.run_settings import for_loggers
 from hts_torchrl.training.trainer_limits import warn_of_one_epoch
 
+_WHOLE = -1
+"""In the place of a part's index: what is drawn beside the parts of a round."""
+
 
 class RoundState(Enum):
     """How far the learner is in a round: ``LEARNED`` and ``STEPPING`` for each step, then ENDED."""
@@ -67,7 +71,7 @@ class RoundStart:
     parts by then::
 
         note_trainer(trainer, ...)      between two of its batches
-        note_module(module)             when the round begins
+        note_module(module)             with it
         put_into(checkpoint, ...)       of a checkpoint that is saved before the round ends
     """
 
@@ -196,10 +200,12 @@ class RoundModule(PolicyModule):
     def before_round(self) -> None:
         """Take note of where the run is: all of the last round is done, nothing of the next."""
         self._interrupt.release()
+        self.seeded_draws.begin_round(update_seed(self.seed, self.updates, _WHOLE), self.device)
         # Lightning's count of logged steps is one off after many a resume; it is this one.
         set_logged_steps(self.trainer, self.trainer.global_step)
         steps = self.parts_per_round // self.trainer.accumulate_grad_batches
         self._round_start.note_trainer(self.trainer, copy_optimizers=steps > 1)
+        self._round_start.note_module(self)
 
     @contextlib.contextmanager
     def learning_from(self, part: RoundSlice) -> Iterator[None]:
@@ -230,10 +236,10 @@ class RoundModule(PolicyModule):
         self.part = part
         seed = update_seed(self.seed, self.updates, part.index, self.global_rank)
         with self.seeded_draws.seeded(seed, self.actor_critic, part.round, self.device):
+            self._take_unfrozen()
             if part.is_first:
                 self._begin_round(part.round)
             self._round_state = RoundState.LEARNED
-            self._weights.add_unfrozen()  # a callback may unfreeze between two parts
             try:
                 yield
             except StopIteration as error:  # which Lightning takes for the end of the run
@@ -241,6 +247,19 @@ class RoundModule(PolicyModule):
                 raise ConfigurationError(
                     f"{name}.training_step: an iterator that it reads has come to its end"
                 ) from error
+
+    def _take_unfrozen(self) -> None:
+        """Take what a callback has unfrozen, perhaps between two parts; refuse what cannot move."""
+        if not (unfrozen := self._weights.add_unfrozen()):
+            return
+        groups = (group for each in self.trainer.optimizers for group in each.param_groups)
+        optimized = {id(parameter) for group in groups for parameter in group["params"]}
+        if lacking := [name for name, each in unfrozen.items() if id(each) not in optimized]:
+            raise ConfigurationError(
+                f"the policy's {lacking[0]} is trained from now on, but no optimizer has it: "
+                "freeze it in on_fit_start and not before, or let configure_optimizers give the "
+                "optimizer self.parameters(), which leaves a frozen one as it is"
+            )
 
     def _begin_round(self, batch: TensorDictBase) -> None:
         version = int(batch["collector", "policy_version"].flatten()[0])
@@ -254,7 +273,6 @@ class RoundModule(PolicyModule):
         own = (each for each in self.children() if isinstance(each, RunningStatistics))
         self._gives_statistics_only = lacks or any(not each.count for each in own)
         self._weights.begin_round()
-        self._round_start.note_module(self)
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
         """Stop a run whose gradients are not finite; learn nothing from a round without statistics.
@@ -303,12 +321,18 @@ class RoundModule(PolicyModule):
 
         Raises:
             ConfigurationError: if a subclass has left out the step that ends the round, or a
-                callback has changed after how many parts there is one.
+                callback has changed how many parts there are, or after how many there is a step.
         """
         if (several := self.trainer.accumulate_grad_batches) != self._accumulates:
             raise ConfigurationError(
                 f"accumulate_grad_batches={several}, but the run began with {self._accumulates}, "
                 "which decides the steps on a round: leave it as it is within a run"
+            )
+        if (parts := self.parts_per_round) != batch.count:
+            raise ConfigurationError(
+                f"{type(self).__name__}.parts_per_round={parts} (of PPO and PQN epochs times "
+                f"minibatches), but the run began with {batch.count}: leave it as it is within a "
+                "run, and return None for a part that is to change nothing"
             )
         if batch.is_last and self._round_state is not RoundState.ENDED:
             raise ConfigurationError(
@@ -317,6 +341,8 @@ class RoundModule(PolicyModule):
             )
         if batch.is_last and self._collector is not None:
             self._collector.update_policy_weights_(self.actor_critic)
+        if batch.is_last:
+            self.seeded_draws.end_round()
 
     def validation_step(self, evaluation: Evaluation, index: int) -> None:
         """Play an evaluation, as Ctrl-C may end it."""
@@ -338,6 +364,7 @@ class RoundModule(PolicyModule):
         if self.resumption is not None:
             self.resumption.place_loops()
         self._accumulates = getattr(self._trainer, "accumulate_grad_batches", 1)
+        require_saved(self)
         self._weights = DelayedWeights(self.actor_critic)
         probabilistic_module(self.actor_critic)  # which refuses a policy that has none
         self._round_state = RoundState.ENDED
@@ -358,12 +385,14 @@ class RoundModule(PolicyModule):
 
     def on_fit_end(self) -> None:
         """Let an interrupt through that was put off, and undo what ``fit`` has set."""
+        self.seeded_draws.end_round()
         self._interrupt.release()
         self._at_end.close()
 
     def leave_round(self) -> None:
         """Put the newest weights back; the data module calls it after an exception."""
         self.resumption = None  # of a run that could not go on
+        self.seeded_draws.end_round()
         if hasattr(self, "_weights") and self.delayed.holds_behaviour:
             self.put_newest_back()
         self._at_end.close()

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from tensordict import TensorDictBase
 from torch import nn
 
+from hts_torchrl.envs.own_generators import NUMPY, PYTHON
 from hts_torchrl.errors import ProtocolError
 from hts_torchrl.learner.modes import layers_of_two_modes, refuse_draws
 from hts_torchrl.policy.probe import OTHERS, noting_draws
@@ -16,9 +18,14 @@ from hts_torchrl.policy.sampling import borrowed_generators
 
 
 class SeededDraws:
-    """Seeds torch's generators for each part of a round, and refuses draws from any other.
+    """Seeds generators for a round and torch's for each part, and refuses a policy's other draws.
 
-    The first part of a run also looks for layers that do another thing in eval mode.
+    The first part of a run also looks for layers that do another thing in eval mode. What hooks,
+    callbacks and optimisers draw besides is decided by the seed of the round::
+
+        begin_round(seed, device)
+        with seeded(seed, ...): ...         # for each part
+        end_round()
 
     Args:
         inspects: look for such layers and such draws in the first part.
@@ -30,6 +37,30 @@ class SeededDraws:
         self._inspects, self._watches = inspects, watches
         self.reseed: Callable[[int], None] = _refuse_seed
         """Seeds the generators again, within :meth:`seeded`."""
+        self._numpy = NUMPY.new()  # the user's may be one that cannot be seeded again
+        self._at_round_end = contextlib.ExitStack()
+        """Puts the generators back."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave a copy nothing to put back."""
+        return {**vars(self), "_at_round_end": contextlib.ExitStack()}
+
+    def begin_round(self, seed: int, device: torch.device) -> None:
+        """Seed the global generators, numpy's and Python's too, until the end of the round.
+
+        All ranks give the same seed, so that what a callback draws for weights is the same on all.
+        """
+        self.end_round()
+        seed_generators = self._at_round_end.enter_context(borrowed_generators(device))
+        for generator in (NUMPY, PYTHON):
+            self._at_round_end.callback(generator.put, generator.state())
+        NUMPY.put(self._numpy)
+        for seed_one in (seed_generators, NUMPY.seed, PYTHON.seed):
+            seed_one(seed)
+
+    def end_round(self) -> None:
+        """Let the generators be as they were before it."""
+        self._at_round_end.close()
 
     @contextlib.contextmanager
     def seeded(

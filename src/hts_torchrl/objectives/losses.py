@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch import distributions as d
 
-from hts_torchrl.errors import ConfigurationError
+from hts_torchrl.errors import ConfigurationError, in_one_line
 
 
 def policy_gradient_loss(log_prob: Tensor, advantage: Tensor) -> Tensor:
@@ -37,8 +37,8 @@ def mean_entropy(distribution: d.Distribution) -> Tensor:
         return -distribution.log_prob(distribution.rsample()).mean()
     except NotImplementedError:
         raise ConfigurationError(
-            f"the policy's {distribution} has no entropy, and no rsample to estimate it by: give "
-            "its class one of the two"
+            f"the policy's {in_one_line(distribution)} has no entropy, and no rsample to estimate "
+            "it by: give its class one of the two"
         ) from None
 
 

@@ -54,6 +54,12 @@ def require_called(policy: nn.Module, *, learns: bool = False) -> None:
             calls no compiled policy.
     """
     require_module(policy)
+    for name, parameter in policy.named_parameters():
+        if parameter.is_meta:
+            raise ConfigurationError(
+                f"the policy's {name} is on the device 'meta', where it has no value: call "
+                "policy.to_empty(device='cpu'), and load its weights or draw them"
+            )
     if learns and (uncompiled(policy) is not policy or compiles_calls(policy)):
         raise ConfigurationError(
             "a learner calls the modules of its policy one by one, so torch.compile(policy) would "

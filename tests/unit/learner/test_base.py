@@ -30,7 +30,7 @@ from torchrl.modules import (
     ValueOperator,
 )
 
-from hts_torchrl import A2C, PPO, GymEnvs, HTSCollector, Learner, make_actor_critic
+from hts_torchrl import A2C, PPO, PQN, GymEnvs, HTSCollector, Learner, make_actor_critic
 from hts_torchrl.errors import ConfigurationError, ProtocolError
 from hts_torchrl.learner.gradient_chunks import RUNNING
 from hts_torchrl.learner.optimizers import OnePassRMSprop
@@ -283,6 +283,40 @@ class TestPPO:
             learner = PPO(cartpole_policy(), delayed_step=delayed_step)
             finals.append(watched_fit(learner, cartpole(3, delay=1)).final_weights)
         assert not any(torch.equal(*pair) for pair in itertools.combinations(finals, 2))
+
+
+def leaving_out(algorithm, *parts):
+    """Return a learner that leaves out these parts of each round, and notes what it learns from."""
+
+    class LeavesOut(algorithm):
+        def training_step(self, part, index):
+            if part.index in parts:
+                with self.learning_from(part):
+                    return None
+            loss = super().training_step(part, index)
+            self.are_own = self.samples["observation"].equal(
+                part.round["observation"].flatten(0, 1)
+            )
+            self.rows = self._minibatches.rows_of(part)
+            return loss
+
+        def on_round_end(self):
+            super().on_round_end()
+            noted.append((self.are_own, self.rows.tolist()))
+
+    noted = []
+    quiet_trainer().fit(LeavesOut(epochs=2, minibatches=2), cartpole(3))
+    return noted
+
+
+@pytest.mark.filterwarnings("ignore:`training_step` returned `None`")
+@pytest.mark.parametrize("algorithm", [PPO, PQN])
+def test_a_round_whose_first_part_is_left_out_has_its_own_samples(algorithm):
+    """Those of the round before lie where the next round is written."""
+    whole = leaving_out(algorithm)
+    assert leaving_out(algorithm, 0) == whole
+    assert leaving_out(algorithm, 0, 1, 2) == whole  # and its own order of an epoch
+    assert all(are_own for are_own, _ in whole)
 
 
 class Divergence(Callback):
@@ -694,6 +728,52 @@ def test_a_compiled_policy_is_refused():
     policy.compile()
     with pytest.raises(ConfigurationError, match=r"nor would policy\.compile\(\)"):
         PPO(policy)
+
+
+def test_a_policy_without_values_is_refused_by_the_name_of_a_weight():
+    told = r"^the policy's module\.0\S+weight is on the device 'meta', where it has no value"
+    with pytest.raises(ConfigurationError, match=told):
+        PPO(cartpole_policy().to("meta"))
+
+
+class Beside(A2C):
+    """Has a layer of its own, which the loss calls."""
+
+    def __init__(self, calls_early=False, **settings):
+        super().__init__(**settings)
+        self.layer, self.calls_early = nn.LazyLinear(2), calls_early
+
+    def configure_model(self):
+        super().configure_model()
+        if self.calls_early:
+            self.layer(torch.zeros(1, 4))
+
+    def loss(self, batch):
+        return super().loss(batch) + self.layer(batch["observation"]).square().mean()
+
+
+def test_a_layer_of_a_learners_own_that_has_no_shape_yet_is_refused():
+    told = r"^Beside's layer\.weight has no shape yet, but is kept .*: call its module once in"
+    with pytest.raises(ConfigurationError, match=told):
+        watched_fit(Beside(), cartpole())
+    watched_fit(Beside(calls_early=True), cartpole())
+
+
+@pytest.mark.parametrize("saves", [False, True])
+def test_an_optimizer_that_is_in_no_checkpoint_is_told(saves, recwarn):
+    class Own(A2C):
+        def __init__(self):
+            super().__init__(cartpole_policy())
+            self.second = torch.optim.Adam(self.policy.parameters())
+
+    class Saving(Own):
+        def on_save_checkpoint(self, checkpoint):
+            super().on_save_checkpoint(checkpoint)
+
+    watched_fit((Saving if saves else Own)(), cartpole())
+    told = [str(each.message) for each in recwarn if "keeps an optimizer" in str(each.message)]
+    assert len(told) == (0 if saves else 1)
+    assert saves or "Own keeps an optimizer as 'second', whose state is in no checkpoint" in told[0]
 
 
 def test_values_of_any_precision_are_told_in_single_precision():

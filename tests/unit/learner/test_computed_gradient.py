@@ -14,6 +14,7 @@ from hts_torchrl import (
     make_actor_critic,
 )
 from hts_torchrl.learner import Learner
+from hts_torchrl.learner.gradient_chunks import RUNNING
 from tests.fits import SGDA2C, cartpole, flat, flat_gradient, quiet_trainer, watched_fit
 from tests.policies import policy_with
 
@@ -218,6 +219,34 @@ class Table(nn.Module):
 
     def forward(self, features):
         return features + self.rows((features[..., 0] > 0).long())
+
+
+class Spared(A2C):
+    """Has a weight that the losses of some chunks reach."""
+
+    def __init__(self, policy, reaching=(), **settings):
+        super().__init__(policy, **settings)
+        self.spare, self.reaching = nn.Parameter(torch.ones(())), reaching
+
+    def loss(self, batch):
+        loss = super().loss(batch)
+        return loss + self.spare if RUNNING.index in self.reaching else loss
+
+
+@pytest.mark.parametrize("chunks", [1, 2])
+def test_a_weight_that_no_loss_reaches_stays_as_it_is(chunks):
+    """An optimiser would move it by a gradient of 0: here by its decay, elsewhere by momentum."""
+    decays = {"optimizer": "adamw", "optimizer_kwargs": {"weight_decay": 0.5}}
+    learner = Spared(policy(), gradient_chunks=chunks, learning_rate=0.1, **decays)
+    quiet_trainer().fit(learner, cartpole(2))
+    assert learner.spare == 1
+
+
+def test_a_weight_that_the_loss_of_one_chunk_reaches_has_the_mean_of_all():
+    settings = {"optimizer": "sgd", "learning_rate": 0.25}
+    learner = Spared(policy(), reaching=(1,), gradient_chunks=2, **settings)
+    quiet_trainer().fit(learner, cartpole(1))
+    assert learner.spare == 1 - 0.25 / 2
 
 
 def test_a_sparse_gradient_of_a_chunk_is_refused():

@@ -250,3 +250,13 @@ def test_accumulation_that_a_callback_changes_in_the_run_is_refused(learner, bef
     settings = {"callbacks": [Changes()], "accumulate_grad_batches": before}
     with pytest.raises(ConfigurationError, match=told):
         watched_fit(learner(), cartpole(), **settings)
+
+
+def test_parts_that_a_callback_changes_in_the_run_are_refused():
+    class Fewer(Callback):
+        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):  # noqa: ARG002
+            pl_module.epochs = 1
+
+    told = r"^PPO\.parts_per_round=2 \(.* epochs times minibatches\), but the run began with 4"
+    with pytest.raises(ConfigurationError, match=told):
+        watched_fit(PPO(epochs=2, minibatches=2), cartpole(), callbacks=[Fewer()])

@@ -1,8 +1,10 @@
 """Layers that do one thing where a policy learns and another where it acts."""
 
 import copy
+import random
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from lightning.pytorch.callbacks import Callback
@@ -160,6 +162,60 @@ class TestDropout:
         fit(A2C(policy_with(nn.Dropout(), CARTPOLE)), callbacks=[state])
         torch.manual_seed(3)
         assert state.drawn == torch.rand(1)
+
+
+class Draws(Callback):
+    """Keeps what a hook draws in each round, and what the process draws after the training."""
+
+    def __init__(self, state):
+        self.state, self.drawn = state, []
+
+    def on_train_start(self, *_):
+        torch.manual_seed(self.state)
+        np.random.seed(self.state)  # noqa: NPY002
+        random.seed(self.state)
+
+    def draw(self, *_):
+        numbers = float(torch.rand(())), np.random.random(), random.random()  # noqa: NPY002
+        self.drawn.append(numbers)
+
+    on_after_backward = on_train_end = draw
+
+
+def drawn(state, **settings):
+    draws = Draws(state)
+    fit(A2C(), callbacks=[draws], **settings)
+    return draws.drawn
+
+
+class TestAHook:
+    def test_draws_what_the_seed_and_the_update_decide(self):
+        *first, _ = drawn(state=1)
+        *again, _ = drawn(state=2)
+        *other, _ = drawn(state=1, seed=1)
+        assert first == again
+        assert len({*first, *other}) == 2 * 3
+
+    def test_moves_no_generator_of_the_process(self):
+        *_, after = drawn(state=3)
+        torch.manual_seed(3)
+        assert after == (
+            float(torch.rand(())),
+            np.random.RandomState(3).random_sample(),
+            random.Random(3).random(),
+        )
+
+    def test_leaves_a_copy_of_the_learner_nothing_to_put_back(self):
+        class Copies(Callback):
+            def on_after_backward(self, _, module):
+                copied = copy.deepcopy(module.seeded_draws)
+                expected = random.getstate()
+                copied.end_round()
+                assert random.getstate() == expected
+                self.copied = True
+
+        fit(A2C(), callbacks=[copies := Copies()])
+        assert copies.copied
 
 
 NAMES = {"numpy": r"numpy's global generator \(np.random\)", "python": r"Python's .* \(random\)"}

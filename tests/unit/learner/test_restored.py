@@ -9,7 +9,9 @@ import torch
 import yaml
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from tensordict.nn import ProbabilisticTensorDictSequential
 from torch import nn
+from torchrl.modules import ValueOperator
 
 from hts_torchrl import (
     A2C,
@@ -24,6 +26,7 @@ from hts_torchrl import (
 from hts_torchrl.cli.commands import HTSTrainer
 from tests.command_line import Valued
 from tests.fits import cartpole, flat, quiet_trainer, watched_fit
+from tests.policies import categorical_actor
 
 pytestmark = pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`, callbacks")
 
@@ -396,6 +399,26 @@ def test_how_the_network_of_a_checkpoint_differs_is_told(name, weight, told, tmp
     torch.save(content, path)
     with pytest.raises(ConfigurationError, match=f"of another network: {told}$"):
         Extended.load_from_checkpoint(path, strict=True)
+
+
+def lazy_policy():
+    actor = categorical_actor(nn.Sequential(nn.LazyLinear(8), nn.Tanh(), nn.LazyLinear(2)))
+    critic = ValueOperator(nn.LazyLinear(1))
+    return ProbabilisticTensorDictSequential(critic, *actor.module)
+
+
+def test_a_lazy_layer_takes_the_shapes_of_the_checkpoint(tmp_path):
+    trained = A2C(lazy_policy())
+    path = saved(tmp_path, trained)
+    restored = A2C.load_from_checkpoint(path, policy=lazy_policy())
+    assert torch.equal(flat(restored.policy), flat(trained.policy))
+    rows = torch.randn(3, 4)
+    assert torch.equal(restored(rows), trained(rows))
+    content = torch.load(path)
+    del content["state_dict"]["policy.module.0.module.bias"]
+    torch.save(content, path)
+    with pytest.raises(ConfigurationError, match=r"it has no policy\.module\.0\.module\.bias$"):
+        A2C.load_from_checkpoint(path, policy=lazy_policy())
 
 
 def test_strict_says_for_one_call_whether_weights_may_be_missing(tmp_path):

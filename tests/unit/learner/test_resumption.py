@@ -391,6 +391,35 @@ def test_what_is_unfrozen_within_a_round_that_is_cut_off_is_resumed_as_at_its_st
     assert torch.equal(flat(resumed.policy), flat(whole.policy))
 
 
+def test_what_was_unfrozen_before_a_resumed_run_has_the_weights_that_act(tmp_path):
+    """The callback unfreezes it when the run has begun, and it moved in the round before."""
+
+    def fit(ckpt_path=None, **trainer):
+        torch.manual_seed(0)
+        learner = PPO(epochs=2, minibatches=2, learning_rate=0.1, delayed_step="displacement")
+        callbacks = [Unfreezes(), *trainer.pop("callbacks", [])]
+        quiet_trainer(callbacks=callbacks, **trainer).fit(learner, cartpole(4), ckpt_path=ckpt_path)
+        return flat(learner.policy)
+
+    kept = saving(tmp_path, every_n_train_steps=12)
+    whole = fit(callbacks=[kept], enable_checkpointing=True)
+    assert torch.equal(fit(tmp_path / "step=12.ckpt"), whole)
+
+
+class FrozenTooEarly(A2C):
+    """Freezes the trunk before its optimiser is made of what is trained."""
+
+    def configure_model(self):
+        super().configure_model()
+        self.policy.module[0].requires_grad_(False)
+
+
+def test_what_is_unfrozen_and_in_no_optimizer_is_refused():
+    told = r"the policy's module\.0\S*weight is trained from now on, but no optimizer has it"
+    with pytest.raises(ConfigurationError, match=told):
+        quiet_trainer(callbacks=[Unfreezes()]).fit(FrozenTooEarly(), cartpole(8))
+
+
 class Foreign(LightningModule):
     """Has the weights of a learner, and is none."""
 

@@ -4,9 +4,10 @@ import math
 
 import pytest
 import torch
-from torch.distributions import Bernoulli
+from torch.distributions import Bernoulli, Categorical, Independent, MixtureSameFamily, Normal
 from torchrl.modules import TanhNormal
 
+from hts_torchrl import ConfigurationError
 from hts_torchrl.objectives.losses import (
     clipped_ratio_loss,
     clipped_value_loss,
@@ -49,6 +50,13 @@ def test_no_value_gradient_flows_into_the_returns():
 def test_the_entropy_is_the_mean_over_the_samples():
     entropy = mean_entropy(Bernoulli(torch.tensor([0.5, 1.0])))
     assert entropy.item() == pytest.approx(math.log(2) / 2, abs=1e-5)
+
+
+def test_a_distribution_without_entropy_is_refused_in_one_line():
+    parts = Independent(Normal(torch.zeros(4, 3, 1), torch.ones(4, 3, 1)), 1)
+    mixture = MixtureSameFamily(Categorical(torch.ones(4, 3)), parts)
+    with pytest.raises(ConfigurationError, match=r"^the policy's MixtureSameFamily\(.* has no ent"):
+        mean_entropy(mixture)
 
 
 def test_the_entropy_of_a_squashed_gaussian_is_estimated_with_gradient():

@@ -8,6 +8,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint, WeightAveraging
 
+from hts_torchrl.envs.own_generators import NUMPY, PYTHON
 from hts_torchrl.rng import update_seed
 from hts_torchrl.training.data_state import place_loops
 from hts_torchrl.training.round_slice import RoundSlice
@@ -49,6 +50,7 @@ class WeightPublisher(Callback):
         """Rounds that the module has learned from, since the start of the run."""
         self.in_round = False
         """Whether a round has been learned from in part."""
+        self._numpy = NUMPY.new()  # the user's may be one that cannot be seeded again
 
     def on_load_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
@@ -63,10 +65,13 @@ class WeightPublisher(Callback):
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: RoundSlice, batch_idx: int
     ) -> None:
-        """Seed torch's generators for the part."""
+        """Seed the global generators for the part, numpy's and Python's too."""
         self.in_round = True
-        seed: int = trainer.datamodule.seed  # type: ignore[attr-defined]
-        torch.manual_seed(update_seed(seed, self.updates, batch.index, trainer.global_rank))
+        data: Any = trainer.datamodule  # type: ignore[attr-defined]
+        seed = update_seed(data.seed, self.updates, batch.index, trainer.global_rank)
+        NUMPY.put(self._numpy)
+        for seed_one in (torch.manual_seed, NUMPY.seed, PYTHON.seed):
+            seed_one(seed)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: RoundSlice, *_: Any
