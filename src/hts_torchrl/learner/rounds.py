@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from enum import Enum
 from typing import Any
 
@@ -185,6 +185,11 @@ class RoundModule(PolicyModule):
     def parts_per_round(self) -> int:
         """Calls of ``training_step`` for each round."""
         return 1
+
+    @property
+    def settings_without_bits(self) -> Collection[str]:
+        """Settings that decide no bit, and so may be others when a run goes on."""
+        return ()
 
     @property
     def delayed(self) -> DelayedGradient:
@@ -406,7 +411,10 @@ class RoundModule(PolicyModule):
                 f"a {type(self).__name__} cannot resume from it: give one that fit has written"
             )
         if self._trainer is not None and self.trainer.state.fn == TrainerFn.FITTING:
-            self.resumption = Resumption(self.trainer, checkpoint, describe(self))
+            own = describe(self)
+            for name in self.settings_without_bits:
+                own["init_args"].pop(name, None)
+            self.resumption = Resumption(self.trainer, checkpoint, own)
         if self.policy is not None:
             require_same_network(self, checkpoint["state_dict"])
         self.updates = checkpoint["updates"]
