@@ -134,7 +134,7 @@ class HTSDataModule(LightningDataModule):
         self.parts_per_epoch = 0
         """Batches of the Trainer in each of its epochs, from ``setup`` on."""
         self._at_end = contextlib.ExitStack()
-        """Puts back the Trainer's interval, where ``evaluation_frames`` has set another."""
+        """Puts back what a fit sets otherwise in the Trainer: its interval, its least epochs."""
         self._moved: TensorDictBase | None = None
         """The running round on a learner's GPU, for all of its parts."""
         self._state = DataState(self)
@@ -245,8 +245,11 @@ class HTSDataModule(LightningDataModule):
             callbacks.append(StopTogether())
         own = getattr(trainer.lightning_module, "publishes_weights", False)
         self._publisher = None if own else WeightPublisher()
+        min_epochs = trainer.min_epochs
+        self._at_end.callback(setattr, trainer.fit_loop, "min_epochs", min_epochs)
         averages = any(isinstance(each, WeightAveraging) for each in callbacks)
-        added = [StopAfterRound(), UnswappedAverages() if averages else None, self._publisher]
+        unswapped = UnswappedAverages() if averages else None
+        added = [StopAfterRound(min_epochs), unswapped, self._publisher]
         place_callbacks(trainer, *filter(None, added))
         assert self.schedule.num_rounds is not None
         self.parts_per_epoch = parts_of_epoch(trainer, self.schedule.num_rounds)

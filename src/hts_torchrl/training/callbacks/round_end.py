@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import torch
@@ -17,13 +18,17 @@ from hts_torchrl.training.trainer_limits import parts_of_round, warn_of_one_epoc
 class StopAfterRound(Callback):
     """Lets the Trainer learn the rest of a round before it stops.
 
-    ``max_time``, ``Timer`` and callbacks of the user's set ``trainer.should_stop`` after any step.
+    ``max_time``, ``Timer`` and hooks of the user's set ``trainer.should_stop`` after any step.
     Lightning then evaluates, and checkpoints would have that score beside the weights of the
     round's start. The data module adds it, before the callbacks that save checkpoints.
+
+    Args:
+        min_epochs: the Trainer's own, which are changed within a round.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, min_epochs: int | None) -> None:
         self._asked = False
+        self._min_epochs = min_epochs
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: RoundSlice, *_: Any
@@ -31,6 +36,8 @@ class StopAfterRound(Callback):
         """Put a stop off to the end of the round."""
         self._asked |= trainer.should_stop
         trainer.should_stop = self._asked and batch.is_last
+        # The module's own hook, and callbacks that save, come later and may ask too.
+        trainer.fit_loop.min_epochs = self._min_epochs if batch.is_last else sys.maxsize
 
 
 class WeightPublisher(Callback):
