@@ -49,11 +49,12 @@ from hts_torchrl.training.trainer_limits import warn_of_one_epoch
 
 
 class RoundState(Enum):
-    """How far the learner is in a round: ``LEARNED`` and ``STEPPING`` for each step, then ENDED."""
+    """How far the learner is in a round: LEARNED and STEPPING for each step, then MOVED, ENDED."""
 
     ENDED = "no round is being learned from"
     LEARNED = "a loss was computed since the last step"
     STEPPING = "the optimiser was given its gradient"
+    MOVED = "the optimiser has made its last step on the round"
 
 
 class RoundStart:
@@ -68,6 +69,8 @@ class RoundStart:
     """
 
     def __init__(self) -> None:
+        self.has_optimizers = False
+        """Whether it has what moves with the steps of optimisers."""
         self._loop: dict[str, Any] | None = None
         self._entries: dict[str, Any] = {}
         """Of a checkpoint."""
@@ -82,6 +85,7 @@ class RoundStart:
             copy_optimizers: whether optimisers step before the last part of a round; else they have
                 not moved.
         """
+        self.has_optimizers = copy_optimizers
         self._loop = trainer.fit_loop.state_dict()
         self._entries = {"global_step": trainer.global_step}
         if copy_optimizers:
@@ -197,6 +201,11 @@ class RoundModule(PolicyModule):
         return self._weights.parameters
 
     @property
+    def cut_off(self) -> bool:
+        """Whether a checkpoint of now would lack the round's start, as optimisers have moved."""
+        return self._round_state is RoundState.MOVED and not self._round_start.has_optimizers
+
+    @property
     def _collector(self) -> RoundSource | None:
         return getattr(getattr(self.trainer, "datamodule", None), "collector", None)
 
@@ -293,6 +302,7 @@ class RoundModule(PolicyModule):
         """Step, and end the round after its last part: before a callback saves a checkpoint."""
         super().optimizer_step(*args, **kwargs)
         if self.part.is_last:
+            self._round_state = RoundState.MOVED
             self.on_round_end()
             self.update_statistics()
             self._round_state = RoundState.ENDED

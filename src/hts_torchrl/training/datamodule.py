@@ -319,7 +319,8 @@ class HTSDataModule(LightningDataModule):
         """
         if self._collector is None:
             return self._state.final or self._state.loaded
-        cut_off = self._publisher is not None and self._publisher.in_round
+        counting = self._publisher or self._trainer.lightning_module
+        cut_off = bool(getattr(counting, "cut_off", False))
         return self._state.of(self._collector, self._trainer, self._updates, cut_off=cut_off)
 
     def changes_from(self, state_dict: dict[str, Any]) -> Changes:

@@ -18,6 +18,7 @@ from hts_torchrl import (
     RoundModule,
     make_actor_critic,
 )
+from hts_torchrl.training.callbacks import LastCheckpoint
 from hts_torchrl.training.data_state import DataState
 from tests.fits import RESUMES, cartpole, flat, quiet_trainer, saving, watched_fit
 
@@ -134,6 +135,24 @@ def test_the_pool_the_end_and_evaluations_are_changed_without_a_word(checkpoint,
         watch = go_on(checkpoint, **pool, **rest)
     assert watch.updates == [2, 3, 4, 5]
     assert [each for each in caplog.records if each.name.startswith("hts_torchrl")] == []
+
+
+class FailsLate(A2C):
+    """Whose optimiser has made its step on the last round when that fails."""
+
+    def on_round_end(self):
+        super().on_round_end()
+        if self.updates == ROUNDS - 1:
+            raise ArithmeticError
+
+
+def test_a_round_that_failed_after_its_only_step_is_not_resumed(tmp_path):
+    last = LastCheckpoint(str(tmp_path))
+    last.save_on_exception = True
+    with pytest.raises(ArithmeticError):
+        watched_fit(FailsLate(), cartpole(ROUNDS), callbacks=[last], enable_checkpointing=True)
+    with pytest.raises(ConfigurationError, match="in the middle of a round, whose start it does"):
+        go_on(tmp_path / "last.ckpt", FailsLate())
 
 
 @pytest.mark.parametrize("kind", [PPO, PQN])

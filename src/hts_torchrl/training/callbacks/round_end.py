@@ -54,8 +54,8 @@ class WeightPublisher(Callback):
     def __init__(self) -> None:
         self.updates = 0
         """Rounds that the module has learned from, since the start of the run."""
-        self.in_round = False
-        """Whether a round has been learned from in part."""
+        self.cut_off = False
+        """Whether a checkpoint of now would lack the round's start: it was learned from in part."""
 
     def on_load_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
@@ -71,7 +71,7 @@ class WeightPublisher(Callback):
         self, trainer: Trainer, pl_module: LightningModule, batch: RoundSlice, batch_idx: int
     ) -> None:
         """Seed torch's generators for the part."""
-        self.in_round = True
+        self.cut_off = True
         seed: int = trainer.datamodule.seed  # type: ignore[attr-defined]
         torch.manual_seed(update_seed(seed, self.updates, batch.index, trainer.global_rank))
 
@@ -83,7 +83,7 @@ class WeightPublisher(Callback):
             data: Any = trainer.datamodule  # type: ignore[attr-defined]
             data.collector.update_policy_weights_(pl_module.policy)
             self.updates += 1
-            self.in_round = False
+            self.cut_off = False
 
 
 class UnswappedAverages(Callback):
