@@ -11,6 +11,7 @@ from typing import Any, Self, get_args
 import torch
 from lightning.pytorch import Callback, LightningDataModule, Trainer
 from lightning.pytorch.callbacks import WeightAveraging
+from lightning.pytorch.trainer.states import TrainerStatus
 from tensordict import TensorDictBase
 
 from hts_torchrl.collectors.asynchronous import AsynchronousCollector
@@ -185,6 +186,11 @@ class HTSDataModule(LightningDataModule):
         form, known = self.collection, get_args(Collection)
         require(form in known, f"collection={form!r}", f"one of {', '.join(known)}")
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy has: settings and the state of the last run, but no Trainer."""
+        of_a_fit = {"trainer": None, "_collector": None, "_publisher": None, "_moved": None}
+        return {**vars(self), **of_a_fit, "_at_end": contextlib.ExitStack()}
+
     def __str__(self) -> str:
         """Return what ``repr`` does: Lightning would start a collector to ask how long it is."""
         return repr(self)
@@ -266,9 +272,14 @@ class HTSDataModule(LightningDataModule):
         """Build the collector around the learner's policy and start its processes.
 
         Raises:
-            ConfigurationError: if a subclass has replaced ``setup``.
+            ConfigurationError: if a subclass has replaced ``setup``, or no ``fit`` is running.
         """
         require_extended(type(self), _HOOKS, "the data module")
+        if self._trainer.state.status != TrainerStatus.RUNNING:  # nobody would stop the workers
+            raise ConfigurationError(
+                f"{type(self).__name__}.train_dataloader() starts workers for a running fit: call "
+                "trainer.fit(learner, datamodule), or take rounds from a hts_torchrl.HTSCollector"
+            )
         self._close()
         collector = _collector_of(self, self._share, self._trainer, self._precision)
         if self._publisher is not None:
