@@ -378,6 +378,8 @@ class RoundModule(PolicyModule):
     def on_fit_end(self) -> None:
         """Let an interrupt through that was put off, and undo what ``fit`` has set."""
         self._interrupt.release()
+        if self.delayed.holds_behaviour:  # on_train_batch_start may end an epoch within a round
+            self.put_newest_back()
         self._at_end.close()
 
     def leave_round(self) -> None:

@@ -475,7 +475,7 @@ def test_a_copy_of_one_that_has_trained_trains_alike(copied):
 def test_no_workers_start_without_a_fit_that_ends_them():
     data = cartpole(2)
     watched_fit(A2C(), data)
-    with pytest.raises(ConfigurationError, match=r"train_dataloader\(\) starts workers for a runn"):
+    with pytest.raises(ConfigurationError, match=r"train_dataloader\(\) starts workers for a"):
         quiet_trainer().fit(A2C(), train_dataloaders=data.train_dataloader())
 
 
