@@ -23,9 +23,9 @@ def fresh_policy(env=None):
     return make_actor_critic("mlp", (env or GymEnvs("CartPole-v1")).group([0]).spec)
 
 
-def displaced_ppo() -> SGDPPO:
+def displaced_ppo(kind: type[SGDPPO] = SGDPPO) -> SGDPPO:
     """A learner of four steps a round, by whose sum the newest weights are displaced."""
-    return SGDPPO(
+    return kind(
         fresh_policy(),
         learning_rate=LEARNING_RATE,
         epochs=2,
@@ -353,6 +353,18 @@ class TestDelayedGradient:
         way = watch.gradients[4] + watch.gradients[5]
         expected = watch.round_weights[1] - LEARNING_RATE * way
         assert learner.updates == 1
+        torch.testing.assert_close(flat(learner.policy), expected)
+
+    def test_so_does_one_whose_epoch_a_hook_ends_within_a_round(self):
+        class Leaving(SGDPPO):
+            def on_train_batch_start(self, batch, batch_idx):
+                super().on_train_batch_start(batch, batch_idx)
+                return -1 if batch_idx == 6 else None
+
+        learner = displaced_ppo(Leaving)
+        watch = watched_fit(learner, cartpole(4))
+        way = watch.gradients[4] + watch.gradients[5]
+        expected = watch.round_weights[1] - LEARNING_RATE * way
         torch.testing.assert_close(flat(learner.policy), expected)
 
     def test_an_exception_within_a_displaced_round_leaves_the_way_so_far(self):

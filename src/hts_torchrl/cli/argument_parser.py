@@ -61,11 +61,15 @@ class HTSArgumentParser(LightningArgumentParser):
         self._negative_number_matcher = re.compile(r"-(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$")
 
     def parse_path(self, cfg_path: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-        """Name the config file in what is wrong with it."""
+        """Name the config file in what is wrong with it; its empty sections set nothing."""
         try:
-            return super().parse_path(cfg_path, *args, **kwargs)
+            config = super().parse_path(cfg_path, *args, **kwargs)
         except ConfigurationError as error:
             raise ConfigurationError(f"--config={cfg_path}: {error}") from error
+        for section in ("model", "data", "trainer"):
+            if section in config and config[section] is None:
+                del config[section]
+        return config
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:  # noqa: ARG002
         """Print what is wrong and exit with status 2."""

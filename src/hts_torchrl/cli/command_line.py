@@ -105,7 +105,9 @@ class HTSCommandLine(CommandLine):
         if sys.argv[1:2] in (["advise"], ["verify"]):  # which the config of a run has
             for flag, kind in (("--ckpt_path", str | None), ("--weights_only", bool | None)):
                 parser.add_argument(flag, type=kind, default=None, help=SUPPRESS)
-        parser.link_arguments("seed_everything", "data.seed", compute_fn=int)
+        parser.link_arguments(
+            "seed_everything", "data.seed", compute_fn=lambda seed: int(seed or 0)
+        )
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:  # noqa: ANN401
         """Add this project's callbacks and checkpoints, and give all loggers the same version."""

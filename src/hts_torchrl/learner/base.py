@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import nullcontext
 from functools import partial
 from typing import Any, ClassVar, Self
@@ -153,6 +153,11 @@ class Learner(RoundModule):
     def computed_for(self) -> str | None:
         """The setting for which a training step computes the gradient, if there is one."""
         return f"gradient_chunks={self.gradient_chunks}" if self.gradient_chunks > 1 else None
+
+    @property
+    def settings_without_bits(self) -> Collection[str]:
+        """Settings that decide no bit: threads, where each computes whole chunks."""
+        return ("num_threads",) if self._may_compute_side_by_side() else ()
 
     def prepare_policy(self, datamodule: Any) -> None:  # noqa: ANN401 - may be of another class
         """Build the policy for a data module, and the statistics that it asks for."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from enum import Enum
 from typing import Any
 
@@ -57,11 +57,12 @@ _WHOLE = -1
 
 
 class RoundState(Enum):
-    """How far the learner is in a round: ``LEARNED`` and ``STEPPING`` for each step, then ENDED."""
+    """How far the learner is in a round: LEARNED and STEPPING for each step, then MOVED, ENDED."""
 
     ENDED = "no round is being learned from"
     LEARNED = "a loss was computed since the last step"
     STEPPING = "the optimiser was given its gradient"
+    MOVED = "the optimiser has made its last step on the round"
 
 
 class RoundStart:
@@ -76,6 +77,8 @@ class RoundStart:
     """
 
     def __init__(self) -> None:
+        self.has_optimizers = False
+        """Whether it has what moves with the steps of optimisers."""
         self._loop: dict[str, Any] | None = None
         self._entries: dict[str, Any] = {}
         """Of a checkpoint."""
@@ -84,6 +87,7 @@ class RoundStart:
 
     def note_trainer(self, trainer: Trainer, *, copy_optimizers: bool) -> None:
         """Keep the counts, and with ``copy_optimizers`` what steps before a round's last part."""
+        self.has_optimizers = copy_optimizers
         self._loop = trainer.fit_loop.state_dict()
         self._entries = {"global_step": trainer.global_step}
         if copy_optimizers:
@@ -187,9 +191,19 @@ class RoundModule(PolicyModule):
         return 1
 
     @property
+    def settings_without_bits(self) -> Collection[str]:
+        """Settings that decide no bit, and so may be others when a run goes on."""
+        return ()
+
+    @property
     def delayed(self) -> DelayedGradient:
         """The newest parameters, which are in place, and those that collected the round."""
         return self._weights.parameters
+
+    @property
+    def cut_off(self) -> bool:
+        """Whether a checkpoint of now would lack the round's start, as optimisers have moved."""
+        return self._round_state is RoundState.MOVED and not self._round_start.has_optimizers
 
     @property
     def _collector(self) -> RoundSource | None:
@@ -302,6 +316,7 @@ class RoundModule(PolicyModule):
         """Step, and end the round after its last part: before a callback saves a checkpoint."""
         super().optimizer_step(*args, **kwargs)
         if self.part.is_last:
+            self._round_state = RoundState.MOVED
             self.on_round_end()
             self.update_statistics()
             self._round_state = RoundState.ENDED
@@ -387,6 +402,8 @@ class RoundModule(PolicyModule):
         """Let an interrupt through that was put off, and undo what ``fit`` has set."""
         self.seeded_draws.end_round()
         self._interrupt.release()
+        if self.delayed.holds_behaviour:  # on_train_batch_start may end an epoch within a round
+            self.put_newest_back()
         self._at_end.close()
 
     def leave_round(self) -> None:
@@ -424,7 +441,10 @@ class RoundModule(PolicyModule):
                 f"a {type(self).__name__} cannot resume from it: give one that fit has written"
             )
         if self._trainer is not None and self.trainer.state.fn == TrainerFn.FITTING:
-            self.resumption = Resumption(self.trainer, checkpoint, describe(self))
+            own = describe(self)
+            for name in self.settings_without_bits:
+                own["init_args"].pop(name, None)
+            self.resumption = Resumption(self.trainer, checkpoint, own)
         if self.policy is not None:
             require_same_network(self, checkpoint["state_dict"])
         self.updates = checkpoint["updates"]

@@ -35,7 +35,7 @@ _DECIDE_BITS = (
 )
 _CUT_OFF = (
     "the checkpoint was saved in the middle of a round, whose start it does not hold: resume from "
-    "an earlier one; a hts_torchrl.Learner or RoundModule resumes from any"
+    "an earlier one (DurableCheckpointIO keeps it as NAME.ckpt.previous)"
 )
 
 _NOT_KEPT = ("first_env", "reward_discount", "backend", "num_collectors", "backend_options")

@@ -11,6 +11,7 @@ from typing import Any, Self, get_args
 import torch
 from lightning.pytorch import Callback, LightningDataModule, Trainer
 from lightning.pytorch.callbacks import WeightAveraging
+from lightning.pytorch.trainer.states import TrainerStatus
 from tensordict import TensorDictBase
 
 from hts_torchrl.collectors.asynchronous import AsynchronousCollector
@@ -134,7 +135,7 @@ class HTSDataModule(LightningDataModule):
         self.parts_per_epoch = 0
         """Batches of the Trainer in each of its epochs, from ``setup`` on."""
         self._at_end = contextlib.ExitStack()
-        """Puts back the Trainer's interval, where ``evaluation_frames`` has set another."""
+        """Puts back what a fit sets otherwise in the Trainer: its interval, its least epochs."""
         self._moved: TensorDictBase | None = None
         """The running round on a learner's GPU, for all of its parts."""
         self._state = DataState(self)
@@ -184,6 +185,11 @@ class HTSDataModule(LightningDataModule):
             )
         form, known = self.collection, get_args(Collection)
         require(form in known, f"collection={form!r}", f"one of {', '.join(known)}")
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy has: settings and the state of the last run, but no Trainer."""
+        of_a_fit = {"trainer": None, "_collector": None, "_publisher": None, "_moved": None}
+        return {**vars(self), **of_a_fit, "_at_end": contextlib.ExitStack()}
 
     def __str__(self) -> str:
         """Return what ``repr`` does: Lightning would start a collector to ask how long it is."""
@@ -245,8 +251,11 @@ class HTSDataModule(LightningDataModule):
             callbacks.append(StopTogether())
         own = getattr(trainer.lightning_module, "publishes_weights", False)
         self._publisher = None if own else WeightPublisher()
+        min_epochs = trainer.min_epochs
+        self._at_end.callback(setattr, trainer.fit_loop, "min_epochs", min_epochs)
         averages = any(isinstance(each, WeightAveraging) for each in callbacks)
-        added = [StopAfterRound(), UnswappedAverages() if averages else None, self._publisher]
+        unswapped = UnswappedAverages() if averages else None
+        added = [StopAfterRound(min_epochs), unswapped, self._publisher]
         place_callbacks(trainer, *filter(None, added))
         assert self.schedule.num_rounds is not None
         self.parts_per_epoch = parts_of_epoch(trainer, self.schedule.num_rounds)
@@ -263,9 +272,14 @@ class HTSDataModule(LightningDataModule):
         """Build the collector around the learner's policy and start its processes.
 
         Raises:
-            ConfigurationError: if a subclass has replaced ``setup``.
+            ConfigurationError: if a subclass has replaced ``setup``, or no ``fit`` is running.
         """
         require_extended(type(self), _HOOKS, "the data module")
+        if self._trainer.state.status != TrainerStatus.RUNNING:  # nobody would stop the workers
+            raise ConfigurationError(
+                f"{type(self).__name__}.train_dataloader() starts workers for a running fit: call "
+                "trainer.fit(learner, datamodule), or take rounds from a hts_torchrl.HTSCollector"
+            )
         self._close()
         collector = _collector_of(self, self._share, self._trainer, self._precision)
         if self._publisher is not None:
@@ -316,7 +330,8 @@ class HTSDataModule(LightningDataModule):
         """
         if self._collector is None:
             return self._state.final or self._state.loaded
-        cut_off = self._publisher is not None and self._publisher.in_round
+        counting = self._publisher or self._trainer.lightning_module
+        cut_off = bool(getattr(counting, "cut_off", False))
         return self._state.of(self._collector, self._trainer, self._updates, cut_off=cut_off)
 
     def changes_from(self, state_dict: dict[str, Any]) -> Changes:

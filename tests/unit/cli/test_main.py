@@ -597,6 +597,25 @@ def test_a_section_of_a_config_may_be_empty(made, tmp_path):
     assert "mine" in made("fit", *CARTPOLE, *A2C, f"--config={config}").trainer.log_dir
 
 
+def test_a_seed_that_is_null_is_refused(tmp_path, capsys):
+    env = {"class_path": "GymEnvs", "init_args": {"id": "CartPole-v1"}}
+    data = {"env": env, "num_envs": 4, "frames_per_batch": 32, "total_frames": 96}
+    model = {"class_path": "A2C"}
+    config = write(tmp_path / "mine.yaml", seed_everything=None, model=model, data=data)
+    told = refused(capsys, "fit", f"--config={config}")
+    assert told == f'--config={config}: Parser key "seed_everything": bool or int is needed'
+
+
+@pytest.mark.parametrize("flags", [[], ["--trainer.max_steps=1"]], ids=["alone", "with a flag"])
+def test_an_empty_section_keeps_what_earlier_files_say(flags, made, tmp_path):
+    trainer = {"gradient_clip_val": 0.5, "enable_progress_bar": False, "accelerator": "cpu"}
+    write(tmp_path / "first.yaml", trainer=trainer, data={"delay": 0}, model={"class_path": "A2C"})
+    (tmp_path / "mine.yaml").write_text("base: first.yaml\ntrainer:\ndata:\nmodel:\n")
+    of_data = [flag for flag in CARTPOLE if flag.startswith("--data.")]
+    line = made("fit", *of_data, f"--config={tmp_path / 'mine.yaml'}", *flags)
+    assert (line.trainer.gradient_clip_val, line.datamodule.pool.delay) == (0.5, 0)
+
+
 def test_what_follows_the_help_of_a_class_is_not_answered_by_itself(capsys):
     told = refused(capsys, "fit", "--model.help=PPO", "--data.env=GymEnvs")
     assert told == "unrecognized arguments: --data.env=GymEnvs"

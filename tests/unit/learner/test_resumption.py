@@ -9,7 +9,16 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import Callback, LambdaCallback, ModelCheckpoint
 from torch import nn
 
-from hts_torchrl import A2C, PPO, ConfigurationError, GymEnvs, RoundModule, make_actor_critic
+from hts_torchrl import (
+    A2C,
+    PPO,
+    PQN,
+    ConfigurationError,
+    GymEnvs,
+    RoundModule,
+    make_actor_critic,
+)
+from hts_torchrl.training.callbacks import LastCheckpoint
 from hts_torchrl.training.data_state import DataState
 from tests.fits import RESUMES, cartpole, flat, quiet_trainer, saving, watched_fit
 
@@ -126,6 +135,32 @@ def test_the_pool_the_end_and_evaluations_are_changed_without_a_word(checkpoint,
         watch = go_on(checkpoint, **pool, **rest)
     assert watch.updates == [2, 3, 4, 5]
     assert [each for each in caplog.records if each.name.startswith("hts_torchrl")] == []
+
+
+class FailsLate(A2C):
+    """Whose optimiser has made its step on the last round when that fails."""
+
+    def on_round_end(self):
+        super().on_round_end()
+        if self.updates == ROUNDS - 1:
+            raise ArithmeticError
+
+
+def test_a_round_that_failed_after_its_only_step_is_not_resumed(tmp_path):
+    last = LastCheckpoint(str(tmp_path))
+    last.save_on_exception = True
+    with pytest.raises(ArithmeticError):
+        watched_fit(FailsLate(), cartpole(ROUNDS), callbacks=[last], enable_checkpointing=True)
+    with pytest.raises(ConfigurationError, match="in the middle of a round, whose start it does"):
+        go_on(tmp_path / "last.ckpt", FailsLate())
+
+
+@pytest.mark.parametrize("kind", [PPO, PQN])
+def test_threads_that_compute_whole_chunks_may_be_others(kind, tmp_path):
+    settings = {"gradient_chunks": 2, "epochs": 2, "minibatches": 2}
+    saved = stopped(tmp_path, kind(**settings))
+    whole = go_on(saved, kind(**settings)).final_weights
+    assert torch.equal(go_on(saved, kind(**settings, num_threads=2)).final_weights, whole)
 
 
 def test_a_change_that_is_meant_is_told_with_the_update_from_which_on_it_holds(checkpoint, caplog):

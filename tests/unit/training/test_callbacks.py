@@ -459,6 +459,14 @@ class Stopping(Callback):
         trainer.should_stop = batch_idx == 5  # and does not ask again
 
 
+class StopsItself(PPO):
+    """Asks in a hook of its own, which comes after those of all callbacks."""
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        super().on_train_batch_end(outputs, batch, batch_idx)
+        self.trainer.should_stop |= batch_idx == 5
+
+
 class TestStopAfterRound:
     """Parts 4 to 7 are the second round's."""
 
@@ -471,6 +479,15 @@ class TestStopAfterRound:
         saved = torch.load(saves.best_model_path, weights_only=True)
         assert trainer.global_step == saved["global_step"] == 8
         assert trainer.callback_metrics["eval/updates"] == saved["updates"] == 2
+
+    def test_so_it_is_where_the_module_itself_asks(self, tmp_path):
+        learner, saves = StopsItself(epochs=2, minibatches=2), ModelCheckpoint(tmp_path)
+        trainer = quiet_trainer(callbacks=[saves], limit_val_batches=1, enable_checkpointing=True)
+        trainer.fit(learner, cartpole(4, evaluation_episodes=1))
+        saved = torch.load(saves.best_model_path, weights_only=True)
+        assert trainer.global_step == saved["global_step"] == 8
+        assert trainer.callback_metrics["eval/updates"] == saved["updates"] == 2
+        assert trainer.min_epochs == 0  # as Lightning has it
 
     def test_a_module_that_is_no_learner_can_be_resumed_from_there(self, tmp_path):
         saves = ModelCheckpoint(tmp_path)
@@ -485,6 +502,7 @@ class TestStopAfterRound:
         trainer = quiet_trainer(callbacks=[failing])
         with pytest.raises(ArithmeticError):
             trainer.fit(PPO(epochs=2, minibatches=2), cartpole(4))
+        assert trainer.min_epochs == 0  # as Lightning has it
         trainer.callbacks.remove(failing)
         learner = PPO(epochs=2, minibatches=2)
         trainer.fit(learner, cartpole(4))

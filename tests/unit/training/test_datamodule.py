@@ -1,6 +1,8 @@
 """The data module under the real Trainer, with processes only where they are the point."""
 
+import copy
 import multiprocessing
+import pickle
 from pathlib import Path
 
 import pytest
@@ -458,6 +460,23 @@ def test_weights_of_a_run_that_failed_are_not_saved_with_the_games_of_the_run_be
     with pytest.raises(ArithmeticError):
         watched_fit(A2C(), data, callbacks=[Breaking()])
     assert data.state_dict() == {}
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda data: pickle.loads(pickle.dumps(data))])
+def test_a_copy_of_one_that_has_trained_trains_alike(copied):
+    data = cartpole(3)
+    torch.manual_seed(0)
+    first = watched_fit(A2C(), data)
+    torch.manual_seed(0)
+    second = watched_fit(A2C(), copied(data))
+    assert torch.equal(second.final_weights, first.final_weights)
+
+
+def test_no_workers_start_without_a_fit_that_ends_them():
+    data = cartpole(2)
+    watched_fit(A2C(), data)
+    with pytest.raises(ConfigurationError, match=r"train_dataloader\(\) starts workers for a"):
+        quiet_trainer().fit(A2C(), train_dataloaders=data.train_dataloader())
 
 
 def test_a_data_module_serves_a_second_learner():

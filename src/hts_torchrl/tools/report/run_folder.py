@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -167,12 +168,23 @@ def run_folders(paths: list[Path]) -> list[Path]:
     """
     found: dict[Path, Path] = {}
     for path in paths:
-        below = (file.parent for file in path.rglob(_CONFIG))
-        folders = [path] if (path / _CONFIG).is_file() else sorted(below)
+        folders = [path] if (path / _CONFIG).is_file() else sorted(_below(path))
         if not folders:
             raise ConfigurationError(f"{path}: no run of fit is there (no {_CONFIG})")
         found |= {folder.resolve(): folder for folder in folders}
     return list(found.values())
+
+
+def _below(path: Path) -> Iterator[Path]:
+    """Yield the folders of runs below a path, through symbolic links too, each of them once."""
+    seen: set[Path] = set()
+    for name, below, files in os.walk(path, followlinks=True):
+        folder = Path(name)
+        if (place := folder.resolve()) in seen:
+            below.clear()
+        elif _CONFIG in files:
+            yield folder
+        seen.add(place)
 
 
 def _config(folder: Path) -> dict[str, Any]:

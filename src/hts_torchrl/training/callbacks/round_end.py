@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import torch
@@ -18,13 +19,17 @@ from hts_torchrl.training.trainer_limits import parts_of_round, warn_of_one_epoc
 class StopAfterRound(Callback):
     """Lets the Trainer learn the rest of a round before it stops.
 
-    ``max_time``, ``Timer`` and callbacks of the user's set ``trainer.should_stop`` after any step.
+    ``max_time``, ``Timer`` and hooks of the user's set ``trainer.should_stop`` after any step.
     Lightning then evaluates, and checkpoints would have that score beside the weights of the
     round's start. The data module adds it, before the callbacks that save checkpoints.
+
+    Args:
+        min_epochs: the Trainer's own, which are changed within a round.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, min_epochs: int | None) -> None:
         self._asked = False
+        self._min_epochs = min_epochs
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: RoundSlice, *_: Any
@@ -32,6 +37,8 @@ class StopAfterRound(Callback):
         """Put a stop off to the end of the round."""
         self._asked |= trainer.should_stop
         trainer.should_stop = self._asked and batch.is_last
+        # The module's own hook, and callbacks that save, come later and may ask too.
+        trainer.fit_loop.min_epochs = self._min_epochs if batch.is_last else sys.maxsize
 
 
 class WeightPublisher(Callback):
@@ -48,8 +55,8 @@ class WeightPublisher(Callback):
     def __init__(self) -> None:
         self.updates = 0
         """Rounds that the module has learned from, since the start of the run."""
-        self.in_round = False
-        """Whether a round has been learned from in part."""
+        self.cut_off = False
+        """Whether a checkpoint of now would lack the round's start: it was learned from in part."""
         self._numpy = NUMPY.new()  # the user's may be one that cannot be seeded again
 
     def on_load_checkpoint(
@@ -66,7 +73,7 @@ class WeightPublisher(Callback):
         self, trainer: Trainer, pl_module: LightningModule, batch: RoundSlice, batch_idx: int
     ) -> None:
         """Seed the global generators for the part, numpy's and Python's too."""
-        self.in_round = True
+        self.cut_off = True
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
         seed = update_seed(data.seed, self.updates, batch.index, trainer.global_rank)
         NUMPY.put(self._numpy)
@@ -81,7 +88,7 @@ class WeightPublisher(Callback):
             data: Any = trainer.datamodule  # type: ignore[attr-defined]
             data.collector.update_policy_weights_(pl_module.policy)
             self.updates += 1
-            self.in_round = False
+            self.cut_off = False
 
 
 class UnswappedAverages(Callback):

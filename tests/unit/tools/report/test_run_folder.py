@@ -148,6 +148,14 @@ class TestRunFolders:
         runs = [write_run(f"all/{name}", [1.0]) for name in ("a/version_0", "a/version_1", "b")]
         assert run_folders([runs[2], tmp_path / "all"]) == [runs[2], runs[0], runs[1]]
 
+    def test_are_found_through_links_and_once_where_links_go_round(self, write_run, tmp_path):
+        runs = [write_run(name, [1.0]) for name in ("mine/a", "elsewhere/b")]
+        (tmp_path / "mine" / "linked").symlink_to(tmp_path / "elsewhere")
+        (tmp_path / "mine" / "round").symlink_to(tmp_path / "mine")
+        (tmp_path / "elsewhere" / "back").symlink_to(tmp_path / "mine")
+        found = run_folders([tmp_path / "mine"])
+        assert sorted(folder.resolve() for folder in found) == sorted(runs)
+
     def test_a_folder_without_a_run_is_refused(self, tmp_path):
         for path in (tmp_path, tmp_path / "missing", Path(__file__)):
             with pytest.raises(ConfigurationError, match=f"^{path}: no run of fit is there"):
