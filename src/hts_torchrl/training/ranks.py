@@ -40,7 +40,7 @@ def require_alike(trainer: Trainer, settings: Mapping[str, Any]) -> None:
     Raises:
         ConfigurationError: naming the first rank that differs from rank 0, and in what.
     """
-    if trainer.world_size > 1:
+    if _are_several(trainer):
         _compare(trainer, _given(trainer, settings))
 
 
@@ -54,8 +54,14 @@ def require_same_start(trainer: Trainer, updates: int) -> None:
     Raises:
         ConfigurationError: as in :func:`require_alike`.
     """
-    if trainer.world_size > 1:
+    if _are_several(trainer):
         _compare(trainer, {"updates in its checkpoint": updates, "steps": trainer.global_step})
+
+
+def _are_several(trainer: Trainer) -> bool:
+    """Return whether there are others to compare with; not where a data module is set up alone."""
+    is_connected = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return trainer.world_size > 1 and is_connected
 
 
 def _given(trainer: Trainer, settings: Mapping[str, Any]) -> dict[str, Any]:
