@@ -24,7 +24,8 @@ def replacing(place: Path) -> Iterator[Path]:
     if not place.name:  # the working folder, or the root
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(place))
     place.parent.mkdir(parents=True, exist_ok=True)
-    new = place.with_name(f".{place.name}.new")
+    # Lightning takes whatever has ``ckpt_2`` in its name for a job's second checkpoint.
+    new = place.with_name(f".{place.name.replace('_', '~')}.new")
     new.unlink(missing_ok=True)  # of a process that crashed here
     try:
         yield new

@@ -321,6 +321,20 @@ class TestLoggers:
                 for file in replaced
             ]
 
+    def test_so_does_one_that_writes_over_checkpoints_in_a_folder_of_the_users(
+        self, tmp_path, monkeypatch, recwarn
+    ):
+        monkeypatch.chdir(tmp_path)
+        last = "--trainer.callbacks=hts_torchrl.training.callbacks.LastCheckpoint"
+        fit = ["fit", *CARTPOLE, *A2C, last, "--trainer.callbacks.dirpath=kept"]
+        place = Path("kept/last.ckpt").resolve()
+        for replaced in ([], [place]):
+            run(*fit)
+            told = [str(recwarn.pop().message) for _ in range(len(recwarn))]
+            assert [each for each in told if "of an earlier run" in each] == [
+                f"{file} is of an earlier run: this one writes over it" for file in replaced
+            ]
+
 
 class TestPlayedGames:
     """``validate``, ``test`` and ``predict`` play the games of the last evaluation."""

@@ -1,6 +1,9 @@
 """Two ranks under DistributedDataParallel (gloo, CPU) against one process with all environments."""
 
+import os
 import warnings
+from dataclasses import replace
+from unittest import mock
 
 import pytest
 import torch
@@ -8,8 +11,9 @@ from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
 
-from hts_torchrl import GymEnvs, make_actor_critic
+from hts_torchrl import A2C, ConfigurationError, GymEnvs, make_actor_critic
 from hts_torchrl.training.callbacks import LearningCurve, TrainingStatistics
+from hts_torchrl.workers.rollout_node import NodeKind
 from tests.fits import SGDA2C, SGDPPO, Watch, cartpole, quiet_trainer, watched_fit
 from tests.integration.test_own_modules import Plain
 from tests.policies import policy_with
@@ -216,3 +220,49 @@ class TestTwoRanks:
 
     def test_draw_one_learning_curve(self, runs):
         assert (runs[2] / "learning_curve.png").is_file()
+
+
+def fit_with(name, value, folder):
+    """Train with one thing given otherwise, by the name that flags have."""
+    settings = {"data": {}, "model": {}, "trainer": {}}
+    kind, checkpoint = NodeKind.of_this_process(), None
+    part, _, setting = name.partition(".")
+    if setting:
+        settings[part][setting] = value
+    elif part == "updates in its checkpoint":
+        settings["model"]["gradient_chunks"] = 2
+        checkpoint = folder / value if value else None
+    else:
+        kind = replace(kind, **{part: value})
+    trainer = quiet_trainer(strategy="ddp", devices=2, **settings["trainer"])
+    with mock.patch.object(NodeKind, "of_this_process", return_value=kind):
+        learner, data = A2C(**settings["model"]), cartpole(2, **settings["data"])
+        trainer.fit(learner, datamodule=data, ckpt_path=checkpoint)
+
+
+def run_with_something_else(folder):
+    """One of two ranks, the second of which is given another value each time."""
+    is_second = os.environ["RANK"] == "1"
+    for name, value, other in (
+        ("data.seed", 0, 1),
+        ("data.evaluation_frames", None, 32),
+        ("data.env", GymEnvs("CartPole-v1"), GymEnvs("CartPole-v0")),
+        ("model.learning_rate", 0.5, 0.25),
+        ("trainer.max_steps", -1, 1),
+        ("trainer.gradient_clip_val", None, 0.5),
+        ("torch", "2.9.0", "2.8.0"),
+        ("updates in its checkpoint", "of one rank.ckpt", None),
+    ):
+        with pytest.raises(ConfigurationError, match=rf"^rank 1 has {name}(\.id)?='?\w") as refused:
+            fit_with(name, other if is_second else value, folder)
+        assert str(refused.value).endswith("same files and versions")
+    for name, value, other in (("data.debug", False, True), ("cpu", "one", "other")):
+        fit_with(name, other if is_second else value, folder)
+
+
+@pytest.mark.processes
+def test_a_rank_that_is_given_something_else_is_refused_by_all(tmp_path):
+    trainer = quiet_trainer(max_steps=1)
+    trainer.fit(A2C(gradient_chunks=2), cartpole(2))
+    trainer.save_checkpoint(tmp_path / "of one rank.ckpt")
+    run_ranks(2, run_with_something_else, tmp_path)

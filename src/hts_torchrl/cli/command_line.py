@@ -263,7 +263,7 @@ class HTSCommandLine(CommandLine):
         csv = (each for each in self.trainer.loggers if isinstance(each, CSVLogger))
         old = [Path(each.log_dir, "metrics.csv") for each in csv]
         goes_on = self.subcommand != "fit" or self.setting("ckpt_path") or SLURMEnvironment.detect()
-        old += [] if goes_on else [directory / "checkpoints" / "last.ckpt"]
+        old += [] if goes_on else [directory / "checkpoints" / "last.ckpt", *_own(self.trainer)]
         for path in filter(Path.is_file, old):
             warnings.warn(f"{path} is of an earlier run: this one writes over it", stacklevel=2)
 
@@ -288,6 +288,12 @@ def _made(directory: Path, *, anew: bool) -> bool:
             raise
         return False
     return True
+
+
+def _own(trainer: Trainer) -> list[Path]:
+    """Return the files of ``LastCheckpoint`` and ``BestCheckpoint`` in folders that a user gave."""
+    ours = (each for each in trainer.callbacks if isinstance(each, LastCheckpoint | BestCheckpoint))  # type: ignore[attr-defined]
+    return [Path(each.dirpath, f"{each.filename}.ckpt") for each in ours if each.dirpath]
 
 
 def _require_written_out(loggers: list[Logger]) -> None:

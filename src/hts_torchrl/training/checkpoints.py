@@ -28,7 +28,8 @@ class DurableCheckpointIO(TorchCheckpointIO):
         <name>.digests     of the new file and of that one (``sha256sum -c`` reads them)
         <name>             the new file, by a rename in the same folder
 
-    So there is always a whole file with a known digest. Lightning's own
+    So there is always a whole file with a known digest. The first file of a name comes before its
+    digests, which alone would look like a checkpoint to Lightning. Lightning's own
     ``TorchCheckpointIO`` uses a temporary file that may be on another file system, from
     where a move is a copy. Loading checks the digest, falls back to ``<name>.previous`` with a
     warning, and reads only tensors and plain values. Paths with a scheme (``s3://``) are left to
@@ -50,14 +51,15 @@ class DurableCheckpointIO(TorchCheckpointIO):
             super().save_checkpoint(checkpoint, path, storage_options)
             return
         place = Path(path)
+        is_first = not _digests(place).is_file()
         try:
             with replacing(place) as new:
                 torch.save(checkpoint, new)
                 _keep_previous(place)
-                files = {new: place.name, _previous(place): _previous(place).name}
-                with replacing(_digests(place)) as lines:
-                    written = [f"{_digest(f)}  {n}\n" for f, n in files.items() if f.is_file()]
-                    lines.write_text("".join(written))
+                if not is_first:
+                    _record(place, new)
+            if is_first:
+                _record(place, place)
         except OSError as error:
             raise CheckpointError(f"cannot write the checkpoint {place}: {error}") from error
         except RuntimeError as error:  # torch's words for it name no disk
@@ -128,6 +130,14 @@ def _keep_previous(place: Path) -> None:
                 shutil.copyfile(place.resolve(), link)
     elif previous.is_file() and _digest(previous) not in known:
         previous.unlink()
+
+
+def _record(place: Path, written: Path) -> None:
+    """Write the digests of a checkpoint's new file, wherever that is, and of the one before it."""
+    files = {written: place, _previous(place): _previous(place)}
+    with replacing(_digests(place)) as lines:
+        digests = [f"{_digest(file)}  {of.name}\n" for file, of in files.items() if file.is_file()]
+        lines.write_text("".join(digests))
 
 
 def _is_whole(path: Path) -> bool:

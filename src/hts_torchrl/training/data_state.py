@@ -110,10 +110,11 @@ class DataState:
             state["games"] = {
                 name: torch.cat([games[name] for games in ranks]) for name in state["games"]
             }
-        state["settings"] = self._run_settings(trainer)
+        state["settings"] = self.run_settings(trainer)
         return state
 
-    def _run_settings(self, trainer: Trainer) -> dict[str, Any]:
+    def run_settings(self, trainer: Trainer) -> dict[str, Any]:
+        """Return the settings of a run as plain data: of the data module, and of the Trainer."""
         algorithm = getattr(trainer.gradient_clip_algorithm, "value", "norm")
         of_trainer = {
             "precision": str(trainer.precision),
@@ -130,7 +131,7 @@ class DataState:
         Raises:
             ConfigurationError: for a setting with which no run can go on, accepted or not.
         """
-        own = self._run_settings(trainer)
+        own = self.run_settings(trainer)
         if getattr(trainer.lightning_module, "gradient_chunks", 1) > 1:
             del own["trainer"]["world_size"]  # with chunks it decides nothing
         own["data"] = deciding_bits(own["data"])

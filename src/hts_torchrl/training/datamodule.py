@@ -35,6 +35,7 @@ from hts_torchrl.training.callbacks.stop_together import StopTogether
 from hts_torchrl.training.data_state import DataState, deciding_bits
 from hts_torchrl.training.evaluation import Evaluation, EvaluationLoader
 from hts_torchrl.training.extended_hooks import require_extended
+from hts_torchrl.training.ranks import require_alike, require_same_start
 from hts_torchrl.training.round_slice import RoundLoader, RoundSlice
 from hts_torchrl.training.run_settings import Changes, for_loggers
 from hts_torchrl.training.trainer_limits import (
@@ -245,6 +246,7 @@ class HTSDataModule(LightningDataModule):
                 self._replace_interval(0.5)
             return
         require_fitting(self, trainer)
+        require_alike(trainer, self._state.run_settings(trainer))
         self._share = self.pool.of_rank(trainer.global_rank, trainer.world_size)
         callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
         if trainer.world_size > 1 and not any(isinstance(e, StopTogether) for e in callbacks):
@@ -281,6 +283,7 @@ class HTSDataModule(LightningDataModule):
                 "trainer.fit(learner, datamodule), or take rounds from a hts_torchrl.HTSCollector"
             )
         self._close()
+        require_same_start(self._trainer, self._updates)
         collector = _collector_of(self, self._share, self._trainer, self._precision)
         if self._publisher is not None:
             self._publisher.updates = int(self._state.loaded.get("policy_version", 0))

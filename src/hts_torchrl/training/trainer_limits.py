@@ -12,6 +12,7 @@ import torch
 from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
+from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import (
     BaseFinetuning,
@@ -93,16 +94,22 @@ def require_supported(trainer: Trainer) -> None:
             "its own start it without RANK, LOCAL_RANK, SLURM_PROCID and SLURM_NTASKS (env -u)"
         )
     if isinstance(strategy, DDPStrategy):
-        _require_tasks_of_slurm(strategy.cluster_environment, trainer)
+        _require_started_ranks(strategy.cluster_environment, trainer)
 
 
-def _require_tasks_of_slurm(environment: ClusterEnvironment | None, trainer: Trainer) -> None:
+def _require_started_ranks(environment: ClusterEnvironment | None, trainer: Trainer) -> None:
     """Refuse ranks that would wait for others which nobody starts, and a run in each task."""
-    if isinstance(environment, SLURMEnvironment):
+    if isinstance(environment, SLURMEnvironment | TorchElasticEnvironment):
         try:
             environment.validate_settings(trainer.num_devices, trainer.num_nodes)
         except ValueError as error:
             raise ConfigurationError(str(error)) from error
+    if trainer.global_rank >= trainer.world_size:
+        raise ConfigurationError(
+            f"rank {trainer.global_rank} (NODE_RANK or LOCAL_RANK) of {trainer.world_size}, which "
+            "would wait for others forever: num_nodes and devices must count all ranks"
+        )
+    if isinstance(environment, SLURMEnvironment):
         if trainer.world_size > 1 and "SLURM_STEP_ID" not in os.environ:
             raise ConfigurationError(
                 f"{trainer.world_size} ranks in a job of SLURM, and srun has not started this one: "

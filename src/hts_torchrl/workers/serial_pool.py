@@ -5,14 +5,15 @@ from __future__ import annotations
 import contextlib
 import logging
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
+import torch
 
 from hts_torchrl.compat.processes import Finalize
 from hts_torchrl.errors import ConfigurationError, ProtocolError
 from hts_torchrl.shared.buffers import SharedBuffers
-from hts_torchrl.workers.actor import Actor
+from hts_torchrl.workers.actor import Actor, ActorSettings
 from hts_torchrl.workers.executor import Executor
 from hts_torchrl.workers.pool import WorkerPool
 
@@ -35,16 +36,35 @@ class SerialPool(WorkerPool):
         # and so for those of the environments.
         self._close = Finalize(self, _close_all, [self._executors], exitpriority=0)
         try:
-            for make in make_executors:
-                self._executors.append(make(shared))
-                self._executors[-1].restore()
+            with _own_threads():
+                for make in make_executors:
+                    self._executors.append(make(shared))
+                    self._executors[-1].restore()
         except BaseException:
             self.shutdown()
             raise
 
     def start_round(self, round_index: int) -> None:
-        """Play the whole round."""
+        """Play the whole round.
+
+        Raises:
+            ConfigurationError: if an environment has changed a setting of torch's that decides
+                bits: policy and learner share it here, and with processes they do not.
+        """
         self._interrupted = True  # until its end
+        before = _settings_of_torch()
+        with _own_threads():
+            self._play_round(round_index)
+        for name, value in _settings_of_torch().items():
+            if value != before[name]:
+                raise ConfigurationError(
+                    f"round {round_index}: an environment has changed torch's {name} to {value}, "
+                    f"from {before[name]}, also for policy and learner, which are in its process: "
+                    "set it before the run, or set num_actors=1"
+                )
+        self._interrupted = False
+
+    def _play_round(self, round_index: int) -> None:
         for executor in self._executors:
             executor.begin_round(round_index)
         for step in range(self._shared.schedule.steps_per_round):
@@ -56,7 +76,6 @@ class SerialPool(WorkerPool):
                 with contextlib.suppress(Exception):  # of a class that takes no notes
                     error.add_note(f"in round {round_index}, step {step}")
                 raise
-        self._interrupted = False
 
     def _play(self, step: int) -> None:
         for executor in self._executors:
@@ -81,6 +100,20 @@ class SerialPool(WorkerPool):
         """Close the environments; an exception is logged, as in processes."""
         self._executors = []
         self._close()
+
+
+@contextlib.contextmanager
+def _own_threads() -> Iterator[None]:
+    """Keep the learner's number of threads, which an environment may set for itself."""
+    threads = torch.get_num_threads()
+    yield
+    if torch.get_num_threads() != threads:
+        torch.set_num_threads(threads)
+
+
+def _settings_of_torch() -> dict[str, object]:
+    """Return what is global to a process, and decides the bits of a pass or an update."""
+    return vars(ActorSettings(batch_size=1, device="cpu", precision="32-true"))
 
 
 def _close_all(executors: Sequence[Executor]) -> None:

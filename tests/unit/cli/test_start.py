@@ -44,6 +44,18 @@ def test_signals_while_modules_are_loaded_end_the_command_without_a_traceback(
     assert (ended.returncode, ended.stderr) == (status, "")
 
 
+@pytest.mark.parametrize("name", ["RANK", "MASTER_PORT", "SLURM_PROCID"])
+def test_a_variable_of_a_launcher_that_is_no_number_is_refused(name):
+    ended = subprocess.run(
+        [sys.executable, "-m", "hts_torchrl.cli", "fit"],
+        env={"PYTHONPATH": ":".join(sys.path), name: "two"},
+        capture_output=True,
+        text=True,
+    )
+    told = f"hts-torchrl: error: {name}=two; a whole number is needed\n"
+    assert (ended.returncode, ended.stderr) == (2, told)
+
+
 FAILING_CHILD = """
 import subprocess, sys
 from hts_torchrl.cli import main

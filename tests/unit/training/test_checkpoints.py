@@ -138,6 +138,19 @@ class TestCrash:
         with pytest.warns(UserWarning, match="is damaged"):
             assert saved(place) == number
 
+    @pytest.mark.parametrize("call", range(11))
+    def test_of_a_job_of_slurm_leaves_no_name_of_a_checkpoint_that_is_not_there(
+        self, call, tmp_path, monkeypatch
+    ):
+        """Lightning goes on from the highest number in any name, and counts on from there."""
+        save(tmp_path / "hpc_ckpt_1.ckpt", 1)
+        with monkeypatch.context() as crashing:
+            crashing_at(call, crashing)
+            with pytest.raises(Crash):
+                save(tmp_path / "hpc_ckpt_2.ckpt", 2)
+        found = Trainer(default_root_dir=tmp_path, logger=False)._checkpoint_connector
+        assert saved(pathlib.Path(found._hpc_resume_path)) in (1, 2)
+
     @pytest.mark.thorough
     def test_by_sigkill_leaves_a_whole_checkpoint(self, place):
         program = f"""

@@ -134,6 +134,24 @@ def test_ranks_that_are_not_the_tasks_of_slurm_are_refused(variables, message, t
         require_supported(two_ranks())
 
 
+@pytest.mark.usefixtures("task")
+def test_ranks_that_are_not_those_of_torchrun_are_refused(monkeypatch):
+    variables = {"RANK": 1, "LOCAL_RANK": 1, "WORLD_SIZE": 4, "TORCHELASTIC_RUN_ID": "one"}
+    for name, value in variables.items():
+        monkeypatch.setenv(name, str(value))
+    with pytest.raises(ConfigurationError, match="does not match the world size"):
+        require_supported(two_ranks())
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    require_supported(two_ranks())
+
+
+@pytest.mark.usefixtures("task")
+def test_a_rank_of_a_node_beyond_the_last_is_refused(monkeypatch):
+    monkeypatch.setenv("NODE_RANK", "1")
+    with pytest.raises(ConfigurationError, match=r"^rank 2 .* of 2, which .*: num_nodes and"):
+        require_supported(two_ranks())
+
+
 def test_lightnings_own_ranks_in_an_interactive_job_are_not_refused(task, monkeypatch):
     task(0, JOB_NAME="interactive")
     require_supported(two_ranks())  # from a shell, which is the first task

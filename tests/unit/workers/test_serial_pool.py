@@ -3,6 +3,7 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
+import torch
 
 from hts_torchrl.errors import ConfigurationError, ProtocolError
 from hts_torchrl.schedule import Schedule
@@ -54,6 +55,24 @@ def test_in_each_step_all_observe_then_one_answers_then_all_step(pool, calls):
         expected += [("a", "put", step), ("b", "put", step), ("actor", "answer", [0, 1])]
         expected += [("a", "step", step), ("b", "step", step)]
     assert calls == expected
+
+
+def test_threads_that_an_environment_sets_are_not_those_of_the_learner(pool, monkeypatch):
+    threads = torch.get_num_threads()
+    monkeypatch.setattr(pool._executors[0], "step", lambda _: torch.set_num_threads(threads + 1))
+    pool.start_round(0)
+    assert torch.get_num_threads() == threads
+
+
+def test_an_environment_that_changes_how_policy_and_learner_compute_is_refused(pool, monkeypatch):
+    monkeypatch.setattr(
+        pool._executors[1], "step", lambda _: torch.set_default_dtype(torch.float64)
+    )
+    try:
+        with pytest.raises(ConfigurationError, match=r"^round 3: .* dtype to torch\.float64,"):
+            pool.start_round(3)
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 def test_a_serial_round_is_over_when_it_has_started(pool, calls):
