@@ -13,7 +13,8 @@ import torch
 from hts_torchrl.compat.processes import Finalize
 from hts_torchrl.errors import ConfigurationError, ProtocolError
 from hts_torchrl.shared.buffers import SharedBuffers
-from hts_torchrl.workers.actor import Actor, ActorSettings
+from hts_torchrl.workers.actor import Actor
+from hts_torchrl.workers.actor_settings import ActorSettings
 from hts_torchrl.workers.executor import Executor
 from hts_torchrl.workers.pool import WorkerPool
 
