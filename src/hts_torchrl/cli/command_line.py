@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 import itertools
 import json
 import os
@@ -44,6 +45,7 @@ from hts_torchrl.training.callbacks import (
 from hts_torchrl.training.callbacks.progress import ProgressLine
 from hts_torchrl.training.callbacks.stop_together import end_at_once
 from hts_torchrl.training.checkpoints import DurableCheckpointIO, whole_checkpoint
+from hts_torchrl.training.extended_hooks import is_of_the_user
 from hts_torchrl.training.trainer_limits import require_supported
 
 # A default of Timer's is one, which YAML cannot write.
@@ -234,6 +236,8 @@ class HTSCommandLine(CommandLine):
 
     def instantiate_classes(self) -> None:
         """Report a setting that a class refuses by the class's own words."""
+        if given := self.config[self.config.subcommand].get("model"):
+            _warn_of_hidden_settings(given)
         try:
             super().instantiate_classes()
         except (ValueError, ImportError) as error:
@@ -288,6 +292,27 @@ def _made(directory: Path, *, anew: bool) -> bool:
             raise
         return False
     return True
+
+
+def _warn_of_hidden_settings(given: Namespace) -> None:
+    """Warn of a class that no config can give the settings of its base: they are left out.
+
+    jsonargparse follows ``super().__init__(**settings)``, and no other form of it.
+    """
+    cls: type = pkgutil.resolve_name(given.class_path)
+    own = inspect.signature(cls.__init__).parameters  # type: ignore[misc]
+    base = next((each for each in cls.__mro__ if not is_of_the_user(each)), object)
+    passed_on = any(each.kind is each.VAR_KEYWORD for each in own.values())
+    if base is cls or not issubclass(base, Learner) or not passed_on:
+        return
+    settings = inspect.signature(base).parameters.keys() - own.keys()
+    if settings.isdisjoint(vars(given.init_args)):
+        warnings.warn(
+            f"--model={given.class_path}: settings of {base.__name__} in a config are left out, "
+            f"as the command line cannot see that {cls.__name__} takes them: let its constructor "
+            "pass on its **settings as they are, by super().__init__(**settings)",
+            stacklevel=2,
+        )
 
 
 def _own(trainer: Trainer) -> list[Path]:

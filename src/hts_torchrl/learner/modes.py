@@ -58,6 +58,6 @@ def refuse_draws(policy: nn.Module, batch: TensorDictBase, generator: str) -> No
     )
     if names:
         raise ConfigurationError(
-            f"the policy draws from {generator} in train mode, in {described(policy, names)}: "
-            "torch's generator alone is seeded for each part of an update, and for each chunk"
+            f"the policy draws from {generator} in train mode, in {described(policy, names)}: draw "
+            "from torch's, which alone is seeded for each part of an update and each chunk"
         )

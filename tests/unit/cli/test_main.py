@@ -39,6 +39,26 @@ def write(path, **content):
     return str(path)
 
 
+class HidesSettings(PPO):
+    """Passes its settings on in a form that jsonargparse does not follow."""
+
+    def __init__(self, bonus: float = 1.0, **settings):
+        self.bonus = bonus
+        super().__init__(**{"epochs": 2, **settings})
+
+
+class PassesSettingsOn(PPO):
+    def __init__(self, bonus: float = 1.0, **settings):
+        self.bonus = bonus
+        super().__init__(**settings)
+
+
+class TakesNoOthers(PPO):
+    def __init__(self, bonus: float = 1.0):
+        self.bonus = bonus
+        super().__init__(epochs=2)
+
+
 class NamesItsRunLate(Logger):
     """As WandbLogger does: its run has no name before it has begun."""
 
@@ -67,6 +87,15 @@ class TestSettings:
         assert line.datamodule.env.id == "CartPole-v1"
         assert line.datamodule.schedule.steps_per_round == 8
         assert line.trainer.gradient_clip_val == 0.25
+
+    def test_a_class_that_hides_those_of_its_base_is_warned_of(self, made):
+        with pytest.warns(UserWarning, match="settings of PPO in a config are left out"):
+            line = made("fit", *CARTPOLE, f"--model={__name__}.HidesSettings")
+        assert line.model.epochs == 2
+
+    @pytest.mark.parametrize("kind", [PassesSettingsOn, TakesNoOthers])
+    def test_a_class_that_passes_them_on_or_wants_none_is_not(self, made, kind):
+        assert isinstance(made("fit", *CARTPOLE, f"--model={__name__}.{kind.__name__}").model, kind)
 
     def test_one_epoch_is_the_default(self, made):
         assert made("fit", *CARTPOLE, *A2C).trainer.max_epochs == 1

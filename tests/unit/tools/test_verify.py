@@ -216,7 +216,7 @@ class TestCommandLine:
         network = "--model.network=tests.policies.LateNoiseTrunk"
         message = refused(capsys, "verify", *CARTPOLE, *A2C_FLAGS, network, "--updates=8")
         assert message.startswith("the policy draws from numpy's global generator (np.random) in ")
-        assert "train mode, in module.0.module.2 (LateNoise): no checkpoint holds" in message
+        assert "train mode, in module.0.module.2 (LateNoise): draw from torch's, " in message
 
     def test_no_update_is_refused(self, capsys):
         message = refused(capsys, "verify", *CARTPOLE, *A2C_FLAGS, "--updates=0")
