@@ -107,9 +107,11 @@ class SerialPool(WorkerPool):
 def _own_threads() -> Iterator[None]:
     """Keep the learner's number of threads, which an environment may set for itself."""
     threads = torch.get_num_threads()
-    yield
-    if torch.get_num_threads() != threads:
-        torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        if torch.get_num_threads() != threads:
+            torch.set_num_threads(threads)
 
 
 def _settings_of_torch() -> dict[str, object]:

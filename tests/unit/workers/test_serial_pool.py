@@ -64,6 +64,19 @@ def test_threads_that_an_environment_sets_are_not_those_of_the_learner(pool, mon
     assert torch.get_num_threads() == threads
 
 
+def test_nor_where_the_environment_then_fails(pool, monkeypatch):
+    threads = torch.get_num_threads()
+
+    def fail(_):
+        torch.set_num_threads(threads + 1)
+        raise ArithmeticError
+
+    monkeypatch.setattr(pool._executors[0], "step", fail)
+    with pytest.raises(ArithmeticError):
+        pool.start_round(0)
+    assert torch.get_num_threads() == threads
+
+
 def test_an_environment_that_changes_how_policy_and_learner_compute_is_refused(pool, monkeypatch):
     monkeypatch.setattr(
         pool._executors[1], "step", lambda _: torch.set_default_dtype(torch.float64)
