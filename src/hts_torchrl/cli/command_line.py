@@ -299,14 +299,16 @@ def _warn_of_hidden_settings(given: Namespace) -> None:
 
     jsonargparse follows ``super().__init__(**settings)``, and no other form of it.
     """
-    cls: type = pkgutil.resolve_name(given.class_path)
+    cls = pkgutil.resolve_name(given.class_path)
+    if not isinstance(cls, type):  # a function that makes a learner
+        return
     own = inspect.signature(cls.__init__).parameters  # type: ignore[misc]
     base = next((each for each in cls.__mro__ if not is_of_the_user(each)), object)
     passed_on = any(each.kind is each.VAR_KEYWORD for each in own.values())
     if base is cls or not issubclass(base, Learner) or not passed_on:
         return
     settings = inspect.signature(base).parameters.keys() - own.keys()
-    if settings.isdisjoint(vars(given.init_args)):
+    if settings.isdisjoint(given.get("init_args", {}).keys()):
         warnings.warn(
             f"--model={given.class_path}: settings of {base.__name__} in a config are left out, "
             f"as the command line cannot see that {cls.__name__} takes them: let its constructor "

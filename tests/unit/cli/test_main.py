@@ -47,6 +47,11 @@ class HidesSettings(PPO):
         super().__init__(**{"epochs": 2, **settings})
 
 
+class HidesAll(PPO):
+    def __init__(self, **settings):
+        super().__init__(**{"epochs": 2, **settings})
+
+
 class PassesSettingsOn(PPO):
     def __init__(self, bonus: float = 1.0, **settings):
         self.bonus = bonus
@@ -57,6 +62,10 @@ class TakesNoOthers(PPO):
     def __init__(self, bonus: float = 1.0):
         self.bonus = bonus
         super().__init__(epochs=2)
+
+
+def makes_a_learner(epochs: int = 2) -> PPO:
+    return PPO(epochs=epochs)
 
 
 class NamesItsRunLate(Logger):
@@ -88,8 +97,9 @@ class TestSettings:
         assert line.datamodule.schedule.steps_per_round == 8
         assert line.trainer.gradient_clip_val == 0.25
 
-    def test_a_class_that_hides_those_of_its_base_is_warned_of(self, made, recwarn):
-        line = made("fit", *CARTPOLE, f"--model={__name__}.HidesSettings")
+    @pytest.mark.parametrize("kind", [HidesSettings, HidesAll])
+    def test_a_class_that_hides_those_of_its_base_is_warned_of(self, made, kind, recwarn):
+        line = made("fit", *CARTPOLE, f"--model={__name__}.{kind.__name__}")
         assert line.model.epochs == 2
         told = [str(each.message) for each in recwarn]
         assert any("settings of PPO in a config are left out" in each for each in told)
@@ -97,6 +107,10 @@ class TestSettings:
     @pytest.mark.parametrize("kind", [PassesSettingsOn, TakesNoOthers])
     def test_a_class_that_passes_them_on_or_wants_none_is_not(self, made, kind):
         assert isinstance(made("fit", *CARTPOLE, f"--model={__name__}.{kind.__name__}").model, kind)
+
+    def test_a_function_may_make_the_learner(self, made):
+        line = made("fit", *CARTPOLE, f"--model={__name__}.makes_a_learner")
+        assert (type(line.model), line.model.epochs) == (PPO, 2)
 
     def test_one_epoch_is_the_default(self, made):
         assert made("fit", *CARTPOLE, *A2C).trainer.max_epochs == 1
