@@ -20,6 +20,7 @@ from hts_torchrl.compat.torch import of_all_ranks, runs_after_accumulation
 from hts_torchrl.errors import ConfigurationError, require, require_type
 from hts_torchrl.learner.delayed_gradient import DelayedWeights
 from hts_torchrl.learner.finite import DENSE
+from hts_torchrl.policy.sampling import seed_generators
 from hts_torchrl.rng import update_seed
 
 if TYPE_CHECKING:
@@ -216,7 +217,7 @@ class ComputedGradient:
         RUNNING.index, learner = chunk, self._learner
         if learner.gradient_chunks > 1:
             seed = update_seed(learner.seed, learner.updates, learner.part.index, chunk)
-            learner.seeded_draws.reseed(seed)
+            seed_generators(learner.device, seed)
 
     def mean(self, vector_of: Callable[[int], Tensor]) -> Tensor:
         """Keep the mean gradient over all chunks, log their mean figures, return the mean loss."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -11,10 +11,9 @@ from tensordict import TensorDictBase
 from torch import nn
 
 from hts_torchrl.envs.own_generators import NUMPY, PYTHON
-from hts_torchrl.errors import ProtocolError
 from hts_torchrl.learner.modes import layers_of_two_modes, refuse_draws
 from hts_torchrl.policy.probe import OTHERS, noting_draws
-from hts_torchrl.policy.sampling import borrowed_generators
+from hts_torchrl.policy.sampling import borrowed_generators, seed_generators
 
 
 class SeededDraws:
@@ -35,8 +34,6 @@ class SeededDraws:
     def __init__(self, *, inspects: bool = False, watches: bool = False) -> None:
         self.layers_of_two_modes: list[nn.Module] = []
         self._inspects, self._watches = inspects, watches
-        self.reseed: Callable[[int], None] = _refuse_seed
-        """Seeds the generators again, within :meth:`seeded`."""
         self._numpy = NUMPY.new()  # the user's may be one that cannot be seeded again
         self._at_round_end = contextlib.ExitStack()
         """Puts the generators back."""
@@ -51,12 +48,13 @@ class SeededDraws:
         All ranks give the same seed, so that what a callback draws for weights is the same on all.
         """
         self.end_round()
-        seed_generators = self._at_round_end.enter_context(borrowed_generators(device))
+        self._at_round_end.enter_context(borrowed_generators(device))
+        seed_generators(device, seed)
         for generator in (NUMPY, PYTHON):
             self._at_round_end.callback(generator.put, generator.state())
         NUMPY.put(self._numpy)
-        for seed_one in (seed_generators, NUMPY.seed, PYTHON.seed):
-            seed_one(seed)
+        NUMPY.seed(seed)
+        PYTHON.seed(seed)
 
     def end_round(self) -> None:
         """Let the generators be as they were before it."""
@@ -74,20 +72,12 @@ class SeededDraws:
             ConfigurationError: if the policy drew from a generator that nobody seeds.
         """
         watches = self._inspects or self._watches
-        with borrowed_generators(device) as seed_generators:
+        with borrowed_generators(device):
             if self._inspects:
                 self.layers_of_two_modes = layers_of_two_modes(policy, batch)
                 self._inspects = False
-            self.reseed = seed_generators
-            seed_generators(seed)
-            try:
-                with noting_draws(OTHERS) if watches else contextlib.nullcontext(()) as drawn:
-                    yield
-            finally:
-                self.reseed = _refuse_seed
+            seed_generators(device, seed)
+            with noting_draws(OTHERS) if watches else contextlib.nullcontext(()) as drawn:
+                yield
             for generator in drawn:
                 refuse_draws(policy, batch, generator)
-
-
-def _refuse_seed(_: int) -> None:
-    raise ProtocolError("generators are seeded within learning_from()")

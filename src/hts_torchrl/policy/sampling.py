@@ -6,8 +6,8 @@ decides anything, and no process-global state (generator, exploration type) is r
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import TypeAlias, TypeVar
 
 import torch
@@ -186,26 +186,22 @@ def by_row(draws: Tensor, of_row: Callable[[int], Result]) -> list[Result]:
     The first of a row's draws ``[B, K]``, float64, is its seed.
     """
     results = []
-    with borrowed_generators(draws.device) as seed:
+    with borrowed_generators(draws.device):
         for row, draw in enumerate(draws):
-            seed(int(draw[:1].view(torch.int64)))
+            seed_generators(draws.device, int(draw[:1].view(torch.int64)))
             results.append(of_row(row))
     return results
 
 
-@contextlib.contextmanager
-def borrowed_generators(device: torch.device) -> Iterator[Callable[[int], None]]:
-    """Give a function that seeds torch's global generators; they are as before afterwards.
-
-    The CPU's, and the one of ``device`` if that is a GPU.
-    """
+def borrowed_generators(device: torch.device) -> AbstractContextManager[None]:
+    """Put the generators that :func:`seed_generators` seeds back afterwards."""
     gpus = [device.index or 0] if device.type == "cuda" else []
-    generators = [torch.default_generator, *(torch.cuda.default_generators[gpu] for gpu in gpus)]
+    return torch.random.fork_rng(gpus, device_type="cuda")
 
-    def seed(number: int) -> None:
-        # These alone: torch.manual_seed takes 100 times longer and seeds every device.
-        for generator in generators:
-            generator.manual_seed(number)
 
-    with torch.random.fork_rng(gpus, device_type="cuda"):
-        yield seed
+def seed_generators(device: torch.device, seed: int) -> None:
+    """Seed torch's global generators: the CPU's, and the one of ``device`` if that is a GPU."""
+    # These alone: torch.manual_seed takes 100 times longer and seeds every device.
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.default_generators[device.index or 0].manual_seed(seed)
