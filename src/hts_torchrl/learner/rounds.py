@@ -400,16 +400,14 @@ class RoundModule(PolicyModule):
 
     def on_fit_end(self) -> None:
         """Let an interrupt through that was put off, and undo what ``fit`` has set."""
-        self.seeded_draws.end_round()
         self._interrupt.release()
-        if self.delayed.holds_behaviour:  # on_train_batch_start may end an epoch within a round
-            self.put_newest_back()
-        self._at_end.close()
+        self.leave_round()
 
     def leave_round(self) -> None:
-        """Put the newest weights back; the data module calls it after an exception."""
-        self.resumption = None  # of a run that could not go on
+        """Undo what ``fit`` has set; the data module calls it after an exception."""
+        self.resumption = None  # of a run that could not go on, or had nothing to do
         self.seeded_draws.end_round()
+        # on_train_batch_start may end an epoch within a round, too.
         if hasattr(self, "_weights") and self.delayed.holds_behaviour:
             self.put_newest_back()
         self._at_end.close()
