@@ -38,17 +38,13 @@ def described(thing: object) -> dict[str, Any]:
     return {"class_path": class_name(thing), "init_args": plain(values)}
 
 
-def plain(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values as a checkpoint can hold them: of what is not plain, the type's name."""
-    return {name: _plain(value) for name, value in values.items()}
-
-
-def _plain(value: object) -> Any:  # noqa: ANN401
+def plain(value: object) -> Any:  # noqa: ANN401
+    """Return a value as a checkpoint can hold it: of what is not plain, the type's name."""
     value = loadable(value)
     if isinstance(value, Mapping):
-        return plain(value)
+        return {name: plain(each) for name, each in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
+        return [plain(each) for each in value]
     is_plain = value is None or type(value) in (bool, int, float, str)
     return value if is_plain else f"<{type(value).__name__}>"
 
