@@ -163,13 +163,9 @@ def make_trunk(
     several_players: bool = False,
     what: str = "observations",
 ) -> nn.Module:
-    """Build the trunk of one observation.
+    """Build the trunk of one observation, which messages call ``what``.
 
-    Args:
-        network: name of a built-in trunk, or ``module.Class`` of one of yours.
-        observation: what it reads.
-        several_players: whether the first dimension is that of players, and none of the trunk's.
-        what: the observation's name in messages.
+    Of ``several_players`` its first dimension is that of players, and none of the trunk's.
 
     Raises:
         ConfigurationError: if there is no such trunk, or it cannot read the observation.
@@ -212,28 +208,20 @@ def _trunk(network: str) -> Callable[[tuple[int, ...]], nn.Module]:
 
 
 def combined_trunk(network: str, observations: Mapping[Key, ArraySpec]) -> CombinedTrunk:
-    """Build the trunk of several observations.
+    """Build the trunk of several observations, which is called with them in this order.
 
-    Args:
-        network: reads each image; ``mlp``, which is for vectors, leaves them to ``nature``. Where
-            no observation is an image it reads the vector that all are joined to.
-        observations: by key, in the order in which the trunk is called with them.
+    The network reads each image; ``mlp``, which is for vectors, leaves them to ``nature``. Where no
+    observation is an image it reads the vector that all are joined to.
 
     Raises:
         ConfigurationError: if there is no such network, or it cannot read one of them.
     """
     reader = "nature" if network == "mlp" else network
-    hint = (
-        "" if reader == network else "; among several observations 'mlp' leaves images to 'nature'"
-    )
-    try:
-        images = [
-            make_trunk(reader, array, what=f"the observation {key!r}")
-            for key, array in observations.items()
-            if is_image(array)
-        ]
-    except ConfigurationError as error:
-        raise ConfigurationError(f"{error}{hint}") from error
+    images = [
+        make_trunk(reader, array, what=f"the observation {key!r}")
+        for key, array in observations.items()
+        if is_image(array)
+    ]
     if not images and network in BUILT_IN_TRUNKS and network != "mlp":
         seen = ", ".join(f"{key!r} {array}" for key, array in observations.items())
         raise ConfigurationError(
