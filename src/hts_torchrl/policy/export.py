@@ -200,23 +200,23 @@ def _build(path: Path, described: dict[str, Any], tensors: dict[str, Tensor]) ->
         )
         name = None if network is None else network["name"]
         squash = network is not None and network["squash"]
-        if name is not None and is_built_in(name) and isinstance(squash, bool):
-            make = partial(_make, network, spec_from_json(spec))
-            # Whatever sizes are described, on this device nothing is allocated.
-            with torch.device("meta"), warnings.catch_warnings(action="ignore"):
-                _require_same(path, make(), tensors)
-            with torch.random.fork_rng(devices=[]):  # the caller's random numbers stay as they are
-                return make()
+        if name is None or not is_built_in(name) or not isinstance(squash, bool):
+            raise ConfigurationError(
+                f"its network ({name or 'a policy of your own'}) is none of this package: give the "
+                "module to load into, load_policy(path, policy)"
+            )
+        make = partial(_make, network, spec_from_json(spec))
+        # Whatever sizes are described, on this device nothing is allocated.
+        with torch.device("meta"), warnings.catch_warnings(action="ignore"):
+            trial = make()
     except ConfigurationError as error:
-        told = in_one_line(str(error).removeprefix(f"{path}"))
-        raise ConfigurationError(f"{path}: {told.removeprefix(': ')}") from error
+        raise ConfigurationError(f"{path}: {in_one_line(error)}") from error
     except Exception as error:  # whatever a description that is none may lead to
         told = in_one_line(repr(error))
         raise ConfigurationError(f"{path}: its description cannot be read: {told}") from error
-    raise ConfigurationError(
-        f"{path}: its network ({name or 'a policy of your own'}) is none of this package: give the "
-        "module to load into, load_policy(path, policy)"
-    )
+    _require_same(path, trial, tensors)
+    with torch.random.fork_rng(devices=[]):  # the caller's random numbers stay as they are
+        return make()
 
 
 def _require_same(path: Path, policy: nn.Module, tensors: dict[str, Tensor]) -> None:
