@@ -102,26 +102,23 @@ class NetworkParts:
         observations = {key: spec.observations[key] for key in keys}
         if not observations:
             raise ConfigurationError(f"the environment has no observation but {mask!r}")
+        array, *others = observations.values()
         name, memory = parts_of(network)
+        if memory is not None and not name:
+            name = "nature" if is_image(array) and not others else "mlp"
+        # Each of k players sees images of its own, and has a choice of the same size.
+        sizes, kind = spec.action.sizes, spec.action.kind
+        sees_images = len(array.shape) == 4 and array.shape[0] == len(sizes) and not others
+        several_players = sees_images and kind == "multi_discrete" and len(set(sizes)) == 1
         make: Callable[[], nn.Module]
-        several_players = False
-        if len(keys) == 1:
-            (array,) = observations.values()
-            # Each of k players sees images of its own, and has a choice of the same size.
-            sizes, alike = spec.action.sizes, len(set(spec.action.sizes)) == 1
-            sees_images = len(array.shape) == 4 and array.shape[0] == len(sizes)
-            several_players = sees_images and spec.action.kind == "multi_discrete" and alike
-            if memory is not None and not name:
-                name = "nature" if is_image(array) else "mlp"
-            make = partial(make_trunk, name, array, several_players=several_players)
-            if name == "mlp" and array.choices:
-                make = partial(combined_trunk, name, observations)
+        if others or (name == "mlp" and array.choices):
+            make = partial(combined_trunk, name, observations)
         else:
-            make = partial(combined_trunk, name if memory is None else name or "mlp", observations)
+            make = partial(make_trunk, name, array, several_players=several_players)
         if several_players and memory is not None:
             raise ConfigurationError(
                 f"the network {network!r} remembers what one player observes, but "
-                f"{len(spec.action.sizes)} players act here: leave the memory out"
+                f"{len(sizes)} players act here: leave the memory out"
             )
         return cls(make, observations, memory, several_players)
 
