@@ -27,13 +27,11 @@ def mode(dist: d.Distribution) -> Tensor | TensorDictBase:
     Raises:
         ConfigurationError: if there is none.
     """
-    match dist:
-        case SeveralActions():
-            each = {key: mode(part) for key, part in dist.parts.items()}
-            return TensorDict(each, dist.batch_shape)
-        case _ if isinstance(dist, ONE_HOT) and not _has_own_mode(dist):
-            # The libraries' own may have several ones.
-            return one_hot(dist.probs.argmax(-1), dist.probs.shape[-1])
+    if isinstance(dist, SeveralActions):
+        return TensorDict({key: mode(part) for key, part in dist.parts.items()}, dist.batch_shape)
+    if isinstance(dist, ONE_HOT) and not _has_own_mode(dist):
+        # The libraries' own may have several ones.
+        return one_hot(dist.probs.argmax(-1), dist.probs.shape[-1])
     if hasattr(dist, "deterministic_sample"):
         return torch.as_tensor(dist.deterministic_sample)
     names = ("mean", "mode") if _answers_mean(dist) else ("mode", "mean")
