@@ -118,27 +118,29 @@ def require_readable(policy: nn.Module, spec: EnvSpec) -> None:
     for module in steps:
         step = named(module, names.get(module, ""))
         _refuse_kept_outside(module, step)
-        for key in map(path_of, getattr(module, "in_keys", ())):
-            read.add(key)
-            if key not in remembered and not _overlaps(key, known):
-                if key in primed:
-                    raise ConfigurationError(
-                        f"the policy's {step} reads {_shown(key)}, with which the environment's "
-                        f"TensorDictPrimer begins, but no module writes {('next', *key)}: keep "
-                        "what stays the same in a buffer of the policy"
-                    )
+        own = [path_of(key) for key in getattr(module, "in_keys", ())]
+        read.update(own)
+        for key in own:
+            if key in remembered or _overlaps(key, known):
+                continue
+            if key in primed:
                 raise ConfigurationError(
-                    f"the policy's {step} reads {_shown(key)}, which is none of the observations "
-                    f"{sorted(map(str, spec.observations))}, and which no earlier module writes; "
-                    f"a memory is written as {('next', *key)}"
+                    f"the policy's {step} reads {_shown(key)}, with which the environment's "
+                    f"TensorDictPrimer begins, but no module writes {('next', *key)}: keep what "
+                    "stays the same in a buffer of the policy"
                 )
+            raise ConfigurationError(
+                f"the policy's {step} reads {_shown(key)}, which is none of the observations "
+                f"{sorted(map(str, spec.observations))}, and which no earlier module writes; a "
+                f"memory is written as {('next', *key)}"
+            )
         written = written_by(module)
         if actions & known & written:
             raise ConfigurationError(
                 f"the policy's {step} changes an action that was drawn, whose log-probability "
                 "would be another's: exploration belongs into the distribution"
             )
-        if actions & known & {path_of(key) for key in getattr(module, "in_keys", ())}:
+        if actions & known & {*own}:
             raise ConfigurationError(
                 f"the policy's {step} reads the action, which is drawn when all modules have run: "
                 "compute from the batch what depends on it"
