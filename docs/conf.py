@@ -25,7 +25,6 @@ html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_title = f"hts_torchrl {release}"
 
-myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
 
 autodoc_member_order = "bysource"
