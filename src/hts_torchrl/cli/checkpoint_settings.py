@@ -6,7 +6,8 @@ import inspect
 import json
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
+from enum import Enum
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, Self
@@ -24,7 +25,7 @@ from hts_torchrl.learner.restored import why_not_read
 from hts_torchrl.models.trunks import is_built_in
 from hts_torchrl.settings import taking
 from hts_torchrl.training.datamodule import HTSDataModule
-from hts_torchrl.training.run_settings import class_name, known_arguments
+from hts_torchrl.training.run_settings import class_name, known_arguments, plain
 
 # Imported, they are known to the parser as well: --data.env=AtariEnvs.
 _LEARNERS: dict[str, type] = {each.__name__: each for each in (A2C, PPO, PQN, Impala)}
@@ -56,8 +57,8 @@ class CheckpointSettings:
     """What would have to be imported, by the setting that names it."""
     known: bool
     """Whether the checkpoint tells its settings; those of older versions do not."""
-    unnamed: dict[str, Any] = field(default_factory=dict)
-    """What arguments of the model that were withheld are where the user names none."""
+    policy_arguments: dict[str, Any] = field(default_factory=dict)
+    """Of a policy that is none of this package, which belong to its class."""
 
     @classmethod
     def read(cls, path: Path, own: Mapping[str, type] = MappingProxyType({})) -> Self:
@@ -65,7 +66,7 @@ class CheckpointSettings:
 
         Args:
             path: of the checkpoint.
-            own: learners that the user's own command or config names, by that name.
+            own: classes that the user's own command or config names, by that name.
 
         Raises:
             ConfigurationError: if it cannot be read or is no checkpoint, or a setting is of a wrong
@@ -82,36 +83,43 @@ class CheckpointSettings:
             settings._add_learner(content["learner"], own)
         data = content.get(HTSDataModule.__qualname__)
         if isinstance(data, dict) and "settings" in data:
-            settings._add_data(data["settings"])
+            settings._add_data(data["settings"], own)
         return settings
 
     def _add_learner(self, learner: object, own: Mapping[str, type]) -> None:
         name, arguments = _class_and_arguments(learner, "model")
-        policy = learner.get("policy") if isinstance(learner, dict) else None
+        described = _mapping(learner)
+        policy = described.get("policy")
         make = _LEARNERS.get(name, own.get(name))
         if make is None:
             self.withheld["model"] = name
             return
-        known = known_arguments(make, arguments, "the checkpoint's model", besides=("policy",))
-        for each, default in _own_arguments(make).items():
-            if not _is_number(known.get(each)):  # it may name what is imported
-                value = known.pop(each)
-                if value != default:
-                    self._withhold(f"model.{each}", value, default)
+        known = self._plain_arguments(make, arguments, "model", _own_arguments(make))
         if policy is not None:
-            self._withhold("model.policy", policy, None)
+            self.policy_arguments.update(_mapping(described.get("policy_arguments", {})))
+            given = (f" --model.policy.{n}={_as_flag(v)}" for n, v in self.policy_arguments.items())
+            self.withheld["model.policy"] = f"{policy}{''.join(given)}"
             known.pop("network", None)
         elif not is_built_in(known.get("network", "mlp")):
-            self._withhold("model.network", known.pop("network"), "mlp")
+            self.withheld["model.network"] = known.pop("network")
         if "." in known.get("optimizer", ""):
             self.withheld["model.optimizer"] = known.pop("optimizer")
         self.config["model"] = {"class_path": name, "init_args": known}
 
-    def _withhold(self, setting: str, value: object, unnamed: object) -> None:
-        self.withheld[setting] = str(value)
-        self.unnamed[setting] = unnamed
+    def _plain_arguments(
+        self, make: type, given: object, setting: str, own: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Return arguments of a class; of its ``own``, which may name what is imported, numbers."""
+        words: dict[str, Any] = {}
+        if isinstance(given, dict):
+            words = {n: v for n, v in given.items() if n in own and not _is_number(v)}
+            given = {name: value for name, value in given.items() if name not in words}
+        for name, value in words.items():
+            if value != _as_in_config(own[name]):
+                self.withheld[f"{setting}.{name}"] = _as_flag(value)
+        return known_arguments(make, given, f"the checkpoint's {setting}", besides=("policy",))
 
-    def _add_data(self, settings: object) -> None:
+    def _add_data(self, settings: object, own: Mapping[str, type]) -> None:
         if not isinstance(settings, dict) or not {"data", "trainer"} <= settings.keys():
             raise ConfigurationError("the checkpoint's settings of data and trainer are missing")
         trainer = {n: v for n, v in _mapping(settings["trainer"]).items() if n != "world_size"}
@@ -127,10 +135,12 @@ class CheckpointSettings:
             self.config["seed_everything"] = data.pop("seed")
         self.config["data"] = data
         name, arguments = _class_and_arguments(env, "data.env")
-        if name not in _FACTORIES:
+        make = _FACTORIES.get(name, own.get(name))
+        if make is None:
             self.withheld["data.env"] = name
             return
-        known = known_arguments(_FACTORIES[name], arguments, "the checkpoint's data.env")
+        of_user = {} if name in _FACTORIES else _defaults(make)
+        known = self._plain_arguments(make, arguments, "data.env", of_user)
         may_import = name in ("EnvPoolEnvs", "GymEnvs") and _may_import(known)
         if may_import or name == "PettingZooEnvs":
             flags = [name, f"--data.env.id={known.get('id')}"]
@@ -180,16 +190,35 @@ def _may_import(arguments: dict[str, Any]) -> bool:
     return ":" in arguments.get("id", "") or not numbers or bool(arguments.get("imports"))
 
 
+def _as_in_config(default: object) -> Any:  # noqa: ANN401
+    """Return the default of an argument as the command line would tell it to a checkpoint."""
+    if isinstance(default, Enum):
+        return default.name
+    told = plain({"default": default})["default"]
+    return told["init_args"] if is_dataclass(default) else told
+
+
+def _as_flag(value: object) -> str:
+    """Return a value as a flag has it."""
+    return shlex.quote(value if isinstance(value, str) else json.dumps(value, default=str))
+
+
 def _is_number(value: object) -> bool:
-    return value is None or type(value) in (bool, int, float)
+    """Return whether a value is a number, a list of such, or nothing: it names nothing then."""
+    if type(value) is list:
+        return all(map(_is_number, value))
+    return not value or type(value) in (bool, int, float)
 
 
 def _own_arguments(make: type) -> dict[str, Any]:
     """Return the arguments that none of this package's learners has, with their defaults."""
     package = [each for each in taking(make) if "." not in class_name(each)]
     known = {name for each in package for name in inspect.signature(each).parameters}
-    arguments = inspect.signature(make).parameters.items()
-    return {name: each.default for name, each in arguments if name not in known}
+    return {name: each for name, each in _defaults(make).items() if name not in known}
+
+
+def _defaults(make: type) -> dict[str, Any]:
+    return {name: each.default for name, each in inspect.signature(make).parameters.items()}
 
 
 def _class_and_arguments(described: object, where: str) -> tuple[str, object]:

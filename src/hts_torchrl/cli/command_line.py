@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import inspect
 import itertools
@@ -29,7 +30,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from hts_torchrl.cli.argument_parser import NO_FLAGS, HTSArgumentParser, reason_in
 from hts_torchrl.cli.checkpoint_settings import CheckpointSettings
-from hts_torchrl.cli.config_files import checkpoint_of, files_with
+from hts_torchrl.cli.config_files import checkpoint_of, classes_given, files_with, is_given
 from hts_torchrl.compat.lightning import CommandLine, take_next_version
 from hts_torchrl.errors import ConfigurationError, naming, reason_of, require
 from hts_torchrl.learner import Learner
@@ -46,6 +47,7 @@ from hts_torchrl.training.callbacks.progress import ProgressLine
 from hts_torchrl.training.callbacks.stop_together import end_at_once
 from hts_torchrl.training.checkpoints import DurableCheckpointIO, whole_checkpoint
 from hts_torchrl.training.extended_hooks import is_of_the_user
+from hts_torchrl.training.run_settings import plain
 from hts_torchrl.training.trainer_limits import require_supported
 
 # A default of Timer's is one, which YAML cannot write.
@@ -147,12 +149,9 @@ class HTSCommandLine(CommandLine):
         """Put the checkpoint's settings before everything that the user has given."""
         path = checkpoint_of(sys.argv[1:])
         self._checkpoint = _settings_of(path)
+        if self._checkpoint is not None and (own := _named_too(self._checkpoint)):
+            self._checkpoint = _settings_of(path, own)
         self._parse(parser)
-        if self._checkpoint is not None and "model" in self._checkpoint.withheld:
-            name = self._checkpoint.withheld["model"]
-            if self.config[self.config.subcommand].get("model.class_path") == name:
-                self._checkpoint = _settings_of(path, {name: pkgutil.resolve_name(name)})
-                self._parse(parser)
         settings, name = self.config[self.config.subcommand], self.config.subcommand
         if name in ("advise", "verify") and settings.get("ckpt_path") is not None:
             raise ConfigurationError(f"{name} trains from the start: give --ckpt_path=null")
@@ -213,18 +212,29 @@ class HTSCommandLine(CommandLine):
             return
         arguments["ckpt_path"] = str(whole_checkpoint(Path(arguments["ckpt_path"])))
         withheld = self._checkpoint.withheld
-        own = arguments["model"].get("init_args", {})  # of a class that may know neither
-        for setting, unnamed in self._checkpoint.unnamed.items():
-            name = setting.removeprefix("model.")
-            if name in own and own[name] == unnamed:
+        for setting in withheld:
+            section, _, name = setting.rpartition(".")
+            has_it = name in (arguments.get(f"{section}.init_args") or {})  # a class may have none
+            if has_it and section not in withheld and not is_given(setting, sys.argv[1:]):
                 raise self._checkpoint.refusal(setting)
-        if "model.optimizer" in withheld and "." not in own.get("optimizer", "."):
-            raise self._checkpoint.refusal("model.optimizer")
-        if self.config.subcommand != "fit" and "data.env.kwargs" in withheld:
+        if (
+            arguments.get(_OF_POLICY + "class_path")
+            == withheld.get("model.policy", "").split(" ")[0]
+        ):
+            self._require_policy_arguments(_arguments_of_policy(arguments))
+        if self.config.subcommand != "fit" and {"data.env", "data.env.kwargs"} <= withheld.keys():
             env, given = (arguments.get(f"data.env.{each}") for each in ("class_path", "init_args"))
             same = f"{env.rpartition('.')[2]} --data.env.id={given.get('id')} "
             if withheld["data.env"].startswith(same) and not given.get("kwargs"):
                 raise self._checkpoint.refusal("data.env.kwargs")
+
+    def _require_policy_arguments(self, own: Mapping[str, Any]) -> None:
+        """Refuse another argument of the checkpoint's policy that is only its class's default."""
+        assert self._checkpoint is not None
+        for name, value in self._checkpoint.policy_arguments.items():
+            is_same = name in own and own[name] == value
+            if not is_same and not is_given(f"model.policy.{name}", sys.argv[1:]):
+                raise self._checkpoint.refusal("model.policy")
 
     def before_instantiate_classes(self) -> None:
         """Begin again as a process whose libraries take portable kernels, if this one's do not."""
@@ -236,10 +246,12 @@ class HTSCommandLine(CommandLine):
 
     def instantiate_classes(self) -> None:
         """Report a setting that a class refuses by the class's own words."""
-        if given := self.config[self.config.subcommand].get("model"):
+        settings = self.config[self.config.subcommand]
+        if given := settings.get("model"):
             _warn_of_hidden_settings(given)
         try:
             super().instantiate_classes()
+            self.model.policy_arguments = _arguments_of_policy(settings)
         except (ValueError, ImportError) as error:
             refused = error.__cause__ if isinstance(error.__cause__, ConfigurationError) else error
             raise ConfigurationError(reason_in(str(refused))) from error
@@ -460,6 +472,26 @@ def _require_kept(settings: Namespace, arguments: Sequence[str]) -> None:
                 raise ConfigurationError(
                     f"{flag}: --{setting}={chosen.class_path}, which follows, has no {name!r}"
                 )
+
+
+_OF_POLICY = "model.init_args.policy."
+
+
+def _arguments_of_policy(settings: Namespace) -> dict[str, Any]:
+    """Return the arguments of a policy of the user's own, as a checkpoint holds them."""
+    given = settings.get(_OF_POLICY + "init_args")
+    return {} if given is None else plain(given.as_dict())
+
+
+def _named_too(checkpoint: CheckpointSettings) -> dict[str, type]:
+    """Return the classes that a checkpoint names, and the user's own command or config as well."""
+    own: dict[str, type] = {}
+    for setting in ("model", "data.env"):
+        name = checkpoint.withheld.get(setting)
+        if name is not None and name in classes_given(setting, sys.argv[1:]):
+            with contextlib.suppress(ImportError, AttributeError, ValueError):  # told by the parser
+                own[name] = pkgutil.resolve_name(name)
+    return {name: each for name, each in own.items() if inspect.isclass(each)}
 
 
 def _settings_of(

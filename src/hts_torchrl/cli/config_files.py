@@ -103,15 +103,51 @@ def files_with(setting: str, arguments: Sequence[str]) -> list[str]:
         setting: as a flag names it, without its dashes, such as ``model.learning_rate``.
         arguments: of the command line, as :func:`expand_configs` returns them.
     """
-
-    def is_it(name: str) -> bool:
-        return name == setting or name.startswith(f"{setting}.")
-
-    flags = [each.partition("=")[0].removeprefix("--").removesuffix("+") for each in arguments]
-    if not setting or any(map(is_it, flags)):
+    if not setting or _has_flag(setting, arguments):
         return []
     files = [path for flag, path in pairwise(arguments) if flag == "--config"]
-    return [path for path in files if any(map(is_it, _settings(_content(Path(path)))))]
+    return [path for path in files if any(_is(n, setting) for n in _settings(_content(Path(path))))]
+
+
+def is_given(setting: str, arguments: Sequence[str]) -> bool:
+    """Return whether a flag or a config file gives a setting, or a part of it."""
+    return _has_flag(setting, arguments) or bool(files_with(setting, arguments))
+
+
+def _has_flag(setting: str, arguments: Sequence[str]) -> bool:
+    flags = (each.partition("=")[0].removeprefix("--").removesuffix("+") for each in arguments)
+    return any(_is(flag.replace(".init_args.", "."), setting) for flag in flags)
+
+
+def _is(name: str, setting: str) -> bool:
+    return name == setting or name.startswith(f"{setting}.")
+
+
+def classes_given(setting: str, arguments: Sequence[str]) -> list[object]:
+    """Return what flags and config files name as the class of a setting, such as ``data.env``."""
+    flags, files = _values_of(setting, arguments)
+    paths, _ = _values_of(f"{setting}.class_path", arguments)
+    several = (*flags, *paths, *files)
+    return [each.get("class_path") if isinstance(each, dict) else each for each in several]
+
+
+def _values_of(setting: str, arguments: Sequence[str]) -> tuple[list[Any], list[Any]]:
+    """Return all values of a setting in expanded arguments: of flags, and of config files."""
+    flags: list[Any] = []
+    files: list[Any] = []
+    for argument, following in pairwise([*arguments, ""]):
+        flag, separator, value = argument.partition("=")
+        value = value if separator else following
+        if flag == f"--{setting}":
+            flags.append(value)
+        elif flag == "--config":
+            *sections, name = setting.split(".")
+            content = _content(Path(value))
+            for section in sections:
+                content = content.get(section) if isinstance(content, dict) else None
+            if isinstance(content, dict) and name in content:
+                files.append(content[name])
+    return flags, files
 
 
 def _settings(content: Any, name: str = "") -> Iterator[str]:  # noqa: ANN401 - see _content
@@ -126,16 +162,6 @@ def _settings(content: Any, name: str = "") -> Iterator[str]:  # noqa: ANN401 - 
 
 def checkpoint_of(arguments: Sequence[str]) -> str | None:
     """Return the last ``--ckpt_path`` of expanded arguments, or else that of the last config."""
-    named: dict[str, Any] = {}
-    for index, argument in enumerate(arguments):
-        flag, separator, value = argument.partition("=")
-        if not separator:
-            value = "".join(arguments[index + 1 : index + 2])
-        if flag == "--ckpt_path":
-            named[flag] = value
-        elif flag == "--config":
-            content = _content(Path(value))
-            if isinstance(content, dict) and "ckpt_path" in content:
-                named[flag] = content["ckpt_path"]
-    path = named.get("--ckpt_path", named.get("--config"))
+    flags, files = _values_of("ckpt_path", arguments)
+    path = (flags or files or [None])[-1]
     return path if isinstance(path, str) and path != "null" else None

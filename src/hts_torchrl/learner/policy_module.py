@@ -73,6 +73,8 @@ class PolicyModule(LightningModule):
         self.policy = policy
         self.policy_name = None if policy is None else class_name(policy)
         """Class of a policy of the user's own."""
+        self.policy_arguments: dict[str, Any] = {}
+        """What the command line made it from, as a checkpoint holds it."""
         self.network, self.squash = network, squash
         self.updates = 0
         """Updates that the policy has had."""

@@ -18,6 +18,7 @@ from hts_torchrl.policy.normalization import RunningStatistics
 from hts_torchrl.policy.spec_json import spec_from_json
 from hts_torchrl.training.run_settings import class_name, is_type_name, known_arguments
 
+_GIVE_IT = ": give load_from_checkpoint(path, {}=...)"
 _HAS_OBJECTS = (
     "this has objects beside tensors and plain values, and none is loaded; perhaps in the "
     "state_dict() of a callback, or as an argument that save_hyperparameters() kept: give its name "
@@ -129,12 +130,15 @@ def _settings(
     arguments = saved.get("init_args", {})
     if isinstance(arguments, dict):
         arguments = {name: value for name, value in arguments.items() if name not in given}
-        for name in [name for name, value in arguments.items() if is_type_name(value)]:
-            raise ConfigurationError(
-                f"{path}: its {name} was an object, {arguments[name]}, of which a checkpoint keeps "
-                f"only the type: give load_from_checkpoint(path, {name}=...)"
-            )
-    known = known_arguments(make, arguments, f"{path}: model", besides=("policy",))
+        for name, value in arguments.items():
+            described = isinstance(value, dict) and value.keys() == {"class_path", "init_args"}
+            kind = f"<{value['class_path']}>" if described else value
+            if is_type_name(kind):
+                raise ConfigurationError(
+                    f"{path}: its {name} was an object, {kind[:80]}, which a checkpoint only "
+                    f"describes{_GIVE_IT.format(name)}"
+                )
+    known = known_arguments(make, arguments, f"{path}: model", besides=("policy",), remedy=_GIVE_IT)
     settings: dict[str, Any] = {**known, **given}
     named = saved.get("policy") or settings.get("network", "mlp")
     own = saved.get("policy") is None and (is_built_in(named) or "network" in given)

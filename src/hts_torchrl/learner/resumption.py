@@ -34,6 +34,7 @@ def describe(module: Any) -> dict[str, Any]:  # noqa: ANN401 - a RoundModule, wh
         "class_path": run_settings.class_name(module),
         "init_args": run_settings.plain(given),
         "policy": module.policy_name,
+        "policy_arguments": module.policy_arguments,
         "parts_per_round": module.parts_per_round,
         "spec": module.spec_json,
         "normalize_observation": module.normalizes,
@@ -147,6 +148,9 @@ class Resumption:
             changes = run_settings.changes({"model": self._saved}, {"model": learner})
             if self._saved.get("policy") != learner["policy"]:
                 changes["model.policy"] = (self._saved.get("policy"), learner["policy"])
+            before, now = (each.get("policy_arguments", {}) for each in (self._saved, learner))
+            of_policy = run_settings.changes(before, now)
+            changes |= {f"model.policy.{name}": each for name, each in of_policy.items()}
         self.data_changes: run_settings.Changes = {}
         """What the data module would be asked for again when it takes its state."""
         if self._has_rounds:

@@ -7,6 +7,7 @@ import types
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import is_dataclass
+from enum import Enum
 from typing import Any, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
 
 from hts_torchrl.errors import ConfigurationError
@@ -39,14 +40,23 @@ def described(thing: object) -> dict[str, Any]:
 
 
 def plain(value: object) -> Any:  # noqa: ANN401
-    """Return a value as a checkpoint can hold it: of what is not plain, the type's name."""
+    """Return a value as a checkpoint can hold it.
+
+    Of a class, a function and a member of an enum that is the name, of another object the type's,
+    in ``<>``; a dataclass is described.
+    """
     value = loadable(value)
     if isinstance(value, Mapping):
         return {name: plain(each) for name, each in value.items()}
     if isinstance(value, list | tuple):
         return [plain(each) for each in value]
+    if isinstance(value, Enum):
+        return f"<{type(value).__name__}.{value.name}>"
+    named = inspect.isclass(value) or inspect.isroutine(value)
+    if is_dataclass(value) and not named:
+        return described(value)
     is_plain = value is None or type(value) in (bool, int, float, str)
-    return value if is_plain else f"<{type(value).__name__}>"
+    return value if is_plain else f"<{class_name(value) if named else type(value).__name__}>"
 
 
 def for_loggers(hyperparameters: Mapping[str, Any]) -> dict[str, Any]:
@@ -104,7 +114,12 @@ def _told(differing: Changes) -> str:
 
 
 def known_arguments(
-    make: Callable[..., Any], given: object, where: str, *, besides: tuple[str, ...] = ()
+    make: Callable[..., Any],
+    given: object,
+    where: str,
+    *,
+    besides: tuple[str, ...] = (),
+    remedy: str = "",
 ) -> dict[str, Any]:
     """Return what a file says of a constructor's arguments; warn of names that it does not have.
 
@@ -114,6 +129,7 @@ def known_arguments(
         given: of the file, whatever that is.
         where: the names' beginning, for messages.
         besides: arguments that no file may give.
+        remedy: what to do about a value of another type, with ``{}`` for the name.
 
     Raises:
         ConfigurationError: if a value is none of the type that its argument has.
@@ -121,17 +137,18 @@ def known_arguments(
     if not isinstance(given, Mapping):
         raise ConfigurationError(f"{where}={_short(given)}: settings by name are needed")
     makers = [each.__init__ for each in taking(make)] if inspect.isclass(make) else [make]  # type: ignore[misc]
-    hints = {name: hint for each in reversed(makers) for name, hint in get_type_hints(each).items()}
-    taken = {n: p for n, p in inspect.signature(make).parameters.items() if n not in besides}
-    known = {name: hint for name, hint in hints.items() if name in taken}
+    hints = {name: hint for each in reversed(makers) for name, hint in _hints(each).items()}
     several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    for name, parameter in taken.items():
-        if parameter.annotation is inspect.Parameter.empty and parameter.kind not in several:
-            known.setdefault(name, inspect.Parameter.empty)
+    known = {
+        name: hints.get(name, inspect.Parameter.empty)
+        for name, parameter in inspect.signature(make).parameters.items()
+        if name not in besides and parameter.kind not in several
+    }
     for name, value in given.items():
         if name in known and not _fits(value, known[name]):
             raise ConfigurationError(
                 f"{where}.{name}={_short(value)}: a value of another type is needed"
+                f"{remedy.format(name)}"
             )
     if unknown := [_short(name) for name in given if name not in known]:
         warnings.warn(
@@ -142,23 +159,33 @@ def known_arguments(
     return {name: value for name, value in given.items() if name in known}
 
 
+def _hints(maker: Callable[..., Any]) -> dict[str, Any]:
+    """Return the types of a constructor's arguments; none if it names some for checkers alone."""
+    try:
+        return get_type_hints(maker)
+    except NameError:
+        return {}
+
+
 def _fits(value: object, hint: Any) -> bool:  # noqa: ANN401 - a type hint is any object
-    if hint is inspect.Parameter.empty:
+    if hint is inspect.Parameter.empty or hint is Any:
         return _names_nothing(value)
     if get_origin(hint) in (Union, types.UnionType):
         return any(_fits(value, each) for each in get_args(hint))
     if get_origin(hint) is Literal:
-        return type(value) is str and value in get_args(hint)
-    if get_origin(hint) is dict:  # no interpolation in it either, however deep
+        return any(type(value) is type(each) and value == each for each in get_args(hint))
+    if hint in (list, tuple) or get_origin(hint) is tuple:
+        return type(value) is list and _names_nothing(value)
+    if dict in (hint, get_origin(hint)):  # no interpolation in it either, however deep
         names = all(type(name) is str for name in value) if type(value) is dict else False
         return names and "${" not in repr(value)
     if get_origin(hint) is list:
         return type(value) is list and all(_fits(each, *get_args(hint)) for each in value)
-    if hint is float:
-        return type(value) in (int, float)
     if hint is str:  # an interpolation would read other settings, or the environment
         return type(value) is str and "${" not in value
-    return type(value) is hint and hint in (bool, int, types.NoneType)
+    if inspect.isclass(hint) and issubclass(hint, int | float) and hint is not bool:
+        return type(value) is int or (type(value) is float and issubclass(hint, float))
+    return type(value) is hint and hint in (bool, types.NoneType)
 
 
 def _names_nothing(value: object) -> bool:

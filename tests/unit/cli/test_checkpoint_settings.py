@@ -4,6 +4,8 @@ import contextlib
 import json
 import shlex
 import sys
+from dataclasses import dataclass
+from enum import Enum
 from typing import Any, ClassVar
 
 import pytest
@@ -11,10 +13,10 @@ import torch
 import yaml
 
 from hts_torchrl import A2C as A2CLearner
-from hts_torchrl import EnvPoolEnvs
+from hts_torchrl import EnvFactory, EnvPoolEnvs, GymEnvs
 from hts_torchrl.cli.checkpoint_settings import CheckpointSettings
 from hts_torchrl.errors import ConfigurationError
-from tests.command_line import A2C, CARTPOLE, refused, run
+from tests.command_line import A2C, CARTPOLE, Valued, refused, run
 
 QUIET = ["--trainer.accelerator=cpu", "--trainer.enable_progress_bar=false"]
 
@@ -142,6 +144,142 @@ class TestALearnerOfTheUsersOwn:
         path = forged(learner={"class_path": OWN, "init_args": {"of": "this.s"}})
         message = refused(capsys, "validate", path, f"--model={OWN}", *QUIET)
         assert message.startswith("the checkpoint's model.of is this.s, which is imported only if")
+
+
+class Rule(Enum):
+    """How a learner of the user's own adds up."""
+
+    MEAN = 1
+    SUM = 2
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Of such a learner's further network."""
+
+    width: int = 8
+
+
+class Choosing(A2CLearner):
+    """A learner with settings of many types."""
+
+    def __init__(
+        self,
+        policy=None,
+        *,
+        weight: float,
+        rule: Rule = Rule.MEAN,
+        shape: Shape = Shape(),
+        sizes: tuple[int, ...] = (1,),
+        **settings: Any,
+    ) -> None:
+        super().__init__(policy, **settings)
+        self.chosen = (weight, rule, shape, sizes)
+
+
+CHOOSING = f"{__name__}.{Choosing.__name__}"
+
+
+class TestSettingsOfAnyType:
+    @staticmethod
+    def path(forged, **arguments):
+        plain = {"weight": 0.5, "rule": "MEAN", "shape": {"width": 8}, "sizes": [1], **arguments}
+        return forged(learner={"class_path": CHOOSING, "init_args": plain})
+
+    def test_are_the_checkpoints_where_they_are_numbers_or_defaults(self, forged, made):
+        path = self.path(forged, sizes=[2, 5])
+        line = made("validate", path, f"--model={CHOOSING}", *QUIET)
+        assert line.model.chosen == (0.5, Rule.MEAN, Shape(8), (2, 5))
+
+    @pytest.mark.parametrize(
+        ("given", "flag"),
+        [
+            ({"rule": "SUM"}, "--model.rule=SUM"),
+            ({"shape": {"width": 3}}, """--model.shape='{"width": 3}'"""),
+        ],
+    )
+    def test_are_to_be_named_otherwise(self, given, flag, forged, made, capsys):
+        path = self.path(forged, **given)
+        message = refused(capsys, "validate", path, f"--model={CHOOSING}", *QUIET)
+        assert f"names it: add {flag} (or " in message
+        named = shlex.split(flag)
+        line = made("validate", path, f"--model={CHOOSING}", *named, *QUIET)
+        rule, width = given.get("rule", "MEAN"), given.get("shape", {}).get("width", 8)
+        assert line.model.chosen == (0.5, Rule[rule], Shape(width), (1,))
+
+    def test_may_be_those_of_a_config_file(self, forged, made, tmp_path):
+        path = self.path(forged, rule="SUM", shape={"width": 3})
+        arguments = {"rule": "SUM", "shape": {"width": 3}}
+        config = {"model": {"class_path": CHOOSING, "init_args": arguments}}
+        (tmp_path / "mine.yaml").write_text(yaml.safe_dump(config))
+        line = made("validate", path, "--config=mine.yaml", *QUIET)
+        assert line.model.chosen == (0.5, Rule.SUM, Shape(3), (1,))
+
+
+class Tempered(Valued):
+    """A policy of the user's own with a setting that no weight shows."""
+
+    def __init__(self, temperature: float = 1.0) -> None:
+        super().__init__()
+        self.temperature = temperature
+
+
+class TestArgumentsOfAPolicy:
+    NAMED: ClassVar = f"--model.policy={__name__}.{Tempered.__name__}"
+    WARM: ClassVar = "--model.policy.temperature=3.0"
+
+    @pytest.fixture
+    def path(self, forged):
+        name = self.NAMED.partition("=")[2]
+        return forged(learner={"policy": name, "policy_arguments": {"temperature": 3.0}})
+
+    @pytest.mark.parametrize("named", [[], [NAMED]])
+    def test_are_to_be_named_with_it(self, named, path, made, capsys):
+        message = refused(capsys, "validate", path, *named, *QUIET)
+        assert f"names it: add {self.NAMED} {self.WARM} (or " in message
+        assert made("validate", path, self.NAMED, self.WARM, *QUIET).model.policy.temperature == 3.0
+
+    def test_may_be_others_where_the_command_says_so(self, path, made):
+        given = [self.NAMED, "--model.policy.temperature=1.0"]
+        assert made("validate", path, *given, *QUIET).model.policy.temperature == 1.0
+
+    def test_may_not_be_others_where_a_run_goes_on(self, tmp_path, monkeypatch, capsys):
+        monkeypatch.chdir(tmp_path)
+        run("fit", *CARTPOLE, *A2C, self.NAMED, self.WARM)
+        path = "--ckpt_path=runs/run/version_0/checkpoints/last.ckpt"
+        given = [self.NAMED, "--model.policy.temperature=1.5", "--data.total_frames=128"]
+        message = refused(capsys, "fit", path, *given)
+        assert "model.policy.temperature=1.5, the checkpoint has 3.0: bits depend on" in message
+
+
+@dataclass(frozen=True)
+class Tables(EnvFactory):
+    """Environments of the user's own."""
+
+    length: int = 50
+    kind: str = "round"
+
+    def group(self, indices, *, render=False):
+        made = GymEnvs("CartPole-v1", {"max_episode_steps": self.length})
+        return made.group(indices, render=render)
+
+
+class TestEnvironmentsOfTheUsersOwn:
+    TABLES: ClassVar = f"{__name__}.{Tables.__name__}"
+
+    def test_have_the_checkpoints_numbers_once_the_command_names_them(self, forged, made):
+        path = forged(env={"class_path": self.TABLES, "init_args": {"length": 9, "kind": "round"}})
+        line = made("validate", path, f"--data.env={self.TABLES}", *QUIET)
+        assert line.datamodule.env == Tables(9)
+        line = made("validate", path, f"--data.env={self.TABLES}", "--data.env.length=7", *QUIET)
+        assert line.datamodule.env == Tables(7)
+
+    def test_need_the_name_of_what_may_name_code(self, forged, made, capsys):
+        path = forged(env={"class_path": self.TABLES, "init_args": {"length": 9, "kind": "this.s"}})
+        message = refused(capsys, "validate", path, f"--data.env={self.TABLES}", *QUIET)
+        assert message.startswith("the checkpoint's data.env.kind is this.s, which is imported")
+        line = made("validate", path, f"--data.env={self.TABLES}", "--data.env.kind=this.s", *QUIET)
+        assert line.datamodule.env == Tables(9, "this.s")
 
 
 class TestArgumentsOfAnEnvironmentThatIsImported:

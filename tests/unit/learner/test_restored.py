@@ -2,6 +2,7 @@
 
 import copy
 import sys
+from enum import Enum
 from pathlib import Path
 
 import pytest
@@ -101,6 +102,37 @@ def test_what_is_no_plain_data_is_to_be_given(tmp_path):
     with pytest.raises(ConfigurationError, match=r"its helper was an object, <dtype>"):
         Untyped.load_from_checkpoint(path)
     assert Untyped.load_from_checkpoint(path, helper=3).helper == 3
+
+
+class Form(Enum):
+    """How a learner of the user's own computes its loss."""
+
+    PLAIN = 1
+    SQUARED = 2
+
+
+class Typed(PPO):
+    """A learner with a setting that is no plain data."""
+
+    def __init__(self, policy=None, *, form: Form = Form.PLAIN, **settings):
+        super().__init__(policy, **settings)
+        self.form = form
+
+
+def test_a_member_of_an_enum_is_to_be_given(tmp_path):
+    path = saved(tmp_path, Typed(form=Form.SQUARED))
+    with pytest.raises(ConfigurationError) as raised:
+        Typed.load_from_checkpoint(path)
+    assert str(raised.value) == (
+        f"{path}: its form was an object, <Form.SQUARED>, which a checkpoint only describes: give "
+        "load_from_checkpoint(path, form=...)"
+    )
+    assert Typed.load_from_checkpoint(path, form=Form.SQUARED).form is Form.SQUARED
+    forged(path, init_args={"form": "SQUARED"})  # as the command line tells it
+    with pytest.raises(
+        ConfigurationError, match=r"model\.form='SQUARED': .* give load_from.*form="
+    ):
+        Typed.load_from_checkpoint(path)
 
 
 def test_a_setting_that_the_class_does_not_show_is_left_out_with_a_warning(tmp_path):
