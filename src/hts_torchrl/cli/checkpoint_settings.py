@@ -194,7 +194,7 @@ def _as_in_config(default: object) -> Any:  # noqa: ANN401
     """Return the default of an argument as the command line would tell it to a checkpoint."""
     if isinstance(default, Enum):
         return default.name
-    told = plain({"default": default})["default"]
+    told = plain(default)
     return told["init_args"] if is_dataclass(default) else told
 
 
