@@ -64,9 +64,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except WorkerKilled as error:
         hint = "--data.recover=replay repeats a round up to 3 times, --ckpt_path resumes"
         _leave(WorkerKilled(error.place, f"{error.cause}; {hint}"), status=1)
-    except (CheckpointError, WorkerError, NotFiniteError, ReplayError, DifferenceError) as error:
-        _leave(error, status=1)
-    except TrainingSpikeException as error:  # for which a user's SpikeDetection looks
+    except (
+        CheckpointError,
+        WorkerError,
+        NotFiniteError,
+        ReplayError,
+        DifferenceError,
+        TrainingSpikeException,  # for which a user's SpikeDetection looks
+    ) as error:
         _leave(error, status=1)
     except (RuntimeError, OSError) as error:
         _leave_if_known(error)
@@ -80,6 +85,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except SystemExit as leaving:  # Lightning's answer to Ctrl-C, with status 1
         if isinstance(leaving.__context__, KeyboardInterrupt):
             raise SystemExit(128 + signal.SIGINT) from None
+        if (notes := getattr(leaving, "__notes__", ())) and leaving.code != 128 + signal.SIGTERM:
+            sys.stderr.write(f"hts-torchrl: error: sys.exit({leaving.code}), {', '.join(notes)}\n")
         raise
 
 

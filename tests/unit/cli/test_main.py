@@ -7,6 +7,7 @@ import os
 import re
 import resource
 import shutil
+import signal
 import socket
 import tomllib
 from functools import partial
@@ -663,6 +664,16 @@ def test_an_empty_section_keeps_what_earlier_files_say(flags, made, tmp_path):
 def test_what_follows_the_help_of_a_class_is_not_answered_by_itself(capsys):
     told = refused(capsys, "fit", "--model.help=PPO", "--data.env=GymEnvs")
     assert told == "unrecognized arguments: --data.env=GymEnvs"
+
+
+@pytest.mark.parametrize("code", [3, 128 + signal.SIGTERM])
+def test_an_environment_that_leaves_with_a_status_is_named_and_a_signal_is_not(code, capsys):
+    flags = ("--data.env.id=Leaving-v0", f"--data.env.kwargs={{code: {code}}}")
+    with pytest.raises(SystemExit) as left:
+        run("fit", *CARTPOLE, *A2C, *flags)
+    assert left.value.code == code
+    told = "hts-torchrl: error: sys.exit(3), raised by make() of environment 0\n"
+    assert (told in capsys.readouterr().err) == (code == 3)
 
 
 @pytest.mark.parametrize("what", WRONG)
