@@ -18,6 +18,7 @@ from types import FrameType
 from typing import NoReturn
 
 import gymnasium
+import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.fabric.utilities.spike import TrainingSpikeException
 from lightning.pytorch.utilities.exceptions import SIGTERMException
@@ -239,5 +240,12 @@ def _leave(error: Exception, *, status: int) -> NoReturn:
     missing = _NO_MODULE.search(message)
     if missing and any(Path(missing["name"] + end).exists() for end in (".py", "/__init__.py")):
         message += " (it lies in this folder, and PYTHONPATH=. finds it)"
-    sys.stderr.write(f"hts-torchrl: error: {message}\n")
+    sys.stderr.write(f"hts-torchrl: error: {_rank()}{message}\n")
     raise SystemExit(status)
+
+
+def _rank() -> str:
+    """Return which rank this is, if it is connected to others: all print where one does."""
+    ranks = torch.distributed
+    connected = ranks.is_available() and ranks.is_initialized() and ranks.get_world_size() > 1
+    return f"rank {ranks.get_rank()}: " if connected else ""
