@@ -18,6 +18,7 @@ from types import FrameType
 from typing import NoReturn
 
 import gymnasium
+import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.fabric.utilities.spike import TrainingSpikeException
 from lightning.pytorch.utilities.exceptions import SIGTERMException
@@ -64,9 +65,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except WorkerKilled as error:
         hint = "--data.recover=replay repeats a round up to 3 times, --ckpt_path resumes"
         _leave(WorkerKilled(error.place, f"{error.cause}; {hint}"), status=1)
-    except (CheckpointError, WorkerError, NotFiniteError, ReplayError, DifferenceError) as error:
-        _leave(error, status=1)
-    except TrainingSpikeException as error:  # for which a user's SpikeDetection looks
+    except (
+        CheckpointError,
+        WorkerError,
+        NotFiniteError,
+        ReplayError,
+        DifferenceError,
+        TrainingSpikeException,  # for which a user's SpikeDetection looks
+    ) as error:
         _leave(error, status=1)
     except (RuntimeError, OSError) as error:
         _leave_if_known(error)
@@ -80,6 +86,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except SystemExit as leaving:  # Lightning's answer to Ctrl-C, with status 1
         if isinstance(leaving.__context__, KeyboardInterrupt):
             raise SystemExit(128 + signal.SIGINT) from None
+        if (notes := getattr(leaving, "__notes__", ())) and leaving.code != 128 + signal.SIGTERM:
+            sys.stderr.write(f"hts-torchrl: error: sys.exit({leaving.code}), {', '.join(notes)}\n")
         raise
 
 
@@ -232,5 +240,12 @@ def _leave(error: Exception, *, status: int) -> NoReturn:
     missing = _NO_MODULE.search(message)
     if missing and any(Path(missing["name"] + end).exists() for end in (".py", "/__init__.py")):
         message += " (it lies in this folder, and PYTHONPATH=. finds it)"
-    sys.stderr.write(f"hts-torchrl: error: {message}\n")
+    sys.stderr.write(f"hts-torchrl: error: {_rank()}{message}\n")
     raise SystemExit(status)
+
+
+def _rank() -> str:
+    """Return which rank this is, if it is connected to others: all print where one does."""
+    ranks = torch.distributed
+    connected = ranks.is_available() and ranks.is_initialized() and ranks.get_world_size() > 1
+    return f"rank {ranks.get_rank()}: " if connected else ""

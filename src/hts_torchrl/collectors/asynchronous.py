@@ -28,6 +28,7 @@ from hts_torchrl.compat.torchrl import WatchedWeights, set_queue_patience, start
 from hts_torchrl.config import CollectorSettings, Precision
 from hts_torchrl.envs.group import EnvFactory
 from hts_torchrl.envs.group_env import GroupEnv
+from hts_torchrl.envs.kept_process import process_kept
 from hts_torchrl.errors import NO_ROOM, ConfigurationError, in_one_line
 from hts_torchrl.policy.forward import evaluate, is_composite, memory_keys, probabilistic_module
 from hts_torchrl.policy.limits import copied
@@ -204,17 +205,14 @@ class AsynchronousCollector:
                 total_frames=-1, num_threads=torch.get_num_threads(), num_sub_threads=1,
                 weight_sync_schemes={"policy": WatchedWeights()},
             )  # fmt: skip
-        threads = torch.get_num_threads()
-        try:
-            with torch.random.fork_rng(devices=[]):  # it tries environment and policy here first
-                return AsyncBatchedCollector(
-                    envs, policy_factory=partial(_make_server, self._acting, settings.seed),
-                    frames_per_batch=self._schedule.frames_per_round, transition_chunk_size=steps,
-                    max_batch_size=settings.num_executors, server_timeout=0.001,
-                    env_backend="multiprocessing", transport="auto", policy_version_key=None,
-                )  # fmt: skip
-        finally:
-            torch.set_num_threads(threads)
+        # It tries environment and policy here first.
+        with process_kept(), torch.random.fork_rng(devices=[]):
+            return AsyncBatchedCollector(
+                envs, policy_factory=partial(_make_server, self._acting, settings.seed),
+                frames_per_batch=self._schedule.frames_per_round, transition_chunk_size=steps,
+                max_batch_size=settings.num_executors, server_timeout=0.001,
+                env_backend="multiprocessing", transport="auto", policy_version_key=None,
+            )  # fmt: skip
 
     def __iter__(self) -> Iterator[TensorDictBase]:
         """Yield batches; going on after a ``break`` continues the run."""

@@ -18,6 +18,7 @@ from hts_torchrl.collectors.torchrl_contract import ContractCollector
 from hts_torchrl.collectors.torchrl_settings import FIXED, Device, TorchRLSettings
 from hts_torchrl.config import CollectorSettings, Precision
 from hts_torchrl.envs.group import CreateEnv, EnvFactory, SeededGroup, closed_at_end
+from hts_torchrl.envs.kept_process import process_kept
 from hts_torchrl.envs.layers import warn_of_statistics
 from hts_torchrl.envs.make_group import arranged, make_group, number_of_envs
 from hts_torchrl.errors import ConfigurationError, ProtocolError, require
@@ -165,7 +166,10 @@ class HTSCollector(ContractCollector):
 
     def _try_environments(self) -> tuple[EnvSpec, int | None]:
         """Return the spec of the first executor's environments, and how long a seed lasts."""
-        with closed_at_end(make_group(self._create_env_fn, self.config.global_envs_of(0))) as group:
+        with (
+            process_kept(),
+            closed_at_end(make_group(self._create_env_fn, self.config.global_envs_of(0))) as group,
+        ):
             warn_of_statistics(group)
             return group.spec, group.steps_per_seed if isinstance(group, SeededGroup) else None
 

@@ -21,6 +21,7 @@ from hts_torchrl.envs.group import (
     closed_at_end,
     closed_if_refused,
 )
+from hts_torchrl.envs.kept_process import process_kept
 from hts_torchrl.envs.layers import is_a
 from hts_torchrl.envs.observed import OF_OLD_GYM, called
 from hts_torchrl.envs.own_generators import making
@@ -161,7 +162,10 @@ def env_spec_of(create_env_fn: CreateEnv | EnvFactory, index: int = 0) -> EnvSpe
     Raises:
         ConfigurationError: if no environment can be made from it.
     """
-    with closed_at_end(make_group(create_env_fn, [index], any_size=True)) as group:
+    with (
+        process_kept(),
+        closed_at_end(make_group(create_env_fn, [index], any_size=True)) as group,
+    ):
         return group.spec
 
 

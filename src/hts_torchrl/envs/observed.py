@@ -272,6 +272,7 @@ class called:
         Raises:
             ConfigurationError: if the call would end the process as if all had gone well, returned
                 what is not declared, or is ``reset`` and takes no seed or options.
+            RuntimeError: if it raised what would end the caller's loop as if all had gone well.
         """
         if error is None:
             return
@@ -281,6 +282,8 @@ class called:
             raise ConfigurationError(message) from None
         if isinstance(error, SystemExit) and not error.code:
             raise ConfigurationError(f"{place} calls sys.exit(); raise an error there instead")
+        if isinstance(error, StopIteration):
+            raise RuntimeError(f"{place} raised StopIteration") from error
         if isinstance(error, TypeError) and _OTHER_RESET.search(str(error)):
             raise ConfigurationError(
                 f"{place}: {error}; Gymnasium's reset(self, *, seed=None, options=None) is needed"

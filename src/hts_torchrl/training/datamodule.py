@@ -72,7 +72,8 @@ class HTSDataModule(LightningDataModule):
             over all ranks, and each rank has an equal share.
         collection: ``rounds`` is this package's method; ``actors`` (IMPALA) and ``server`` (SEED
             RL) are asynchronous baselines for the learner ``Impala``, on the CPU and one rank.
-            ``num_actors``, ``delay`` and ``step_barrier`` have no effect on them.
+            ``num_actors``, ``delay``, ``step_barrier``, ``recover`` and ``timeout_s`` have no
+            effect on them: nobody looks for a worker that hangs.
         policy_device: device of the actors; None is the learner's.
         cudagraph_policy: replay each pass of an actor on a GPU as one CUDA graph, with the bits of
             a plain pass.

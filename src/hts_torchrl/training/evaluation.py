@@ -16,6 +16,7 @@ from hts_torchrl.collectors.torchrl_settings import first_device
 from hts_torchrl.compat.lightning import must_leave
 from hts_torchrl.config import Precision, default_batch_size, take_plain_values
 from hts_torchrl.envs.group import CreateEnv, EnvFactory, EnvGroup, closed_at_end
+from hts_torchrl.envs.kept_process import process_kept
 from hts_torchrl.envs.make_group import make_group
 from hts_torchrl.errors import ConfigurationError, require_counts
 from hts_torchrl.policy.examination import require_fitting
@@ -87,9 +88,11 @@ class Evaluation:
         """
         scores = np.zeros(self.episodes, np.float64)
         lengths = np.zeros(self.episodes, np.int64)
-        with closed_at_end(
-            make_group(self.create_env_fn, range(self.episodes), any_size=True)
-        ) as group:
+        games_of = range(self.episodes)
+        with (
+            process_kept(),
+            closed_at_end(make_group(self.create_env_fn, games_of, any_size=True)) as group,
+        ):
             for first in range(0, self.episodes, group.num_envs):
                 # Batches, and games of several agents, may have more than are counted.
                 counted = slice(first, min(first + group.num_envs, self.episodes))

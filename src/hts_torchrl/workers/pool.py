@@ -267,6 +267,8 @@ class ProcessPool(WorkerPool):
         self._close_lifeline()
         _join(self._processes, _STOP_S)
         alive = [process for process in self._processes if process.is_alive()]
+        if not self._failed:
+            self._report_unclosed(alive)
         for process in alive:
             process.kill()
         _join(alive, _KILLED_S)
@@ -292,6 +294,16 @@ class ProcessPool(WorkerPool):
         if lost:
             self._stacks.wait_for_writers(_KILLED_S)
         reap(groups)
+
+    def _report_unclosed(self, alive: Sequence[BaseProcess]) -> None:
+        """Log whose environments had no time to close, and with them perhaps to write files."""
+        executors = self._processes[: self._shared.config.num_executors]
+        if unclosed := [n for n, process in enumerate(executors) if process in alive]:
+            _log.warning(
+                "executors %s: killed %g s after they were stopped, in a step or in close() of "
+                "their environments, which may have left something unwritten",
+                *(unclosed, _STOP_S),
+            )
 
     def _report_late_errors(self) -> None:
         """Log what workers raised when they were stopped: all rounds had been handed out."""

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 LEFT_TO_THE_PARENT = (signal.SIGINT, signal.SIGTERM)
 # SLURM can send all processes of a run the other one, too.
 HELD_BACK = (*LEFT_TO_THE_PARENT, STACK_SIGNAL)
-# As long as the parent waits before it kills whoever is left.
-_GRACE_S = 3.0
+# Longer than the parent waits before it kills whoever is left, and tells of it.
+_GRACE_S = 4.0
 # What was killed ends within milliseconds, where the machine is not overloaded.
 _REAPED_S = 1.0
 

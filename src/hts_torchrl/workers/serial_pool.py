@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
-import torch
 
 from hts_torchrl.compat.processes import Finalize
+from hts_torchrl.envs.kept_process import process_kept
 from hts_torchrl.errors import ConfigurationError, ProtocolError
 from hts_torchrl.shared.buffers import SharedBuffers
 from hts_torchrl.workers.actor import Actor
@@ -33,11 +35,12 @@ class SerialPool(WorkerPool):
         self._shared, self._actor = shared, actor
         self._executors: list[Executor] = []
         self._interrupted = False
+        self._folder = "."
         # Also where the process ends without a shutdown: multiprocessing waits for its children,
         # and so for those of the environments.
         self._close = Finalize(self, _close_all, [self._executors], exitpriority=0)
         try:
-            with _own_threads():
+            with self._among_environments():
                 for make in make_executors:
                     self._executors.append(make(shared))
                     self._executors[-1].restore()
@@ -54,7 +57,7 @@ class SerialPool(WorkerPool):
         """
         self._interrupted = True  # until its end
         before = _settings_of_torch()
-        with _own_threads():
+        with self._among_environments():
             self._play_round(round_index)
         for name, value in _settings_of_torch().items():
             if value != before[name]:
@@ -64,6 +67,19 @@ class SerialPool(WorkerPool):
                     "set it before the run, or set num_actors=1"
                 )
         self._interrupted = False
+
+    @contextlib.contextmanager
+    def _among_environments(self) -> Iterator[None]:
+        """Be in their working folder, which may be another than the learner's."""
+        gone = contextlib.suppress(FileNotFoundError)  # as a temporary one that they remove
+        with process_kept():
+            with gone:
+                os.chdir(self._folder)
+            try:
+                yield
+            finally:
+                with gone:
+                    self._folder = str(Path.cwd())
 
     def _play_round(self, round_index: int) -> None:
         for executor in self._executors:
@@ -100,18 +116,8 @@ class SerialPool(WorkerPool):
     def shutdown(self) -> None:
         """Close the environments; an exception is logged, as in processes."""
         self._executors = []
-        self._close()
-
-
-@contextlib.contextmanager
-def _own_threads() -> Iterator[None]:
-    """Keep the learner's number of threads, which an environment may set for itself."""
-    threads = torch.get_num_threads()
-    try:
-        yield
-    finally:
-        if torch.get_num_threads() != threads:
-            torch.set_num_threads(threads)
+        with self._among_environments():
+            self._close()
 
 
 def _settings_of_torch() -> dict[str, object]:

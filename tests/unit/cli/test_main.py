@@ -7,6 +7,7 @@ import os
 import re
 import resource
 import shutil
+import signal
 import socket
 import tomllib
 from functools import partial
@@ -26,6 +27,7 @@ from hts_torchrl import A2C as A2CLearner
 from hts_torchrl import PPO, LearningCurve
 from hts_torchrl.cli.command_line import HTSCommandLine
 from hts_torchrl.cli.config_files import expand_configs
+from hts_torchrl.cli.main import _leave
 from hts_torchrl.errors import ConfigurationError, WorkerKilled, WorkerPlace
 from hts_torchrl.training.callbacks.stop_together import Stopped
 from tests.command_line import A2C, CARTPOLE, files, refused, run
@@ -663,6 +665,25 @@ def test_an_empty_section_keeps_what_earlier_files_say(flags, made, tmp_path):
 def test_what_follows_the_help_of_a_class_is_not_answered_by_itself(capsys):
     told = refused(capsys, "fit", "--model.help=PPO", "--data.env=GymEnvs")
     assert told == "unrecognized arguments: --data.env=GymEnvs"
+
+
+def test_an_error_names_its_rank_among_several(monkeypatch, capsys):
+    group = torch.distributed
+    for name, value in {"is_initialized": True, "get_world_size": 2, "get_rank": 1}.items():
+        monkeypatch.setattr(group, name, lambda value=value: value)
+    with pytest.raises(SystemExit):
+        _leave(ConfigurationError("as asked"), status=2)
+    assert capsys.readouterr().err == "hts-torchrl: error: rank 1: as asked\n"
+
+
+@pytest.mark.parametrize("code", [3, 128 + signal.SIGTERM])
+def test_an_environment_that_leaves_with_a_status_is_named_and_a_signal_is_not(code, capsys):
+    flags = ("--data.env.id=Leaving-v0", f"--data.env.kwargs={{code: {code}}}")
+    with pytest.raises(SystemExit) as left:
+        run("fit", *CARTPOLE, *A2C, *flags)
+    assert left.value.code == code
+    told = "hts-torchrl: error: sys.exit(3), raised by make() of environment 0\n"
+    assert (told in capsys.readouterr().err) == (code == 3)
 
 
 @pytest.mark.parametrize("what", WRONG)

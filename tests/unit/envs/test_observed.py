@@ -22,6 +22,13 @@ def refusal(value, spec) -> str:
     return str(raised.value)
 
 
+def test_what_would_end_the_callers_loop_is_raised_as_an_error():
+    """Lightning's evaluation ends at a StopIteration of whatever it calls."""
+    told = r"^make\(\) of environment 3 raised StopIteration$"
+    with pytest.raises(RuntimeError, match=told), called("make", 3):
+        next(iter(()))
+
+
 class TestAsDeclared:
     def test_an_array_of_the_declared_shape_and_type_is_passed_on_itself(self):
         value = np.zeros(2, np.float32)

@@ -12,7 +12,8 @@ import pytest
 from hts_torchrl.config import CollectorSettings
 from hts_torchrl.errors import ConfigurationError, ProtocolError, WorkerError, WorkerKilled
 from hts_torchrl.shared.pipes import ReadyQueue
-from hts_torchrl.workers.pool import ProcessPool
+from hts_torchrl.workers.pool import _STOP_S, ProcessPool
+from hts_torchrl.workers.process import _GRACE_S
 
 WAITS = "Stack (most recent call first):\n  File x, line 1 in sleep_until_readable\n"
 HANGS = (
@@ -66,6 +67,31 @@ def test_a_worker_that_does_not_die_in_time_does_not_keep_the_rest_from_being_cl
     pool.shutdown()
     assert asked == ["kill"]
     assert pool._lifeline.closed
+
+
+class Ended(Undying):
+    """Has left in time."""
+
+    def is_alive(self):
+        return False
+
+    def close(self):
+        """Frees nothing."""
+
+
+@pytest.mark.parametrize("failed", [False, True])
+def test_executors_that_had_no_time_to_close_are_told(failed, monkeypatch, caplog):
+    monkeypatch.setattr("hts_torchrl.workers.pool._STOP_S", 0.0)
+    pool = bare_pool([Ended([]), Undying([]), Undying([])])
+    pool._failed = failed  # whose error says what has happened
+    pool.shutdown()
+    told = "executors [1]: killed 0 s after they were stopped, in a step or in close() of "
+    assert len(caplog.messages) == (not failed)
+    assert failed or caplog.messages[0].startswith(told)
+
+
+def test_a_worker_waits_for_the_parent_to_kill_it_and_to_tell_of_it():
+    assert _GRACE_S > _STOP_S
 
 
 def test_a_shutdown_that_was_interrupted_is_finished_by_the_next(monkeypatch):

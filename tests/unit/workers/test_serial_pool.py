@@ -1,3 +1,6 @@
+import os
+from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -75,6 +78,35 @@ def test_nor_where_the_environment_then_fails(pool, monkeypatch):
     with pytest.raises(ArithmeticError):
         pool.start_round(0)
     assert torch.get_num_threads() == threads
+
+
+def test_a_folder_to_which_an_environment_goes_is_its_own(pool, tmp_path, monkeypatch):
+    folder, begun_in = Path.cwd(), []
+    first, second = pool._executors
+    monkeypatch.setattr(first, "begin_round", lambda _: begun_in.append(Path.cwd()))
+    monkeypatch.setattr(second, "step", lambda _: os.chdir(tmp_path))
+    monkeypatch.setattr(first, "close", lambda: begun_in.append(Path.cwd()))
+    try:
+        for call in (partial(pool.start_round, 0), partial(pool.start_round, 1), pool.shutdown):
+            call()
+            assert Path.cwd() == folder
+    finally:
+        os.chdir(folder)
+    assert begun_in == [folder, tmp_path, tmp_path]
+
+
+def test_a_folder_that_an_environment_removes_at_its_end_ends_nothing(pool, tmp_path, monkeypatch):
+    folder, own = Path.cwd(), tmp_path / "own"
+    own.mkdir()
+    monkeypatch.setattr(pool._executors[0], "begin_round", lambda _: os.chdir(own))
+    monkeypatch.setattr(pool._executors[1], "close", own.rmdir)
+    try:
+        pool.start_round(0)
+        pool.shutdown()
+        pool.shutdown()
+        assert Path.cwd() == folder
+    finally:
+        os.chdir(folder)
 
 
 def test_an_environment_that_changes_how_policy_and_learner_compute_is_refused(pool, monkeypatch):
