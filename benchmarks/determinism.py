@@ -143,13 +143,19 @@ class WorkerPool:
         disturbed = ", random delays" if self.jitter else ", killed" if self.killed else ""
         return f"{self.num_actors} x {self.envs_per_executor}, {self.start_method}{disturbed}"
 
-    def place(self) -> dict[str, Any]:
-        """Return settings of where workers live."""
-        if not self.nodes:
-            return {}
-        init = {"num_cpus": self.nodes, "object_store_memory": 10**8}
-        options = {"ray_init_config": init}
-        return {"backend": "ray", "num_collectors": self.nodes, "backend_options": options}
+    def settings(self, agents: int = 1) -> dict[str, Any]:
+        """Return a collector's settings of workers; agents of a game share an executor."""
+        settings = {
+            "num_actors": self.num_actors,
+            "envs_per_executor": max(self.envs_per_executor, agents),
+            "start_method": self.start_method,
+            "recover": "replay",
+        }
+        if self.nodes:
+            init = {"num_cpus": self.nodes, "object_store_memory": 10**8}
+            options = {"ray_init_config": init}
+            settings |= {"backend": "ray", "num_collectors": self.nodes, "backend_options": options}
+        return settings
 
     @contextmanager
     def disturb(self, envs: EnvFactory, steps: int) -> Iterator[EnvFactory]:
@@ -265,19 +271,15 @@ class Digest(Callback):
 
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
         if self.rounds and batch.is_first:
-            off_policy.add(self.sha, batch.round)
+            off_policy.add(self.sha, dict(batch.round.items(True, True)))
 
     def on_train_end(self, trainer, pl_module):
         self.updates = pl_module.updates
         for name, tensor in pl_module.state_dict().items():
-            self.add(name, tensor)
+            off_policy.add(self.sha, {name: tensor})
         for index, state in trainer.optimizers[0].state_dict()["state"].items():
             for name, value in state.items():
-                self.add(f"{index}.{name}", torch.as_tensor(value))
-
-    def add(self, name: str, tensor: torch.Tensor) -> None:
-        self.sha.update(name.encode())
-        self.sha.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+                off_policy.add(self.sha, {f"{index}.{name}": torch.as_tensor(value)})
 
 
 class Saving(Callback):
@@ -358,11 +360,7 @@ def fit(
         data = HTSDataModule(
             envs,
             num_envs=NUM_ENVS,
-            num_actors=pool.num_actors,
-            envs_per_executor=max(pool.envs_per_executor, task.agents),
-            start_method=pool.start_method,
-            recover="replay",
-            **pool.place(),
+            **pool.settings(task.agents),
             frames_per_batch=NUM_ENVS * steps,
             total_frames=NUM_ENVS * steps * updates,
             seed=seed,
@@ -406,18 +404,8 @@ def train_off_policy(
 ) -> str:
     """Do the same off-policy, in a TorchRL loop; random delays are those of environments."""
     with pool.disturb(off_policy.AGENTS[name].env, off_policy.STEPS * updates) as envs:
-        return off_policy.digest(
-            name,
-            updates=updates,
-            seed=seed,
-            resumed=resumed,
-            create_env_fn=envs,
-            num_actors=pool.num_actors,
-            envs_per_executor=pool.envs_per_executor,
-            start_method=pool.start_method,
-            recover="replay",
-            **pool.place(),
-        )
+        run = {"updates": updates, "seed": seed, "resumed": resumed}
+        return off_policy.digest(name, **run, create_env_fn=envs, **pool.settings())
 
 
 def quiet() -> None:

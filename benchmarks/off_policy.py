@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -93,7 +94,7 @@ def digest(name: str, *, updates: int, seed: int, resumed: bool = False, **pool:
         if state is not None:
             collector.load_state_dict(state)
         for _, batch in zip(range(rounds), collector, strict=False):
-            add(sha, batch)
+            add(sha, dict(batch.items(True, True)))
             buffer.extend(batch.reshape(-1))
             loss = agent.loss(buffer.sample())
             optimizer.zero_grad()
@@ -109,8 +110,7 @@ def digest(name: str, *, updates: int, seed: int, resumed: bool = False, **pool:
     return sha.hexdigest()
 
 
-def add(sha: Any, batch: Any) -> None:
-    leaves = dict(batch.items(include_nested=True, leaves_only=True))
-    for key in sorted(leaves, key=str):
+def add(sha: Any, tensors: Mapping[Any, torch.Tensor]) -> None:
+    for key in sorted(tensors, key=str):
         sha.update(str(key).encode())
-        sha.update(leaves[key].detach().cpu().contiguous().numpy().tobytes())
+        sha.update(tensors[key].detach().cpu().contiguous().numpy().tobytes())

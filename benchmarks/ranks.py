@@ -12,12 +12,10 @@ and the processor time little.
 from __future__ import annotations
 
 import argparse
-import logging
 import os
 import statistics
 import sys
 import time
-import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -30,6 +28,7 @@ from lightning.pytorch import Callback
 # Also where this is a script, and the folder above is not where modules are looked for.
 sys.path.append(str(Path(__file__).parents[1]))
 
+from benchmarks.determinism import quiet
 from tests.fits import quiet_trainer
 from tests.ranks import run_ranks
 
@@ -108,11 +107,6 @@ def measure(ranks: int, path: Path) -> None:
             rates[name, ranks, chunks] = clock.rate, clock.cpu_ms
     if os.environ["RANK"] == "0":
         torch.save(rates, path)
-
-
-def quiet() -> None:
-    warnings.filterwarnings("ignore")
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 
 
 def compare_rates(turns: int) -> None:

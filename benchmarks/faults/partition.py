@@ -28,7 +28,6 @@ import sys
 import tempfile
 import threading
 import time
-import warnings
 from logging.handlers import BufferingHandler
 from pathlib import Path
 from typing import Any
@@ -36,6 +35,7 @@ from typing import Any
 # Also where this is a script, and the folder above is not where modules are looked for.
 sys.path.append(str(Path(__file__).parents[2]))
 
+from benchmarks.determinism import quiet
 from benchmarks.faults.ray_soak import ENVS, STEP_S, train
 from hosts import Hosts
 
@@ -177,8 +177,7 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", default=[""], help="kinds with such a word")
     parser.add_argument("--learner", nargs=3, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    warnings.filterwarnings("ignore")
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    quiet()
     if arguments.learner:
         name, kind, seed = arguments.learner
         outcome = learn(Hosts(MACHINES, name), TRIALS[kind], random.Random(f"{kind} {seed}"))

@@ -21,7 +21,6 @@ import signal
 import sys
 import threading
 import time
-import warnings
 from collections.abc import Callable
 from functools import partial
 from logging.handlers import BufferingHandler
@@ -34,7 +33,7 @@ from lightning.pytorch import Callback, seed_everything
 # Also where this is a script, and the folder above is not where modules are looked for.
 sys.path.append(str(Path(__file__).parents[2]))
 
-from benchmarks.determinism import Digest
+from benchmarks.determinism import Digest, quiet
 from benchmarks.timed_envs import TimedEnv, step_times
 from tests import ray_machines
 from tests.fits import quiet_trainer
@@ -162,8 +161,7 @@ def main() -> int:
     parser.add_argument("--every", type=float, default=60.0, help="mean seconds from kill to kill")
     parser.add_argument("--seed", type=int, default=0, help="of the kills")
     arguments = parser.parse_args()
-    warnings.filterwarnings("ignore")
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    quiet()
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     return 0 if soak(arguments.minutes, arguments.every, arguments.seed) else 1
 
