@@ -19,6 +19,10 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable
+from pathlib import Path
+
+# The folder of the tests, some of whose helpers are used, is not where modules are looked for.
+sys.path.append(str(Path(__file__).parents[2]))
 
 import closing
 import configurations

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
+from tests.fits import quiet_trainer
 
 from hts_torchrl import A2C, PPO, DurableCheckpointIO, HTSDataModule, NotFiniteError
 from hts_torchrl.learner import Learner
@@ -113,16 +114,8 @@ def _train(
     """Train from fixed weights, saving when something is wrong; returns those of each round."""
     before = Before()
     last = ModelCheckpoint(folder, "last", save_on_exception=True, every_n_epochs=2)
-    trainer = Trainer(
-        accelerator="cpu",
-        devices=1,
-        max_epochs=1,
-        logger=False,
-        callbacks=[before, last],
-        plugins=[DurableCheckpointIO()],
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        limit_val_batches=0,
+    trainer = quiet_trainer(
+        callbacks=[before, last], plugins=[DurableCheckpointIO()], enable_checkpointing=True
     )
     frames = _ENVS * _STEPS
     data = HTSDataModule(

@@ -13,6 +13,7 @@ import torch
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from short_runs import digest
+from tests.fits import quiet_trainer
 
 from hts_torchrl import (
     A2C,
@@ -69,11 +70,9 @@ def train(
         total_frames=FRAMES * (LATEST_STOP + AFTER_IT),
     )  # fmt: skip
     bits = Bits(updates)
-    trainer = Trainer(
-        accelerator="cpu", devices=1, max_epochs=1, limit_val_batches=0, gradient_clip_val=0.5,
-        callbacks=[bits, *callbacks], plugins=[DurableCheckpointIO()], logger=False,
-        enable_checkpointing=bool(callbacks), enable_progress_bar=False,
-        enable_model_summary=False,
+    trainer = quiet_trainer(
+        gradient_clip_val=0.5, callbacks=[bits, *callbacks], plugins=[DurableCheckpointIO()],
+        enable_checkpointing=bool(callbacks),
     )  # fmt: skip
     trainer.fit(A2C(network=network, learning_rate_decay=True), data, ckpt_path=ckpt_path)
     return bits.of_updates
