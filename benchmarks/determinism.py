@@ -5,9 +5,9 @@ Run: python benchmarks/determinism.py [--quick] [--ray] [--ranks] [--updates 20]
 Tasks: CartPole and Pendulum (MLP), Pong and football's 3 against 1 (Nature CNN), each with A2C, PPO
 in both delayed forms, and PQN where an action is one choice. Pendulum again with squashed actions,
 CartPole with a Dropout layer and in bf16-mixed. What users bring: an LSTM, normalised observations,
-rewards and values, a Dict with a picture, nested actions, masks, and two agents (own_envs.py). DQN
-and TD3, off-policy, in a TorchRL loop. Where gfootball is installed: the same football on its
-engine, and with three players.
+rewards and values, a Dict with a picture, nested actions, masks, and two agents. DQN and TD3,
+off-policy, in a TorchRL loop. Where gfootball is installed: the same football on its engine, and
+with three players.
 pools: the serial twin; 1, 2, 4 actors; 1, 2, 4 environments an executor; random delays in executors
 and actors; forkserver and spawn; an executor that is killed in the middle of the run and replaced;
 with --ray, 2 and 4 rollout nodes, and one that is killed with its node and replaced.
@@ -46,14 +46,15 @@ from torch import nn
 sys.path.append(str(Path(__file__).parents[1]))
 
 from benchmarks import off_policy, own_envs
+from tests.fakes import DictEnv, MaskedEnvs
 from tests.fits import quiet_trainer
+from tests.policies import policy_with
 from tests.ranks import run_ranks
 
 from hts_torchrl import (
     A2C,
     PPO,
     PQN,
-    ActorCritic,
     AtariEnvs,
     FootballEnvs,
     GymEnvs,
@@ -66,7 +67,6 @@ from hts_torchrl import (
 from hts_torchrl.config import Precision
 from hts_torchrl.envs.group import EnvFactory, EnvGroup
 from hts_torchrl.learner import Learner
-from hts_torchrl.models.mlp import MLP
 
 NUM_ENVS = 8
 CHUNKS = 4
@@ -183,17 +183,6 @@ RANKS = (WorkerPool(0, ranks=1), WorkerPool(0, ranks=2), WorkerPool(0, ranks=4))
 QUICK_POOLS = (WorkerPool(0), WorkerPool(), WorkerPool(2, 2, jitter=True), WorkerPool(killed=True))
 
 
-class DropoutMLP(MLP):
-    """The built-in network, and a Dropout of its features."""
-
-    def __init__(self, shape: tuple[int, ...]) -> None:
-        super().__init__(shape)
-        self.dropout = nn.Dropout(0.1)
-
-    def forward(self, observation: torch.Tensor) -> torch.Tensor:
-        return self.dropout(super().forward(observation))
-
-
 @dataclass(frozen=True)
 class Task:
     envs: EnvFactory
@@ -216,10 +205,9 @@ class Task:
         spec = env_spec_of(self.envs)
         if issubclass(learner, PQN):
             return make_q_policy(self.network, spec)
-        if not self.dropout:
-            return make_actor_critic(self.network, spec, squash=self.squash)
-        shape = spec.observations["observation"].shape
-        return ActorCritic(DropoutMLP(shape), spec, critic_trunk=DropoutMLP(shape))
+        if self.dropout:
+            return policy_with(nn.Dropout(), self.envs)
+        return make_actor_critic(self.network, spec, squash=self.squash)
 
 
 STATISTICS = {"normalize_observation": True, "normalize_reward": True}
@@ -234,10 +222,10 @@ TASKS = {
     "normalised": Task(
         GymEnvs("Pendulum-v1"), "mlp", data=STATISTICS, model={"normalize_value": True}
     ),
-    "Dict": Task(own_envs.OwnEnvs(own_envs.PictureAndNumbers), "impala"),
+    "Dict": Task(own_envs.OwnEnvs(DictEnv), "impala"),
     "nested": Task(own_envs.OwnEnvs(own_envs.TorqueAndGear), "mlp"),
-    "masked": Task(own_envs.OwnEnvs(own_envs.NoThirdTime), "mlp"),
-    "2 agents": Task(PettingZooEnvs("benchmarks.own_envs:two_carts"), "mlp", agents=2),
+    "masked": Task(own_envs.OwnEnvs(MaskedEnvs()), "mlp"),
+    "2 agents": Task(PettingZooEnvs("tests.fakes:Duel"), "mlp", agents=2),
     "Pong": Task(AtariEnvs("pong"), "nature"),
     "Football": Task(FootballEnvs("3_vs_1_with_keeper"), "nature"),
 }
