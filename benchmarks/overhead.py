@@ -29,13 +29,13 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from itertools import product
 from typing import Any
 
-import gymnasium
 import numpy as np
 import torch
-from gymnasium.spaces import Box, Discrete
+from gymnasium.spaces import Box
 from harness import (
     CORES,
     Stopwatch,
@@ -50,6 +50,7 @@ from harness import (
 )
 from lightning.pytorch import Trainer
 from throughput import Run
+from timed_envs import StillEnv
 from trainer import Watch, environments, train
 
 from hts_torchrl import AtariEnvs, HTSCollector, env_spec_of, make_actor_critic
@@ -174,23 +175,6 @@ def optimizer(name: str, seconds: float) -> dict[str, float]:
     return figures
 
 
-class NullEnv(gymnasium.Env[np.ndarray, int]):
-    """Does nothing."""
-
-    observation_space = Box(-1.0, 1.0, (4,))
-    action_space = Discrete(2)
-    observation = np.zeros(4, np.float32)
-
-    def __init__(self, _: int) -> None:
-        super().__init__()
-
-    def reset(self, **_: object) -> tuple[np.ndarray, dict[str, Any]]:
-        return self.observation, {}
-
-    def step(self, _: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        return self.observation, 0.0, False, False, {}
-
-
 def collect(
     envs: Any, game: str, num_envs: int, steps: int, per_executor: int = 1, **settings: Any
 ) -> HTSCollector:
@@ -205,7 +189,8 @@ def collect(
 def executor(executors: int, per_executor: int, seconds: float) -> dict[str, float]:
     """Return the microseconds of CPU that an executor takes for an environment's step."""
     num_envs, steps = executors * per_executor, 64
-    collector = collect(NullEnv, "cartpole", num_envs, steps, per_executor)
+    envs = partial(StillEnv, Box(-1.0, 1.0, (4,)), 2)
+    collector = collect(envs, "cartpole", num_envs, steps, per_executor)
     batches, rounds = iter(collector), 0
     for _ in range(5):
         next(batches)

@@ -36,7 +36,7 @@ from torchrl.envs import GymWrapper
 # Also where this is a script, and the folder above is not where modules are looked for.
 sys.path.append(str(Path(__file__).parents[1]))
 
-from benchmarks.timed_envs import TimedEnv, step_times
+from benchmarks.timed_envs import StillEnv, TimedEnv, step_times
 
 from hts_torchrl import HTSCollector, env_spec_of, make_actor_critic
 
@@ -44,25 +44,10 @@ UNCOUNTED_ROUNDS = 2
 """The pipeline fills in them, and workers import what they need."""
 
 
-class Pixels(gymnasium.Env):
-    """Zeros in the shape of four frames of Atari."""
-
-    observation_space = gymnasium.spaces.Box(0, 255, (4, 84, 84), np.uint8)
-    action_space = gymnasium.spaces.Discrete(6)
-
-    def __init__(self) -> None:
-        self.frame = np.zeros(self.observation_space.shape, np.uint8)
-
-    def reset(self, *, seed=None, options=None):
-        return self.frame, {}
-
-    def step(self, action):
-        return self.frame, 0.0, False, False, {}
-
-
+FRAMES = gymnasium.spaces.Box(0, 255, (4, 84, 84), np.uint8)
 MAKERS: dict[str, tuple[Callable[[], gymnasium.Env], str]] = {
     "cartpole": (partial(gymnasium.make, "CartPole-v1"), "mlp"),
-    "pixels": (Pixels, "nature"),
+    "pixels": (partial(StillEnv, FRAMES, 6), "nature"),
 }
 
 

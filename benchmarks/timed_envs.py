@@ -78,6 +78,20 @@ class TimedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         return result
 
 
+class StillEnv(gymnasium.Env[np.ndarray, int]):
+    """Shows zeros, and does nothing."""
+
+    def __init__(self, shown: gymnasium.spaces.Box, actions: int) -> None:
+        self.observation_space, self.action_space = shown, gymnasium.spaces.Discrete(actions)
+        self.zeros = np.zeros(shown.shape, shown.dtype)
+
+    def reset(self, **_: object) -> tuple[np.ndarray, dict[str, Any]]:
+        return self.zeros, {}
+
+    def step(self, _: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        return self.zeros, 0.0, False, False, {}
+
+
 def times_s(
     index: int, case: str, mean_s: float, seed: int, trace: Sequence[float] = ()
 ) -> Iterator[float]:
