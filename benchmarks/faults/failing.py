@@ -2,96 +2,30 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import multiprocessing
-import os
 import random
 import re
 import time
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import gymnasium
-import torch
 from processes import GONE_S, NAMED_S, gone
 from short_runs import ROUNDS
+from tests.fakes import CoordinateEnvs, FailingEnv, HangingEnv
+from tests.policies import HangingNet, echo_policy
+from torch import nn
 
 from hts_torchrl import HTSCollector, WorkerError
 
 ENVS, STEPS, TIMEOUT_S = 4, 10, 2.0
 
 
-def fail(kind: str) -> None:
-    """Raise, or never return; called by whoever is to be named with this line."""
-    if kind == "raise":
-        raise ArithmeticError("on purpose")
-    time.sleep(3600)
-
-
-class Failing(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """CartPole that fails in call ``at`` (from 0) of its ``reset``, ``step`` or ``close``."""
-
-    def __init__(self, where: str, kind: str, at: int) -> None:
-        super().__init__(gymnasium.make("CartPole-v1"))
-        self.where, self.kind, self.left = where, kind, at
-
-    def _fail(self, where: str) -> None:
-        if where == self.where:
-            self.left -= 1
-            if self.left < 0:
-                fail(self.kind)
-
-    def reset(self, **kwargs: Any) -> Any:
-        self._fail("reset")
-        return super().reset(**kwargs)
-
-    def step(self, action: Any) -> Any:
-        self._fail("step")
-        return super().step(action)
-
-    def close(self) -> None:
-        self._fail("close")
-        super().close()
-
-
-@dataclass(frozen=True)
-class FailingEnvs:
-    """CartPole, of which one fails; not in the process that asks for its spaces."""
-
-    index: int
-    where: str
-    kind: str
-    at: int
-    asker: int
-
-    def __call__(self, index: int) -> gymnasium.Env[Any, Any]:
-        if index != self.index or os.getpid() == self.asker:
-            return gymnasium.make("CartPole-v1")
-        if self.where == "constructor":
-            fail(self.kind)
-        return Failing(self.where, self.kind, self.at)
-
-
-class Policy(torch.nn.Linear):
-    """Both actions are equally likely; it may hang, in pass ``at`` (from 0) of another process."""
-
-    def __init__(self, at: int = -1) -> None:
-        super().__init__(4, 2)
-        torch.nn.init.zeros_(self.weight)
-        torch.nn.init.zeros_(self.bias)
-        self.at, self.passes, self.asker = at, 0, os.getpid()
-
-    def forward(self, observation: torch.Tensor) -> torch.Tensor:
-        if os.getpid() != self.asker:
-            if self.passes == self.at:
-                fail("hang")
-            self.passes += 1
-        return super().forward(observation)
-
-
-def make(envs: FailingEnvs, policy: Policy, rounds: int, group: int = 1) -> HTSCollector:
-    frames = ENVS * STEPS
+def make(
+    envs: Any, policy: nn.Module, rounds: int = 0, *, group: int = 1, steps: int = STEPS
+) -> HTSCollector:
+    frames = ENVS * steps
     return HTSCollector(
         envs, policy, num_envs=ENVS, envs_per_executor=group, frames_per_batch=frames,
         total_frames=frames * rounds if rounds else -1,
@@ -100,49 +34,37 @@ def make(envs: FailingEnvs, policy: Policy, rounds: int, group: int = 1) -> HTSC
 
 def raising(where: str, dice: random.Random) -> bool:
     """Raise in one environment: it must be named, with the traceback; no batch may be lost."""
-    env, at = dice.randrange(ENVS), dice.randrange(3 if where == "reset" else STEPS * (ROUNDS - 1))
-    at = 0 if where == "close" else at
-    envs = FailingEnvs(env, where, "raise", at, os.getpid())
-    collector = make(envs, Policy(), ROUNDS, group=dice.choice([1, 2]))
+    group = dice.choice([1, 2])
+    env = dice.randrange(group, ENVS)  # this process makes those of the first executor, too
+    envs = FailingEnv(where, env, dice.randrange(STEPS * (ROUNDS - 1)))
+    collector = make(envs, echo_policy(), ROUNDS, group=group)
     collector.start()
     pids = [worker.pid for worker in multiprocessing.active_children()]
-    said, batches = Said(), 0
-    logging.getLogger("hts_torchrl").addHandler(said)
+    said, batches = io.StringIO(), 0
+    handler = logging.StreamHandler(said)
+    logging.getLogger("hts_torchrl").addHandler(handler)
     try:
         for _ in collector:
             batches += 1
     except WorkerError as error:
-        said.text += str(error)
+        said.write(str(error))
     finally:
         collector.shutdown()
-        logging.getLogger("hts_torchrl").removeHandler(said)
+        logging.getLogger("hts_torchrl").removeHandler(handler)
     whole = batches == ROUNDS if where == "close" else batches < ROUNDS
     call = "create_env_fn" if where == "constructor" else where
-    told = f"ArithmeticError: on purpose\nraised by {call}() of environment {env}"
-    return whole and said.text.strip().endswith(told) and gone(pids)
-
-
-class Said(logging.Handler):
-    """What is logged meanwhile."""
-
-    text = ""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.text += self.format(record)
+    told = f"Broken: as asked\nraised by {call}() of environment {env}"
+    return whole and said.getvalue().strip().endswith(told) and gone(pids)
 
 
 def hanging(where: str, dice: random.Random) -> bool:
     """Hang after the first round: whoever does must be named in time, with the stack."""
-    env, asker = dice.randrange(ENVS), os.getpid()
-    if where == "pass":
-        # A step of the first round takes up to ENVS passes.
-        at = ENVS * STEPS + dice.randrange(100)
-        collector = make(FailingEnvs(-1, "", "", 0, asker), Policy(at), 0)
-    else:
-        # A game of CartPole lasts at least 8 steps: of the resets two may be in the first round.
-        at = dice.randrange(2, 5) if where == "reset" else STEPS + dice.randrange(100)
-        envs = FailingEnvs(env, where, "hang", at, asker)
-        collector = make(envs, Policy(), 0, group=dice.choice([1, 2]))
+    env, at = dice.randrange(ENVS), STEPS + dice.randrange(100)
+    if where == "pass":  # a step of the first round takes up to ENVS of them
+        collector = make(CoordinateEnvs(), echo_policy(HangingNet(ENVS * at)))
+    else:  # the second reset comes after two steps or more
+        group, steps = dice.choice([1, 2]), 1 if where == "reset" else STEPS
+        collector = make(HangingEnv(where, env, at), echo_policy(), group=group, steps=steps)
     batches = iter(collector)
     next(batches)
     pids = [worker.pid for worker in multiprocessing.active_children()]
@@ -156,7 +78,8 @@ def hanging(where: str, dice: random.Random) -> bool:
         in_time = took_s < TIMEOUT_S + NAMED_S + GONE_S
         role = "actor" if where == "pass" else "executor"
         named = error.place.role == role and (role == "actor" or env in error.place.envs)
-        stack = re.search(r'failing\.py", line \d+ in fail\n', error.cause) is not None
+        hangs = r'policies\.py", line \d+ in forward\n' if where == "pass" else r"in _hang\n"
+        stack = re.search(hangs, error.cause) is not None
         return in_time and named and stack
     finally:
         collector.shutdown()
