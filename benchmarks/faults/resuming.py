@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
-from short_runs import digest
 from tests.fits import quiet_trainer
+from tests.runs import digest
 
 from hts_torchrl import (
     A2C,
@@ -55,7 +55,7 @@ class Bits(Callback):
         for values in trainer.optimizers[0].state_dict()["state"].values():
             for name, value in sorted(values.items()):
                 learned.update(name.encode() + torch.as_tensor(value).numpy().tobytes())
-        self.of_updates.append((digest(batch.round), learned.hexdigest()))
+        self.of_updates.append((digest([batch.round]), learned.hexdigest()))
         trainer.should_stop = pl_module.updates == self._updates
 
 

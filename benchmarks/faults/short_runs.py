@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 from functools import cache
 from typing import Any
 
 import torch
-from tensordict import TensorDictBase
+from tests.runs import digest, perturbed
 
 from hts_torchrl import GymEnvs, HTSCollector, env_spec_of, make_actor_critic
 
@@ -30,27 +29,16 @@ def make(**settings: Any) -> HTSCollector:
 
 def weights(update: int) -> dict[str, torch.Tensor]:
     """Stand for an update: noise that the update's number decides."""
-    generator = torch.Generator().manual_seed(update)
-    return {
-        name: tensor + 0.05 * torch.randn(tensor.shape, generator=generator)
-        for name, tensor in policy().state_dict().items()
-    }
+    return perturbed(policy(), 0.05)(update)
 
 
 def learn(collector: HTSCollector) -> list[str]:
     """Go through the rounds and publish weights; returns a digest of each round."""
     digests = []
     for batch in collector:
-        digests.append(digest(batch))
+        digests.append(digest([batch]))
         collector.update_policy_weights_(weights(len(digests)))
     return digests
-
-
-def digest(batch: TensorDictBase) -> str:
-    total = hashlib.sha256()
-    for name, tensor in sorted(batch.flatten_keys(".").items()):
-        total.update(name.encode() + tensor.contiguous().numpy().tobytes())
-    return total.hexdigest()
 
 
 @cache

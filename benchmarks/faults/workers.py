@@ -14,7 +14,8 @@ from functools import partial
 from multiprocessing import forkserver
 
 from processes import NAMED_S, gone
-from short_runs import ROUNDS, digest, make, undisturbed, weights
+from short_runs import ROUNDS, make, undisturbed, weights
+from tests.runs import digest
 
 from hts_torchrl import HTSCollector, WorkerError
 
@@ -54,7 +55,7 @@ def _run_with_a_kill(
         threading.Timer(dice.uniform(0, 2), kill).start()
     try:
         for batch in collector:
-            digests.append(digest(batch))
+            digests.append(digest([batch]))
             collector.update_policy_weights_(weights(len(digests)))
             if len(digests) - 1 == at:
                 threading.Timer(dice.uniform(0, 0.02), kill).start()
@@ -68,7 +69,10 @@ def _run_with_a_kill(
 
 def killed_parent(dice: random.Random) -> bool:
     """Kill the process that has the collector, at a random moment."""
-    child = subprocess.Popen([sys.executable, __file__], stdout=subprocess.PIPE, text=True)
+    modules = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    child = subprocess.Popen(
+        [sys.executable, __file__], env=os.environ | modules, stdout=subprocess.PIPE, text=True
+    )
     assert child.stdout is not None
     pids = [int(pid) for pid in child.stdout.readline().split()]
     time.sleep(dice.uniform(0, 2))
