@@ -20,7 +20,6 @@ import argparse
 import sys
 import warnings
 from dataclasses import dataclass, fields
-from typing import Protocol
 
 import numpy as np
 
@@ -41,14 +40,6 @@ class Outcome:
     rewards: np.ndarray  # float32 [k], with checkpoints
     score: float = 0.0
     done: bool = False
-
-
-class Side(Protocol):
-    def reset(self, episode: int, seed: int) -> Outcome: ...
-
-    def step(self, actions: list[int]) -> Outcome: ...
-
-    def close(self) -> None: ...
 
 
 class Ours:
@@ -135,7 +126,7 @@ class Counts:
         return set(in_steps) == {self.steps} and self.returns == self.episodes
 
 
-def compare(sides: list[Side], steps: int, seed: int, num_players: int = 1) -> Counts:
+def compare(sides: list[Ours | Theirs], steps: int, seed: int, num_players: int = 1) -> Counts:
     """Play on all sides; the episode that is cut off at the end counts too."""
     random, counts = np.random.default_rng(seed), Counts()
     while counts.steps < steps:
@@ -160,10 +151,10 @@ def _action(random: np.random.Generator) -> int:
     return int(random.choice([5, 5, 5, 4, 6, 12, random.integers(19)]))
 
 
-def sides_of(scenario: str, num_players: int = 1) -> list[Side]:
+def sides_of(scenario: str, num_players: int = 1) -> list[Ours | Theirs]:
     """Return all that can play it."""
-    ours: list[Side] = [Ours(GFootballEngine, scenario, num_players), Theirs(scenario, num_players)]
-    return [Ours(EnvPoolEngine, scenario), *ours] if num_players == 1 else ours
+    several = [Ours(GFootballEngine, scenario, num_players), Theirs(scenario, num_players)]
+    return [Ours(EnvPoolEngine, scenario), *several] if num_players == 1 else several
 
 
 def main() -> int:

@@ -25,7 +25,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -102,12 +102,6 @@ class _Contestant:
                 command, env=environment, stdout=subprocess.DEVNULL, stderr=errors,
                 start_new_session=True,
             )  # fmt: skip
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.end()
 
     def end(self) -> None:
         end_session(self._process)
@@ -229,7 +223,8 @@ def take_turns(
         for few in (names[i : i + AT_ONCE] for i in range(0, len(names), AT_ONCE)):
             for name in few:
                 folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-                contestants[name] = stack.enter_context(_Contestant(commands[name], folder))
+                contestants[name] = _Contestant(commands[name], folder)
+                stack.callback(contestants[name].end)
             for name in few:
                 try:
                     contestants[name].warm_up()
