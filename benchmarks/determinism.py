@@ -30,7 +30,7 @@ import signal
 import sys
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -72,52 +72,37 @@ NUM_ENVS = 8
 CHUNKS = 4
 
 
-class JitterEnvs(EnvFactory):
-    """Environments that take up to 3 ms longer, at random."""
-
-    def __init__(self, envs: EnvFactory) -> None:
-        self.envs = envs
-
-    def group(self, indices: Sequence[int], *, render: bool = False) -> EnvGroup:
-        group = self.envs.group(indices, render=render)
-        step, dice = group.step, random.Random()
-
-        def late_step(actions):
-            time.sleep(dice.random() * 3e-3)
-            return step(actions)
-
-        group.step = late_step
-        return group
-
-
-class KilledEnvs(EnvFactory):
-    """Environments whose first executor is killed once, before a step.
+class DisturbedEnvs(EnvFactory):
+    """Environments before each of whose steps something else happens.
 
     Args:
-        folder: where a file tells its successor that it has happened.
-        step: before which, counted from the start.
+        before: is given the index of an executor's first environment, and its steps so far.
     """
 
-    def __init__(self, envs: EnvFactory, folder: str, step: int) -> None:
-        self.envs, self.death, self.step = envs, Path(folder, "killed"), step
+    def __init__(self, envs: EnvFactory, before: Callable[[int, int], None]) -> None:
+        self.envs, self.before = envs, before
 
     def group(self, indices: Sequence[int], *, render: bool = False) -> EnvGroup:
         group = self.envs.group(indices, render=render)
         step, steps = group.step, itertools.count()
 
-        def deadly_step(actions):
-            if next(steps) == self.step and not self.death.exists():
-                self.death.touch()
-                os.kill(os.getpid(), signal.SIGKILL)
+        def disturbed_step(actions):
+            self.before(indices[0], next(steps))
             return step(actions)
 
-        if indices[0] == 0:
-            group.step = deadly_step
+        group.step = disturbed_step
         return group
 
 
+def die_once(death: Path, at: int, env: int, step: int) -> None:
+    """Kill the first executor before a step; a file tells its successor that it has happened."""
+    if (env, step) == (0, at) and not death.exists():
+        death.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
 def late(*_: object) -> None:
-    """Take up to 3 ms longer: a forward hook for actors."""
+    """Take up to 3 ms longer: before a step, and a forward hook for actors."""
     time.sleep(random.SystemRandom().random() * 3e-3)
 
 
@@ -167,10 +152,11 @@ class WorkerPool:
         """
         with TemporaryDirectory() as folder:
             if self.killed:
-                yield KilledEnvs(envs, folder, 5 * steps // 8)
-                assert Path(folder, "killed").exists()
+                death = Path(folder, "killed")
+                yield DisturbedEnvs(envs, partial(die_once, death, 5 * steps // 8))
+                assert death.exists()
             else:
-                yield JitterEnvs(envs) if self.jitter else envs
+                yield DisturbedEnvs(envs, late) if self.jitter else envs
 
 
 POOLS = (
