@@ -27,14 +27,13 @@ from logging.handlers import BufferingHandler
 from pathlib import Path
 from typing import Any
 
-import gymnasium
 from lightning.pytorch import Callback, seed_everything
 
 # Also where this is a script, and the folder above is not where modules are looked for.
 sys.path.append(str(Path(__file__).parents[2]))
 
 from benchmarks.determinism import Digest, quiet
-from benchmarks.timed_envs import TimedEnv, step_times
+from benchmarks.timed_envs import timed_cartpole
 from tests import ray_machines
 from tests.fits import quiet_trainer
 
@@ -44,12 +43,6 @@ NODES, ENVS, STEPS = 4, 16, 32
 MOST_ROUNDS = 1_000_000
 STEP_S = 5e-3
 MACHINES_LOST = 0.25
-
-
-def make(step_s: float) -> gymnasium.Env:
-    """Make a CartPole, whose steps take some time if any is given."""
-    env = gymnasium.make("CartPole-v1")
-    return TimedEnv(env, step_times("constant", step_s)) if step_s else env
 
 
 class Until(Callback):
@@ -109,7 +102,7 @@ class Killer(threading.Thread):
 def train(over: Callable[[int], bool], step_s: float, **place: Any) -> tuple[str, int]:
     """Return the digest of a training, and its number of updates."""
     seed_everything(1, verbose=False)
-    envs = partial(make, step_s)
+    envs = partial(timed_cartpole, case="constant", mean_s=step_s, seed=0)
     digest = Digest()
     data = HTSDataModule(
         envs, num_envs=ENVS, frames_per_batch=ENVS * STEPS, total_frames=ENVS * STEPS * MOST_ROUNDS,
