@@ -121,12 +121,7 @@ class AtariGroup:
 
     def reset(self, seeds: Sequence[int]) -> Observation:
         """Seed and reset every environment."""
-        seed_array = np.asarray(seeds, np.int64)
-        observation, info = self._envs.reset(seed=seed_array)
-        self._frame_number = info["episode_frame_number"].copy()
-        if self._twin is not None:
-            self._image = self._twin.reset(seed=seed_array[:1])[0]
-        return {"observation": observation}
+        return self.restart(range(self.num_envs), seeds)
 
     def restart(self, rows: Sequence[int], seeds: Sequence[int]) -> Observation:
         """Seed and reset some environments; the others are left as they are."""
