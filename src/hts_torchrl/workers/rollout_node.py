@@ -13,7 +13,6 @@ import torch
 
 from hts_torchrl.config import CollectorSettings
 from hts_torchrl.envs.registered import unpickle_envs
-from hts_torchrl.errors import ProtocolError
 from hts_torchrl.machine import cpu_model
 from hts_torchrl.portable import is_portable
 from hts_torchrl.shared.action_log import ActionLog
@@ -119,31 +118,26 @@ class RolloutNode:
             WorkerError: if a worker of this node raised, or hangs.
             WorkerKilled: if a worker of this node was ended by a signal.
         """
-        if self._pool is None or self._shared is None:
-            raise ProtocolError("the node was not started")
-        shared, begin_s = self._shared, time.perf_counter()
-        self._take(version, weights)
+        assert self._pool is not None
+        assert self._shared is not None
+        shared, arrays, begin_s = self._shared, self._shared.arrays, time.perf_counter()
+        # Written beside those that act, and then let to act: no environment waits now.
+        slot = 1 - int(arrays["weights_acting"][1])
+        arrays["weights"][slot] = weights
+        arrays["weights_acting"][:] = version, slot
         shared.begin_round(round_index)
         self._pool.start_round(round_index)
         self._pool.wait_round(round_index)
         before, self._booked_s = self._booked_s, self._seconds(shared)
         busy_s, waiting_s = self._booked_s - before
         half = shared.schedule.storage_of(round_index)
-        names = [name for name in shared.arrays.layout if name.startswith(_OF_A_ROUND)]
+        names = [name for name in arrays.layout if name.startswith(_OF_A_ROUND)]
         return NodeRound(
-            {name: shared.arrays[name][half] for name in names},
+            {name: arrays[name][half] for name in names},
             shared.status.finished_s - begin_s,
             busy_s,
             waiting_s,
         )
-
-    def _take(self, version: int, weights: Array) -> None:
-        """Write weights beside those that act, and let them act: no environment waits now."""
-        assert self._shared is not None
-        arrays = self._shared.arrays
-        slot = 1 - int(arrays["weights_acting"][1])
-        arrays["weights"][slot] = weights
-        arrays["weights_acting"][:] = version, slot
 
     @staticmethod
     def _seconds(shared: SharedBuffers) -> Array:
