@@ -18,12 +18,10 @@ import json
 import multiprocessing
 import sys
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
-from ale_py.vector_env import AtariVectorEnv
 from harness import Stopwatch, keep_freed_memory
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
@@ -34,19 +32,8 @@ from torchrl.objectives import A2CLoss
 from torchrl.objectives.value import GAE
 from trainer import environments
 
-from hts_torchrl import ActorCritic, GymEnvs, HTSCollector, env_spec_of, make_actor_critic
-from hts_torchrl.envs.atari import AtariGroup
-from hts_torchrl.envs.group import EnvGroup
+from hts_torchrl import ActorCritic, HTSCollector, env_spec_of, make_actor_critic
 from hts_torchrl.models import NatureCNN
-
-
-def native_group(game: str, num_envs: int, num_threads: int) -> EnvGroup:
-    if game == "cartpole":
-        return GymEnvs("CartPole-v1").group(range(num_envs))
-    kwargs = {"autoreset_mode": "SameStep", "life_loss_info": True, "reward_clipping": False}
-    vector_env = partial(AtariVectorEnv, num_threads=num_threads, **kwargs)
-    make = SimpleNamespace(vector_env=vector_env, clip_reward=True)
-    return AtariGroup(make, game, num_envs, render=False)
 
 
 class NativeEnv(EnvBase):
@@ -57,7 +44,7 @@ class NativeEnv(EnvBase):
 
     def __init__(self, game: str, num_envs: int = 1, num_threads: int = 1) -> None:
         super().__init__(batch_size=[num_envs] if num_envs > 1 else [])
-        self._group = native_group(game, num_envs, num_threads)
+        self._group = environments(game, num_threads).group(range(num_envs))
         # Gymnasium's single environments write each step over the last one.
         self._kept = np.copy if game == "cartpole" else np.asarray
         seeds = np.random.default_rng().integers(2**31, size=num_envs)
