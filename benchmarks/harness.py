@@ -15,7 +15,6 @@ import argparse
 import csv
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -32,6 +31,7 @@ import numpy as np
 sys.path.append(str(Path(__file__).parents[1] / "src"))  # for programs without hts_torchrl
 
 from hts_torchrl import keep_freed_memory
+from hts_torchrl.machine import cpu_model
 
 __all__ = ["keep_freed_memory"]  # every contestant calls it
 
@@ -310,14 +310,12 @@ def confidence(values: Iterable[float]) -> str:
 
 def machine() -> str:
     """Return the processor, how loaded it is, and the versions of what is measured."""
-    model = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
     versions = []
     for package in PACKAGES:
         with suppress(PackageNotFoundError):
             versions.append(f"{package} {version(package)}")
     load = f"{CORES} cores, load {os.getloadavg()[0]:.1f} at the start"
-    name = model[1] if model else "Unknown processor"
-    return f"{name}, {load}\n{time.strftime('%Y-%m-%d')}, {', '.join(versions)}\n"
+    return f"{cpu_model()}, {load}\n{time.strftime('%Y-%m-%d')}, {', '.join(versions)}\n"
 
 
 def options(doc: str, quick: str) -> argparse.ArgumentParser:
