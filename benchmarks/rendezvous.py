@@ -13,11 +13,12 @@ Beside it stand
 - a barrier at every step: Gymnasium's ``AsyncVectorEnv`` with random actions, so without the time
   of a policy, which favours it.
 
-``--case slow`` makes one environment ten times slower, and ``phases`` each of them for 256 steps at
-a time, a sixteenth of the time: there no round helps that is shorter than a phase. ``replayed`` has
-the times of a football task, measured at the beginning and stretched to the mean, each environment
-from another place of them. Where no formula is known (``phases``, ``pareto``, ``replayed``) the
-expectation is a mean of rounds by drawn times.
+Step times of ``--case gamma`` have four times the variance of ``exponential``, and ``pareto`` has a
+heavy tail. ``slow`` makes one environment ten times slower, and ``phases`` each of them for 256
+steps at a time, a sixteenth of the time: there no round helps that is shorter than a phase.
+``replayed`` has the times of a football task, measured at the beginning and stretched to the mean,
+each environment from another place of them. Where no formula is known (``phases``, ``pareto``,
+``replayed``) the expectation is a mean of rounds by drawn times.
 """
 
 from __future__ import annotations
