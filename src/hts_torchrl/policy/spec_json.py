@@ -57,7 +57,11 @@ def spec_from_json(spec: dict[str, Any]) -> EnvSpec:
         None if action[name] is None else _bound_from_json(action[name], numbers, infinity)
         for name, infinity in (("low", -np.inf), ("high", np.inf))
     )
-    if has_numbers and (low is None or high is None or not (low <= high).all()):
+    if low is None or high is None:  # neither, of choices and of TorchRL's Unbounded
+        fits = low is high
+    else:
+        fits = bool((low <= high).all())
+    if not fits:
         raise ValueError(f"actions from {action['low']} to {action['high']}")
     key = _key(action.get("key", ["action"]))  # files of version 0.1 have none
     mask = _key(action["mask"]) if "mask" in action else None

@@ -118,6 +118,15 @@ class TestRoundTrip:
         rows = TensorDict({"place": torch.randn(64, 5), "legal": allowed}, [64])
         assert load_policy(place)(rows)["action"].tolist() == [2] * 64
 
+    def test_an_action_without_bounds_comes_back(self, place):
+        """As that of TorchRL's ``Unbounded``."""
+        action = ActionSpec("continuous", ArraySpec((2,), np.dtype(np.float32)))
+        spec = EnvSpec({"observation": ArraySpec((5,), np.dtype(np.float32))}, action)
+        policy = make_actor_critic("mlp", spec)
+        save_policy(policy, place, spec=spec, network="mlp")
+        pairs = zip(answers(policy, spec), answers(load_policy(place), spec), strict=True)
+        assert all(torch.equal(one, other) for one, other in pairs)
+
     def test_loading_draws_no_random_number(self, place):
         save(place)
         before = torch.get_rng_state()
