@@ -194,9 +194,13 @@ def test_an_exception_is_no_death_and_ends_the_run(caplog):
 
 
 def test_an_environment_that_does_not_replay_is_an_error():
-    """The length of a CoordinateEnv's game depends on the games before it."""
+    """A CoordinateEnv's game depends on the games before it.
+
+    The worker is killed in round 4 or, where that has ended already, in round 5. With these lengths
+    both begin in the middle of a game.
+    """
     collector = HTSCollector(
-        CoordinateEnvs(),
+        CoordinateEnvs((6, 9, 8)),
         echo_policy(),
         num_envs=2,
         frames_per_batch=8,
