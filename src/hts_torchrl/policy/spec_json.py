@@ -57,9 +57,8 @@ def spec_from_json(spec: dict[str, Any]) -> EnvSpec:
         None if action[name] is None else _bound_from_json(action[name], numbers, infinity)
         for name, infinity in (("low", -np.inf), ("high", np.inf))
     )
-    if low is None or high is None:  # neither, of choices and of TorchRL's Unbounded
-        fits = low is high
-    else:
+    fits = low is high  # where both are None: of choices, and of TorchRL's Unbounded
+    if low is not None and high is not None:
         fits = bool((low <= high).all())
     if not fits:
         raise ValueError(f"actions from {action['low']} to {action['high']}")
