@@ -18,6 +18,7 @@ import envpool
 import numpy as np
 import torch
 from harness import Stopwatch, keep_freed_memory
+from pixel_moments import PixelMoments
 from torch import Tensor, nn
 from training_scores import WINDOW, TrainingScores
 
@@ -102,21 +103,6 @@ class Agent(nn.Module):
         hidden = self.trunk(observation)
         value = self.critic(hidden if self.pixels else self.critic_trunk(observation))
         return torch.distributions.Categorical(logits=self.actor(hidden)), value.squeeze(-1)
-
-
-class Moments:
-    """Mean and deviation of all pixels of the last steps of all rounds."""
-
-    def __init__(self) -> None:
-        self.count, self.total, self.squares = 0, 0.0, 0.0
-
-    def of(self, pixels: Tensor) -> tuple[float, float]:
-        """Add the pixels of a step, and return both."""
-        self.count += pixels.numel()
-        self.total += float(pixels.sum(dtype=torch.float64))
-        self.squares += float(pixels.double().square().sum())
-        mean = self.total / self.count
-        return mean, (self.squares / self.count - mean * mean) ** 0.5
 
 
 class Games:
@@ -213,7 +199,7 @@ class Training:
         self.agent = Agent(
             envs.observation_space.shape, envs.action_space.n, layout, settings.network
         )
-        self.moments = Moments() if settings.normalize else None
+        self.moments = PixelMoments() if settings.normalize else None
         self.agent.to(self.device)
         optimizer = torch.optim.Adam if settings.ppo else torch.optim.RMSprop
         self.optimizer: torch.optim.Optimizer = optimizer(

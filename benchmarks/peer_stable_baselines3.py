@@ -18,9 +18,11 @@ import gymnasium
 import numpy as np
 import torch
 from harness import Stopwatch, keep_freed_memory
+from pixel_moments import PixelMoments
 from stable_baselines3 import A2C, PPO
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_atari_env, make_vec_env
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.vec_env import (
     DummyVecEnv,
     SubprocVecEnv,
@@ -28,7 +30,7 @@ from stable_baselines3.common.vec_env import (
     VecFrameStack,
     VecNormalize,
 )
-from torch import nn
+from torch import Tensor, nn
 from training_scores import TrainingScores
 
 from hts_torchrl.envs.football.envs import FootballEnvs
@@ -87,6 +89,30 @@ def settings_of(recipe: dict[str, Any]) -> tuple[int, int, dict[str, Any]]:
         "gamma": recipe["gamma"], "ent_coef": recipe["entropy_coef"],
         "max_grad_norm": recipe["max_grad_norm"],
     }  # fmt: skip
+
+
+class SmallTrunk(BaseFeaturesExtractor):
+    """The smaller network of pixels, whose mean and deviation take the place of 0 and 255."""
+
+    def __init__(self, space: gymnasium.spaces.Box) -> None:
+        super().__init__(space, features_dim=256)
+        self.mean, self.deviation = 0.0, 255.0
+        self.moments = PixelMoments()
+        self.layers = nn.Sequential(
+            nn.Conv2d(4, 16, 8, 4), nn.ReLU(), nn.Conv2d(16, 32, 4, 2), nn.ReLU(),
+            nn.Flatten(), nn.Linear(2592, 256), nn.ReLU(),
+        )  # fmt: skip
+
+    def forward(self, observations: Tensor) -> Tensor:
+        found: Tensor = self.layers((observations - self.mean) / self.deviation)
+        return found
+
+    def round_ended(self, observation: np.ndarray) -> None:
+        """Add the newest observations, ``uint8 [N, 4, 84, 84]``."""
+        self.mean, self.deviation = self.moments.of(torch.from_numpy(observation))
+
+
+SMALL = {"features_extractor_class": SmallTrunk, "normalize_images": False, "net_arch": []}
 
 
 class Football(gymnasium.Env[Any, Any]):
@@ -189,11 +215,15 @@ def train(run: dict[str, Any], scores: TrainingScores) -> None:
         total, count, settings = settings_of(run["recipe"])
     else:
         total, count, settings = PUBLISHED["atari" if sees_pixels(run) else run["game"]]
+    if sees_pixels(run) and run.get("recipe", {}).get("normalize"):
+        settings["policy_kwargs"] = SMALL
     envs = environments(run, count, run["seed"], settings.get("gamma", 0.99))
     model = PPO(policy_of(run), envs, seed=run["seed"], device=run["device"], **settings)
     set_layout(model, run)
 
     def round_ended() -> bool:
+        if isinstance(trunk := model.policy.features_extractor, SmallTrunk):
+            trunk.round_ended(model._last_obs)
         games = model.ep_info_buffer or ()  # the last 100, with raw returns
         # Football is rewarded for more than goals.
         name = "score" if run["game"].startswith("football/") else "r"

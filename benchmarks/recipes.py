@@ -47,7 +47,7 @@ def recipe_of(task: str, method: str) -> dict[str, Any]:
     elif numbers:  # its wrapper normalises rewards as well
         known = network == "mlp" and normalized == bool(data.get("normalize_reward"))
     else:
-        known = network == "nature" and not normalized
+        known = {"nature": False, "nips": True}.get(network) == normalized
     if not known or learner.epsilon != EPSILON:
         raise ValueError(f"{task} has settings that the program of {method} does not")
     return others | {

@@ -197,18 +197,14 @@ class TestOtherSystems:
         }  # fmt: skip
         mujoco = program.recipe_of("mujoco/hopper_ppo", "stable_baselines3")
         assert (mujoco["steps"], mujoco["learning_rate"], mujoco["falls"]) == (256, 3e-4, True)
-        recipe = program.recipe_of("pong", "cleanrl_envpool")
-        assert (recipe["network"], recipe["normalize"]) == ("nips", True)
+        for method in ("cleanrl_envpool", "stable_baselines3"):
+            recipe = program.recipe_of("pong", method)
+            assert (recipe["network"], recipe["normalize"]) == ("nips", True)
 
     @pytest.mark.parametrize(
         ("method", "task", "reason"),
         [
             ("sample_factory", "breakout", "sample_factory has its own recipe only"),
-            (
-                "stable_baselines3",
-                "pong",
-                "pong has settings that the program of stable_baselines3 does not",
-            ),
             (
                 "cleanrl_envpool",
                 "cartpole_ppo",
@@ -225,6 +221,16 @@ class TestOtherSystems:
         arguments = ("--by", "training", "--methods", method, "--tasks", task, "--same-recipe")
         error = refused(program, monkeypatch, capsys, *arguments)
         assert error.endswith(f"error: --same-recipe: {reason}")
+
+    @pytest.mark.parametrize("method", ["cleanrl_envpool", "stable_baselines3"])
+    def test_with_another_network_has_no_recipe(self, program, monkeypatch, tmp_path, method):
+        base = program.CONFIGS / "pong.yaml"
+        other = f"base: {base}\nmodel: {{init_args: {{network: impala}}}}\n"
+        (tmp_path / "pong.yaml").write_text(other)
+        monkeypatch.setitem(program.recipe_of.__globals__, "CONFIGS", tmp_path)
+        reason = f"pong has settings that the program of {method} does not"
+        with pytest.raises(ValueError, match=reason):
+            program.recipe_of("pong", method)
 
 
 class TestTable:
