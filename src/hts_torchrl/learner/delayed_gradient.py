@@ -46,12 +46,16 @@ class DelayedGradient:
         self.newest: list[Tensor] = [p.detach().clone() for p in self.parameters]
         self.holds_behaviour = False
         """Whether the parameters hold theta_{j-1}, or what steps have made of it."""
+        self._replaced: list[Tensor] = []
+        """What they held before that: theta_j, or what steps have made of it."""
 
     def add(self, parameter: Tensor, behaviour: Tensor) -> None:
         """Take a further tensor, which has not moved since the last round began."""
         self.parameters.append(parameter)
         self.behaviour.append(behaviour.detach().clone())
         self.newest.append(parameter.detach().clone())
+        if self.holds_behaviour:
+            self._replaced.append(parameter.detach().clone())
 
     @torch.no_grad()
     def set_behaviour(self, weights: Iterable[Tensor]) -> None:
@@ -68,13 +72,15 @@ class DelayedGradient:
     @torch.no_grad()
     def load_behaviour(self) -> None:
         """Put theta_{j-1} into the parameters."""
+        if not self.holds_behaviour:
+            self._replaced = [p.detach().clone() for p in self.parameters]
         _copy(self.parameters, self.behaviour)
         self._have_changed(holds_behaviour=True)
 
     @torch.no_grad()
     def restore_newest(self) -> None:
-        """Put theta_j back into the parameters; gradients stay."""
-        _copy(self.parameters, self.newest)
+        """Put theta_j back into the parameters, with what steps have made of it; gradients stay."""
+        _copy(self.parameters, self._replaced)
         self._have_changed(holds_behaviour=False)
 
     @torch.no_grad()
@@ -88,6 +94,8 @@ class DelayedGradient:
 
     def _have_changed(self, *, holds_behaviour: bool) -> None:
         self.holds_behaviour = holds_behaviour
+        if not holds_behaviour:
+            self._replaced = []
         # Autocast keeps a parameter's cast to the end of its region, whatever the value is by then.
         torch.clear_autocast_cache()
 

@@ -406,6 +406,20 @@ def test_a_users_learner_needs_a_training_step_and_no_more():
     assert moved.min() > 0
 
 
+class TwoSteps(PolicyGradient):
+    """The same with two steps on a round, before each of which targets are computed."""
+
+    parts_per_round = 2
+
+
+def test_a_learner_of_several_steps_a_round_keeps_all_of_them():
+    learner = TwoSteps(cartpole_policy(), optimizer="sgd", learning_rate=1e-3)
+    watch = watched_fit(learner, cartpole(4))
+    moved = torch.stack([*watch.round_weights, watch.final_weights]).diff(dim=0)
+    gradients = torch.stack(watch.gradients).view(4, 2, -1)
+    torch.testing.assert_close(moved, -1e-3 * gradients.sum(1), rtol=1e-4, atol=1e-6)
+
+
 def test_an_iterator_that_ends_within_a_training_step_ends_no_run_as_if_it_were_done():
     class Reads(Learner):
         def __init__(self, policy):

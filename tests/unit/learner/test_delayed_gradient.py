@@ -88,6 +88,16 @@ def test_restoring_keeps_the_gradient(theta):
     assert theta.grad.item() == 16.0
 
 
+def test_a_step_before_an_exchange_is_kept(theta):
+    delayed = DelayedGradient([theta])
+    delayed.begin_round()
+    descend(theta)  # 8 to 4
+    delayed.load_behaviour()
+    assert theta.item() == 8.0
+    delayed.restore_newest()
+    assert theta.item() == 4.0
+
+
 def test_parameters_are_exchanged_by_value(theta):
     delayed, place = DelayedGradient([theta]), theta.data_ptr()
     for _ in range(2):

@@ -121,6 +121,15 @@ def test_statistics_are_taken_of_what_is_learned_and_of_nothing_else(learner):
     assert layer.num_batches_tracked == 3
 
 
+@pytest.mark.filterwarnings(f"ignore:{TWO_MODES}")
+@pytest.mark.parametrize("delayed_step", ["ratio", "gradient"])
+def test_statistics_of_all_parts_of_a_round_are_kept(delayed_step):
+    layer = nn.BatchNorm1d(16)
+    learner = A2C(policy_with(layer, CARTPOLE), delayed_step=delayed_step)
+    fit(learner, 3, trainer={"accumulate_grad_batches": 2})
+    assert layer.num_batches_tracked == 3 * 2
+
+
 class Masks(Callback):
     """Keeps what a Dropout let through in each part of the run."""
 
