@@ -197,6 +197,21 @@ def test_values_are_normalised_by_the_returns_of_the_whole_round(parts, delayed_
     assert learner.value_scale.count == 3 * 32
 
 
+@pytest.mark.filterwarnings("ignore:`training_step` returned `None`")
+@pytest.mark.parametrize(("left_out", "rows"), [((1,), 80), ((0, 1), 64)])
+def test_returns_of_the_round_before_do_not_count_for_parts_that_are_left_out(left_out, rows):
+    class LeavesOut(A2C):
+        def training_step(self, part, index):
+            if self.updates == 1 and part.index in left_out:
+                with self.learning_from(part):
+                    return None
+            return super().training_step(part, index)
+
+    learner = LeavesOut(normalize_value=True)
+    quiet_trainer(accumulate_grad_batches=2).fit(learner, datamodule=cartpole(3))
+    assert learner.value_scale.count == rows  # of 3 * 32
+
+
 def test_an_evaluation_leaves_the_statistics_as_they_are():
     learner = A2C()
     watched_fit(learner, cartpole(2, env=PENDULUM, **BOTH))

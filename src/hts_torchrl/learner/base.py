@@ -324,12 +324,14 @@ class Learner(RoundModule):
             sums = (chunk["next", "discounted_return"] for chunk in self.chunks.of(self.part.round))
             self.reward_scale.update(*(each.flatten() for each in sums))
         if self.value_scale is not None:
-            if not self._returns:
+            if not (self._returns or self.value_scale.count):
                 raise ConfigurationError(
                     f"normalize_value=true: {type(self).__name__} asks gae() for no returns, whose "
                     "statistics are needed; leave it out"
                 )
-            self.value_scale.update(*(returns.flatten() for returns in self._returns.values()))
+            if self._returns:  # a subclass may leave a whole round out
+                self.value_scale.update(*(returns.flatten() for returns in self._returns.values()))
+            self._returns = {}
 
     def weighted_sum(self, losses: dict[str, Tensor]) -> Tensor:
         """Log the parts of an actor-critic's loss, and return their sum by the coefficients.
