@@ -286,11 +286,19 @@ class Learner(RoundModule):
             Two tensors, float32 ``[N, T]``.
 
         Raises:
-            ConfigurationError: if the round has no values, or ``unroll`` does not divide T.
+            ConfigurationError: if the round has no values, ``unroll`` does not divide T, or other
+                threads would see what is exchanged or kept for it.
         """
         if "state_value" not in batch.keys():  # noqa: SIM118 - a TensorDict is no dict
             raise ConfigurationError(NO_VALUE)
         of_behaviour = value is None
+        in_thread = self._gradient.threads > 1 and RUNNING.figures is not None
+        if in_thread and ((of_behaviour and self.lag) or self.value_scale is not None):
+            raise ConfigurationError(
+                f"computes_side_by_side=True: a loss of {type(self).__name__} calls gae(), which "
+                "exchanges weights or keeps returns while other threads compute theirs; call it "
+                "before loss_by_chunks(...), or leave computes_side_by_side out"
+            )
         value = batch["state_value"] if value is None else value
         next_value = self._next_value(batch["next"], value, of_behaviour=of_behaviour)
         targets = gae_targets(

@@ -103,6 +103,25 @@ def test_a_thread_that_is_done_leaves_the_modes_of_torchrl_to_the_others():
     assert (exploration_type(), recurrent_mode()) == before
 
 
+class Within(PPO):
+    """Computes targets within each of its losses."""
+
+    computes_side_by_side = True
+
+    def loss(self, samples):
+        self.gae(self.part.round, gae_lambda=1.0)
+        return super().loss(samples)
+
+
+def test_targets_for_which_weights_are_exchanged_are_refused_within_a_thread():
+    with pytest.raises(
+        ConfigurationError, match=r"a loss of Within calls gae\(\), which exchanges"
+    ):
+        quiet_trainer().fit(Within(policy(), **CHUNKS, num_threads=2), cartpole(2))
+    quiet_trainer().fit(Within(policy(), **CHUNKS, num_threads=2), cartpole(2, delay=0))
+    quiet_trainer().fit(Within(policy(), **CHUNKS), cartpole(2))
+
+
 def test_a_learner_that_has_trained_so_is_copied():
     learner = PPO(policy(), **CHUNKS, num_threads=2)
     quiet_trainer().fit(learner, cartpole(1))
