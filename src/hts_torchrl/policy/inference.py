@@ -90,7 +90,9 @@ class PolicyInference:
         self._bf16 = precision == "bf16-mixed"
         if self._bf16:
             for module in self.policy.modules():
-                if isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d):
+                is_layer = isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d)
+                # One with statistics, noise or a parametrization computes its weight in float32.
+                if is_layer and module.state_dict().keys() <= {"weight", "bias"}:
                     module.to(torch.bfloat16)
         self.inputs = first_inputs(spec, batch_size)
         noise = noise_memory(policy, spec.action)

@@ -1,3 +1,5 @@
+from copy import deepcopy
+
 import numpy as np
 import pytest
 import torch
@@ -10,12 +12,16 @@ from torch import nn
 from torch.distributions import (
     Categorical,
 )
+from torch.nn.utils.parametrizations import weight_norm
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 from torchrl.modules import NoisyLinear
 
 from hts_torchrl.models import make_actor_critic
 from hts_torchrl.policy.as_policy import as_policy
+from hts_torchrl.policy.examination import fill_at_random
+from hts_torchrl.policy.forward import evaluate
 from hts_torchrl.policy.inference import PolicyInference, one_thread
+from hts_torchrl.policy.normalization import NormalizedPolicy, RunningStatistics
 from hts_torchrl.rng import action_draws, uniform_draws
 from hts_torchrl.specs import ActionSpec, ArraySpec, EnvSpec
 from tests.policies import echo_policy
@@ -153,6 +159,43 @@ class TestAnswers:
         ]
         assert not np.array_equal(*values)
         assert values[0] == pytest.approx(values[1], abs=0.05)
+
+
+def of_layer(layer: nn.Module):
+    spec = discrete(4)
+    return as_policy(layer, spec), spec
+
+
+def of_normalised_pixels():
+    pixels = ArraySpec((3, 36, 36), np.dtype(np.uint8))
+    spec = EnvSpec({"observation": pixels}, discrete(4).action)
+    policy = NormalizedPolicy(make_actor_critic("nips", spec), spec)
+    for module in policy.modules():
+        if isinstance(module, RunningStatistics):
+            module.update(200 * torch.rand(1000))
+    return policy, spec
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: of_layer(nn.Linear(WIDTH, 4)),
+        lambda: of_layer(NoisyLinear(WIDTH, 4)),
+        lambda: of_layer(weight_norm(nn.Linear(WIDTH, 4))),
+        of_normalised_pixels,
+    ],
+)
+def test_mixed_precision_answers_as_autocast_does_with_the_weights_that_learn(make):
+    policy, spec = make()
+    inference = PolicyInference(
+        deepcopy(policy), spec, batch_size=4, precision="bf16-mixed", extras=["logits"]
+    )
+    fill_at_random(inference, np.random.default_rng(0))
+    answers, _ = inference.run_batch()
+    autocast = torch.autocast("cpu", torch.bfloat16)
+    with autocast, torch.no_grad(), one_thread(), set_exploration_type(ExplorationType.RANDOM):
+        learned = evaluate(policy.eval(), inference.inputs, 4)
+    assert torch.equal(answers["logits"], learned.written["logits"].float())
 
 
 def test_one_thread_is_restored_to_what_it_was():
