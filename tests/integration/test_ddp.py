@@ -73,7 +73,7 @@ class Report(Callback):
             "frames": trainer.callbacks[0].frames,
             "games": [*trainer.callbacks[0]._returns],
             "ended": [
-                after["episode_reward"][after["episode_end"]].tolist()
+                (after["episode_end"], after["episode_reward"])
                 for after in (batch["next"] for batch in self.watch.rounds)
             ],
             "masks": MASKS,
@@ -194,8 +194,13 @@ class TestTwoRanks:
 
     def test_tell_the_same_games_those_of_all_environments_in_order(self, runs):
         (first, second), _, _ = runs
-        rounds = zip(first["ended"], second["ended"], strict=True)
-        expected = [score for ranks in rounds for scores in ranks for score in scores]
+        expected = [
+            score
+            for ranks in zip(first["ended"], second["ended"], strict=True)
+            for step in range(STEPS)
+            for ended, scores in ranks
+            for score in scores[:, step][ended[:, step]].tolist()
+        ]
         assert first["games"] == second["games"] == expected != []
 
     def test_go_on_from_the_checkpoint_of_rank_0_with_the_bits_of_both(self, runs):

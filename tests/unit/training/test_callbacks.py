@@ -79,6 +79,20 @@ class TestTrainingStatistics:
         numbers._returns.extend(float(score) for score in range(250))
         assert numbers.mean_return == np.mean(range(150, 250))
 
+    def test_the_last_games_of_a_round_are_those_of_all_its_environments(self, monkeypatch):
+        monkeypatch.setattr(statistics, "set_callback_metrics", lambda *_: None)
+        score_of_env = torch.tensor([0.0, 1.0]).view(2, 1, 1)
+        after = {
+            "episode_end": torch.ones(2, 100, 1, dtype=torch.bool),
+            "episode_reward": score_of_env.expand(2, 100, 1),
+            "step_count": torch.ones(2, 100, 1, dtype=torch.int64),
+        }
+        part = RoundSlice(TensorDict({"next": TensorDict(after, [2, 100])}, [2, 100]), 0, 1)
+        numbers = TrainingStatistics()
+        trainer = SimpleNamespace(world_size=1, log_every_n_steps=0)
+        numbers.on_train_batch_end(trainer, None, None, part)
+        assert (numbers.mean_return, numbers.episodes) == (0.5, 200)
+
     def test_games_of_another_rank_count_too(self, monkeypatch):
         """Or a callback that monitors them would miss them on a rank whose games go on."""
         others = {torch.bool: True, torch.float32: 5.0, torch.int64: 7}

@@ -122,8 +122,8 @@ class TrainingStatistics(Callback):
         self.frames += part.round.numel() * trainer.world_size
         self._rounds += 1
         self._counted_s = self.minutes * 60
-        ended, scores, lengths = (
-            torch.cat(of_all_ranks(part.round["next", name].contiguous()))
+        ended, scores, lengths = (  # step by step: a round may end more games than are kept
+            torch.cat(of_all_ranks(part.round["next", name].contiguous())).transpose(0, 1)
             for name in ("episode_end", "episode_reward", "step_count")
         )
         if ended.any():
