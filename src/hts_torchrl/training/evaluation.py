@@ -102,7 +102,7 @@ class Evaluation:
                     after_step()
                     if number == _MANY_STEPS:
                         warnings.warn(_NO_END, stacklevel=2)
-                    scores[counted] += score[:games] * running
+                    scores[counted] += np.where(running, score[:games], 0.0)
                     lengths[counted] += running
                     running &= ~ended[:games]
                     if not running.any():

@@ -70,6 +70,15 @@ def test_the_score_of_a_game_is_the_sum_of_its_rewards():
     assert result.lengths.tolist() == [1, 2, 3]
 
 
+def test_what_comes_after_a_game_does_not_count_whatever_it_is():
+    class Endless(CountdownEnv):
+        def step(self, action):
+            observation, reward, *ends = super().step(action)
+            return observation, reward if self.games == 1 else np.inf, *ends
+
+    assert Evaluation(Endless, 3, seed=0).run(echo_policy()).scores.tolist() == [10.0, 20.0, 30.0]
+
+
 def test_a_policy_remembers_what_it_saw_in_the_first_step_of_each_game():
     result = Evaluation(lambda: RecallEnv(10), 6, seed=1).run(recalling_policy())
     assert result.scores.tolist() == [10.0] * 6
