@@ -3,6 +3,7 @@
 import csv
 import random
 import signal
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -224,6 +225,29 @@ class Shaken(Plain):
     def training_step(self, part, index):
         drawn = np.random.random() + random.random()  # noqa: NPY002
         return drawn * super().training_step(part, index)
+
+
+class Ends(Shaken):
+    """Ends in the third round."""
+
+    def training_step(self, part, index):
+        if index == 2:
+            raise ArithmeticError("as asked")
+        return super().training_step(part, index)
+
+
+def states_of_generators():
+    numpys = np.random.get_state()[1].tolist()  # noqa: NPY002
+    return torch.get_rng_state().tolist(), numpys, random.getstate()
+
+
+@pytest.mark.parametrize("make", [Shaken, Ends])
+def test_a_plain_module_leaves_the_generators_of_the_process_as_they_were(make):
+    module = make()
+    before = states_of_generators()
+    with pytest.raises(ArithmeticError) if make is Ends else nullcontext():
+        quiet_trainer().fit(module, cartpole(3, env=CARTPOLE))
+    assert states_of_generators() == before
 
 
 MODULES = {

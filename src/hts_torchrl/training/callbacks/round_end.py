@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from typing import Any
 
@@ -10,6 +11,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint, WeightAveraging
 
 from hts_torchrl.envs.own_generators import NUMPY, PYTHON
+from hts_torchrl.policy.sampling import borrowed_generators
 from hts_torchrl.rng import update_seed
 from hts_torchrl.training.data_state import place_loops
 from hts_torchrl.training.round_slice import RoundSlice
@@ -58,6 +60,8 @@ class WeightPublisher(Callback):
         self.cut_off = False
         """Whether a checkpoint of now would lack the round's start: it was learned from in part."""
         self._numpy = NUMPY.new()  # the user's may be one that cannot be seeded again
+        self._at_end = contextlib.ExitStack()
+        """Puts the global generators back."""
 
     def on_load_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
@@ -66,8 +70,21 @@ class WeightPublisher(Callback):
         place_loops(trainer, checkpoint, parts_before=parts_of_round(trainer))
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Warn of what would act at the end of the run alone."""
+        """Warn of what would act at the end of the run alone; keep the generators' states."""
         warn_of_one_epoch(trainer)
+        self._at_end.enter_context(borrowed_generators(pl_module.device))
+        for generator in (NUMPY, PYTHON):
+            self._at_end.callback(generator.put, generator.state())
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Let the global generators be as they were before the run."""
+        self._at_end.close()
+
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
+        """Do so too where an exception ends it."""
+        self._at_end.close()
 
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: RoundSlice, batch_idx: int
