@@ -46,6 +46,8 @@ class DelayedGradient:
         self.newest: list[Tensor] = [p.detach().clone() for p in self.parameters]
         self.holds_behaviour = False
         """Whether the parameters hold theta_{j-1}, or what steps have made of it."""
+        self.has_moved = False
+        """Whether the parameters may have left theta_j since the round began."""
         self._replaced: list[Tensor] = []
         """What they held before that: theta_j, or what steps have made of it."""
 
@@ -54,7 +56,7 @@ class DelayedGradient:
         self.parameters.append(parameter)
         self.behaviour.append(behaviour.detach().clone())
         self.newest.append(parameter.detach().clone())
-        if self.holds_behaviour:
+        if self.holds_behaviour and self.has_moved:
             self._replaced.append(parameter.detach().clone())
 
     @torch.no_grad()
@@ -67,13 +69,14 @@ class DelayedGradient:
     def begin_round(self) -> None:
         """Remember the newest weights, theta_j, which the parameters hold."""
         _copy(self.newest, self.parameters)
-        self.holds_behaviour = False
+        self.holds_behaviour = self.has_moved = False
 
     @torch.no_grad()
     def load_behaviour(self) -> None:
         """Put theta_{j-1} into the parameters."""
         if not self.holds_behaviour:
-            self._replaced = [p.detach().clone() for p in self.parameters]
+            moved = [p.detach().clone() for p in self.parameters] if self.has_moved else None
+            self._replaced = moved or self.newest
         _copy(self.parameters, self.behaviour)
         self._have_changed(holds_behaviour=True)
 
@@ -177,6 +180,7 @@ class DelayedWeights:
     def statistics(self) -> DelayedGradient:
         """Of the buffers that are there now: a module may have put others in their place."""
         self._statistics.parameters = [self._policy.get_buffer(name) for name in self._buffer_names]
+        self._statistics.has_moved = True  # by any pass
         return self._statistics
 
     @contextlib.contextmanager
