@@ -236,6 +236,12 @@ class Learner(RoundModule):
         for chunk, rows in zip(self.chunks.own, self.chunks.of(batch), strict=True):
             self._gradient.begin_chunk(chunk)
             samples.append(samples_to_learn(rows))
+        if len(found := {len(each) for each in samples}) > 1:
+            raise ConfigurationError(
+                f"gradient_chunks={self.gradient_chunks}: {type(self).__name__} makes "
+                f"{min(found)} samples of one chunk and {max(found)} of another: make as many of "
+                "each, or leave the setting out"
+            )
         return torch.cat(samples)
 
     def loss_by_chunks(self, loss_of: Callable[[int], Tensor]) -> Tensor:

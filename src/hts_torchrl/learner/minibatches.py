@@ -55,16 +55,22 @@ class Minibatches:
 
     def of(self, samples: TensorDictBase, part: RoundSlice, index: int) -> TensorDictBase:
         """Return the samples of a minibatch, ``[B]``, or the sequences ``[N, T]``."""
-        rows = RUNNING.rows = self.rows_of(part, index)
+        rows = RUNNING.rows = self.rows_of(part, index, of=len(samples))
         # index_select copies whole rows; indexing copies pixel by pixel, 8 times slower.
         return samples.apply(
             lambda entry: entry.index_select(0, rows), batch_size=[len(rows), *samples.shape[1:]]
         )
 
-    def rows_of(self, part: RoundSlice, index: int = 0) -> Tensor:
+    def rows_of(self, part: RoundSlice, index: int = 0, *, of: int | None = None) -> Tensor:
         """Return which of the round's samples a part has, int64 ``[B]``.
 
         Of a policy with a memory these are environments, each with its whole sequence.
+
+        Args:
+            part: of the round.
+            index: of this rank's chunk.
+            of: number of samples on this rank, from which a subclass may have left some out, or to
+                which it may have added some; None is one for each frame.
 
         Raises:
             ConfigurationError: if the samples cannot be divided so.
@@ -73,19 +79,23 @@ class Minibatches:
         which, known = (self._learner.updates, epoch), self._orders.get(index)
         # A subclass may have left out the first minibatch of the epoch.
         if minibatch == 0 or known is None or known[0] != which:
-            known = self._orders[index] = which, self._order(part, epoch, index)
+            known = self._orders[index] = which, self._order(part, epoch, index, of)
         return known[1][minibatch]
 
-    def _order(self, part: RoundSlice, epoch: int, index: int) -> tuple[Tensor, ...]:
+    def _order(
+        self, part: RoundSlice, epoch: int, index: int, samples: int | None
+    ) -> tuple[Tensor, ...]:
         """Return the minibatches of an epoch, of this rank's chunk of an index."""
         learner = self._learner
-        samples = len(part.round) if learner.remembers else part.round.numel()
+        usual = len(part.round) if learner.remembers else part.round.numel()
+        samples = usual if samples is None else samples
         count = samples // len(learner.chunks.own)
-        if count % learner.minibatches:
+        if count % learner.minibatches or not count:
             several = learner.gradient_chunks > 1
             of = f"a chunk (gradient_chunks={learner.gradient_chunks})" if several else "a round"
             whole = f"environments of {of}, whose sequences stay whole"
-            what = whole if learner.remembers else f"frames of {of}"
+            frames = "frames" if samples == usual else "samples"
+            what = whole if learner.remembers else f"{frames} of {of}"
             raise ConfigurationError(
                 f"minibatches={learner.minibatches} does not divide the {count} {what}"
             )

@@ -97,6 +97,10 @@ class PPO(Learner):
             if self._minibatches.lack_samples(part):
                 self.samples = self.samples_by_chunks(part.round, self.samples_to_learn)
                 self.on_samples_ready(self.samples)
+                if self.decouples:  # what the first epoch finds begins as that of the behaviour
+                    samples = self.samples
+                    samples["proximal_log_prob"] = samples["behaviour_log_prob"].clone()
+                    samples["proximal_value"] = samples["behaviour_value"].clone()
             return self.loss_by_chunks(
                 lambda index: self.loss(self._minibatches.of(self.samples, part, index))
             )
@@ -120,8 +124,7 @@ class PPO(Learner):
     def on_samples_ready(self, samples: TensorDictBase) -> None:
         """Normalise the advantages over the round: of this rank, or with chunks of all ranks.
 
-        With ``decoupled``, make room for what the first epoch finds, ``proximal_log_prob`` and
-        ``proximal_value``. They begin as those of the behaviour.
+        Override it to normalise them otherwise, or not at all.
 
         Raises:
             ConfigurationError: if the round is a single frame, which has no deviation.
@@ -139,9 +142,6 @@ class PPO(Learner):
             mean = moments.mean.float()
             deviation = (moments.variance * moments.count / (moments.count - 1)).sqrt().float()
         samples["advantage"] = (advantage - mean) / (deviation + 1e-8)
-        if self.decouples:
-            samples["proximal_log_prob"] = samples["behaviour_log_prob"].clone()
-            samples["proximal_value"] = samples["behaviour_value"].clone()
 
     def loss(self, samples: TensorDictBase) -> Tensor:
         """Return the loss of B samples, which have what :meth:`samples_to_learn` adds."""

@@ -285,6 +285,71 @@ class TestPPO:
         assert not any(torch.equal(*pair) for pair in itertools.combinations(finals, 2))
 
 
+def taking(algorithm, rows):
+    """Return a class that learns from these rows of each chunk's samples."""
+
+    class Taking(algorithm):
+        def samples_to_learn(self, batch):
+            return super().samples_to_learn(batch)[torch.tensor(rows, dtype=torch.int64)]
+
+    return Taking
+
+
+@pytest.mark.parametrize("algorithm", [PPO, PQN])
+@pytest.mark.parametrize("rows", [[*range(0, 32, 2)], [*range(32), *range(16)]])
+def test_a_subclass_may_leave_samples_out_or_add_some(algorithm, rows):
+    seen = []
+
+    class Noting(taking(algorithm, rows)):
+        def loss(self, samples):
+            seen.append(RUNNING.rows)
+            return super().loss(samples)
+
+    quiet_trainer().fit(Noting(epochs=2, minibatches=2), cartpole(1))
+    for epoch in (seen[:2], seen[2:]):
+        assert torch.cat(epoch).sort().values.tolist() == [*range(len(rows))]
+
+
+@pytest.mark.parametrize(
+    ("rows", "chunks", "told"),
+    [
+        ([*range(7)], 1, "^minibatches=2 does not divide the 7 samples of a round$"),
+        ([], 1, "^minibatches=2 does not divide the 0 samples of a round$"),
+        ([*range(6)], 2, r"^minibatches=4 does not divide the 6 samples of a chunk \(gradient"),
+    ],
+)
+def test_samples_that_are_no_minibatches_are_refused(rows, chunks, told):
+    learner = taking(PQN, rows)(minibatches=2 * chunks, gradient_chunks=chunks)
+    with pytest.raises(ConfigurationError, match=told):
+        quiet_trainer().fit(learner, cartpole(1))
+
+
+def test_chunks_of_different_numbers_of_samples_are_refused():
+    class Filtering(PPO):
+        def samples_to_learn(self, batch):
+            samples = super().samples_to_learn(batch)
+            return samples[: 8 + 2 * RUNNING.index]
+
+    told = "^gradient_chunks=2: Filtering makes 8 samples of one chunk and 10 of another"
+    with pytest.raises(ConfigurationError, match=told):
+        quiet_trainer().fit(Filtering(minibatches=2, gradient_chunks=2), cartpole(1))
+
+
+@pytest.mark.parametrize("delay", [0, 1])
+def test_a_subclass_may_leave_advantages_as_they_are(delay):
+    class Plain(PPO):
+        def gae(self, batch, **settings):
+            self.targets = super().gae(batch, **settings)
+            return self.targets
+
+        def on_samples_ready(self, samples):
+            pass
+
+    learner = Plain(epochs=2, minibatches=2)
+    quiet_trainer().fit(learner, cartpole(3, delay=delay))
+    assert learner.samples["advantage"].equal(learner.targets.advantage.flatten())
+
+
 def leaving_out(algorithm, *parts):
     """Return a learner that leaves out these parts of each round, and notes what it learns from."""
 
