@@ -342,6 +342,39 @@ def test_what_a_learner_counts_before_it_learns_goes_on_from_the_rounds_start_to
     assert [name for name in whole if not torch.equal(resumed[name], whole[name])] == []
 
 
+class WithAverage(nn.Linear):
+    """Adds to its output that of an average of its weights, which is frozen."""
+
+    def __init__(self, *sizes):
+        super().__init__(*sizes)
+        self.average = nn.Linear(*sizes).requires_grad_(False)
+
+    def forward(self, observation):
+        return super().forward(observation) + self.average(observation)
+
+
+class AveragingPPO(PPO):
+    """PPO whose policy has an average of its weights, moved after each minibatch."""
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        for layer in self.policy.modules():
+            if isinstance(layer, WithAverage):
+                layer.average.weight.lerp_(layer.weight.detach(), 0.1)
+        super().on_train_batch_end(outputs, batch, batch_idx)
+
+
+def averaging(**settings):
+    actor = categorical_actor(WithAverage(4, 2))
+    critic = ValueOperator(nn.Linear(4, 1))
+    return AveragingPPO(ProbabilisticTensorDictSequential(critic, *actor.module), **settings)
+
+
+@pytest.mark.parametrize("stop", [6, pytest.param(7, marks=THOROUGH)])
+def test_what_a_user_moves_of_a_policy_goes_on_from_the_rounds_start_too(stop, tmp_path):
+    whole, resumed = whole_and_resumed(averaging, stop, tmp_path)
+    assert [name for name in whole if not torch.equal(resumed[name], whole[name])] == []
+
+
 DRAWS = {
     "torch": lambda: float(torch.randn(())),
     "numpy": lambda: float(np.random.standard_normal()),  # noqa: NPY002

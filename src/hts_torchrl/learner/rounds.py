@@ -82,8 +82,8 @@ class RoundStart:
         self._loop: dict[str, Any] | None = None
         self._entries: dict[str, Any] = {}
         """Of a checkpoint."""
-        self._beside_policy: dict[str, Any] = {}
-        """What its weights have of the module, without those of the policy."""
+        self._not_trained: dict[str, Any] = {}
+        """What its weights have of the module, without those that the policy learns by."""
 
     def note_trainer(self, trainer: Trainer, *, copy_optimizers: bool) -> None:
         """Keep the counts, and with ``copy_optimizers`` what steps before a round's last part."""
@@ -97,11 +97,16 @@ class RoundStart:
             self._entries |= copy.deepcopy(moving)
 
     def note_module(self, module: nn.Module) -> None:
-        """Keep what is saved of a module with a ``policy``, but for the policy."""
-        self._beside_policy = {
+        """Keep what is saved of a module with a ``policy``, but for what of that is trained.
+
+        A frozen part of the policy may be an average, which a user moves with each step.
+        """
+        named = module.named_parameters(remove_duplicate=False)
+        frozen = {name for name, parameter in named if not parameter.requires_grad}
+        self._not_trained = {
             name: value.clone() if isinstance(value, Tensor) else copy.deepcopy(value)
             for name, value in module.state_dict().items()
-            if not name.startswith("policy.")
+            if name in frozen or not name.startswith("policy.")
         }
 
     def put_into(self, checkpoint: dict[str, Any], policy: Mapping[str, Tensor]) -> None:
@@ -112,7 +117,7 @@ class RoundStart:
         # WeightAveraging keeps its averages under state_dict.
         current = checkpoint.get("current_model_state", checkpoint["state_dict"])
         current.update({f"policy.{name}": weights for name, weights in policy.items()})
-        current.update({k: v for k, v in self._beside_policy.items() if k in current})
+        current.update({k: v for k, v in self._not_trained.items() if k in current})
         checkpoint.update({k: v for k, v in self._entries.items() if k in checkpoint})
         if self._loop is not None:
             FitLoop.replace(checkpoint, self._loop)
