@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 
 from hts_torchrl.compat.torch import copy_all
+from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.policy.normalization import RunningStatistics
 
 
@@ -162,7 +163,19 @@ class DelayedWeights:
         self._frozen_behaviour = {name: weights[name] for name in self._frozen}
 
     def begin_round(self) -> None:
-        """Remember the newest weights, and those of parameters that are trained from now on."""
+        """Remember the newest weights, and those of parameters that are trained from now on.
+
+        Raises:
+            ConfigurationError: if a module or a parameter was put in another's place.
+        """
+        known = {id(each) for each in (*self.parameters.parameters, *self._frozen.values())}
+        for name, parameter in self._policy.named_parameters():
+            if id(parameter) not in known:
+                raise ConfigurationError(
+                    f"the policy's {name} is another parameter than when the run began, and the "
+                    "optimizer does not have it: change its values in place, as "
+                    "reset_parameters() and copy_() do"
+                )
         self.add_unfrozen()
         self.parameters.begin_round()
         self.statistics.begin_round()

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.learner.delayed_gradient import DelayedGradient, DelayedWeights
 
 LEARNING_RATE = 0.5
@@ -170,6 +171,18 @@ def test_a_parameter_that_is_unfrozen_between_rounds_is_kept_from_then_on():
     with weights.behaviour():
         assert policy.bias.equal(before)
     assert policy.bias.equal(before + 1)
+
+
+def test_a_parameter_in_anothers_place_is_refused():
+    policy = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1)).requires_grad_(False)
+    policy[0].requires_grad_(True)
+    weights = DelayedWeights(policy)
+    weights.begin_round()
+    weights.end_round(broadcast=False)
+    policy[1] = nn.Linear(1, 1)
+    told = r"^the policy's 1\.weight is another parameter than when the run began"
+    with pytest.raises(ConfigurationError, match=told):
+        weights.begin_round()
 
 
 class Sharing(nn.Module):
