@@ -9,6 +9,8 @@ import functools
 import inspect
 import itertools
 import textwrap
+import warnings
+from collections import deque
 from collections.abc import Callable, Collection, Mapping, MutableSequence
 from inspect import Parameter
 from numbers import Real
@@ -157,13 +159,19 @@ def field_docs(record: type) -> dict[str, str]:
 def loadable(value: Any) -> Any:  # noqa: ANN401 - a setting, or a part of a checkpoint
     """Return a value in which numpy's numbers and OmegaConf's containers are Python's own.
 
-    ``torch.load`` of plain values takes no others.
+    ``torch.load`` of plain values takes no others. A warning tells what a list cannot replace.
     """
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, Mapping):
         return {name: loadable(each) for name, each in value.items()}
     if isinstance(value, tuple | MutableSequence):
+        if isinstance(value, deque):
+            warnings.warn(
+                "a deque, of an optimizer's state or of a setting, is saved as a list, which drops "
+                "nothing: a resumed run may have other bits; keep a list or a tensor",
+                stacklevel=2,
+            )
         several = [loadable(each) for each in value]
         return tuple(several) if isinstance(value, tuple) else several
     return value

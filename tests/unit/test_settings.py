@@ -1,13 +1,15 @@
 """Classes that take the settings of a record."""
 
 import inspect
+from collections import deque
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 
 from hts_torchrl import HTSCollector, HTSDataModule
 from hts_torchrl.config import CollectorSettings
-from hts_torchrl.settings import field_docs, takes_settings
+from hts_torchrl.settings import field_docs, loadable, takes_settings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,3 +112,8 @@ def test_every_setting_of_a_collector_is_shown_and_explained(taking, hidden):
     assert docs.keys() - shown.keys() == hidden
     for name in docs.keys() - hidden:
         assert f"\n    {name}: " in inspect.getdoc(taking)
+
+
+def test_a_deque_is_saved_as_a_list_with_a_warning():
+    with pytest.warns(UserWarning, match="a deque, of an optimizer's state or of a setting, is"):
+        assert loadable({"history": [deque([np.int64(1)], maxlen=2)]}) == {"history": [[1]]}

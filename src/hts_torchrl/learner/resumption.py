@@ -5,15 +5,18 @@ from __future__ import annotations
 import inspect
 import io
 import logging
+import random
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
+from torchrl.data import ReplayBuffer
 
 from hts_torchrl.compat.torch import set_base_rates, set_last_rates
 from hts_torchrl.errors import ConfigurationError
@@ -24,6 +27,13 @@ from hts_torchrl.training.extended_hooks import is_of_the_user
 from hts_torchrl.training.trainer_limits import parts_of_round
 
 _log = logging.getLogger(__name__)
+_SEEDED = "draw from the global generators, which are seeded for each round"
+_NOT_SAVED: dict[type, str] = {
+    Optimizer: "make its parameters a group of the optimizer that configure_optimizers returns",
+    ReplayBuffer: "keep what lasts for several rounds in buffers of the module (register_buffer)",
+    **dict.fromkeys((torch.Generator, np.random.Generator, random.Random), _SEEDED),
+}
+"""What a learner may keep as an attribute, and what to do in its place."""
 
 
 def describe(module: Any) -> dict[str, Any]:  # noqa: ANN401 - a RoundModule, which imports this
@@ -89,13 +99,15 @@ def require_saved(module: Any) -> None:  # noqa: ANN401
                 "begins: call its module once in configure_model, after super()"
             )
     saving = next(each for each in type(module).__mro__ if "on_save_checkpoint" in vars(each))
-    kept = [own for own, value in vars(module).items() if isinstance(value, Optimizer)]
-    if kept and not is_of_the_user(saving):
-        rank_zero_warn(
-            f"{name} keeps an optimizer as {kept[0]!r}, whose state is in no checkpoint, so a "
-            "resumed run has other bits: make its parameters a group of the optimizer that "
-            "configure_optimizers returns"
-        )
+    if is_of_the_user(saving):
+        return
+    for own, value in vars(module).items():
+        for kind, remedy in _NOT_SAVED.items():
+            if isinstance(value, kind):
+                rank_zero_warn(
+                    f"{name}.{own} is of type {type(value).__name__}, whose state is in no "
+                    f"checkpoint, so a resumed run may have other bits: {remedy}"
+                )
 
 
 def _is_loaded(value: object) -> bool:

@@ -3,6 +3,7 @@
 import csv
 import itertools
 import math
+import random
 from copy import deepcopy
 from functools import partial
 
@@ -18,7 +19,7 @@ from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from torch import distributions as d
 from torch import nn
-from torchrl.data import Bounded
+from torchrl.data import Bounded, LazyTensorStorage, ReplayBuffer
 from torchrl.envs import ExplorationType, set_exploration_type
 from torchrl.modules import (
     ActorCriticWrapper,
@@ -839,20 +840,31 @@ def test_a_layer_of_a_learners_own_that_has_no_shape_yet_is_refused():
 
 
 @pytest.mark.parametrize("saves", [False, True])
-def test_an_optimizer_that_is_in_no_checkpoint_is_told(saves, recwarn):
+@pytest.mark.parametrize(
+    ("make", "kind", "remedy"),
+    [
+        (lambda own: torch.optim.Adam(own.policy.parameters()), "Adam", "make its parameters a"),
+        (lambda _: ReplayBuffer(storage=LazyTensorStorage(8)), "ReplayBuffer", "keep what lasts"),
+        (lambda _: torch.Generator(), "Generator", "draw from the global generators"),
+        (lambda _: np.random.default_rng(1), "Generator", "draw from the global generators"),
+        (lambda _: random.Random(1), "Random", "draw from the global generators"),
+    ],
+)
+def test_what_is_in_no_checkpoint_is_told(make, kind, remedy, saves, recwarn):
     class Own(A2C):
         def __init__(self):
             super().__init__(cartpole_policy())
-            self.second = torch.optim.Adam(self.policy.parameters())
+            self.second = make(self)
 
     class Saving(Own):
         def on_save_checkpoint(self, checkpoint):
             super().on_save_checkpoint(checkpoint)
 
     watched_fit((Saving if saves else Own)(), cartpole())
-    told = [str(each.message) for each in recwarn if "keeps an optimizer" in str(each.message)]
+    told = [str(each.message) for each in recwarn if "in no checkpoint" in str(each.message)]
     assert len(told) == (0 if saves else 1)
-    assert saves or "Own keeps an optimizer as 'second', whose state is in no checkpoint" in told[0]
+    beginning = f"Own.second is of type {kind}, whose state is in no checkpoint, so a resumed run"
+    assert saves or told[0].startswith(f"{beginning} may have other bits: {remedy}")
 
 
 def test_values_of_any_precision_are_told_in_single_precision():
