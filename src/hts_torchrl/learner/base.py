@@ -10,18 +10,17 @@ import math
 from collections.abc import Callable, Collection
 from contextlib import nullcontext
 from functools import partial
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
-from hts_torchrl.compat.lightning import class_alone, is_accumulating, log_figures
+from hts_torchrl.compat.lightning import is_accumulating, log_figures
 from hts_torchrl.errors import ConfigurationError, require
 from hts_torchrl.learner.gradient_chunks import RUNNING, ComputedGradient, GradientChunks
 from hts_torchrl.learner.optimizers import make_optimizer, require_arguments
 from hts_torchrl.learner.policy_module import NO_VALUE, Steps
-from hts_torchrl.learner.restored import load_from_checkpoint
 from hts_torchrl.learner.rounds import RoundModule
 from hts_torchrl.objectives.returns import Targets, gae_targets
 from hts_torchrl.policy.forward import is_composite, probabilistic_module
@@ -146,8 +145,6 @@ class Learner(RoundModule):
         """Of returns, where the critic's values are normalised."""
         self._returns: dict[tuple[int, int], Tensor] = {}
         """Of the round, by chunk and part."""
-
-    load_from_checkpoint: ClassVar[Callable[..., Self]] = class_alone(load_from_checkpoint)  # type: ignore[assignment]
 
     @property
     def computed_for(self) -> str | None:

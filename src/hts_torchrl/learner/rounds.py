@@ -8,9 +8,9 @@ from __future__ import annotations
 import contextlib
 import copy
 import signal
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from enum import Enum
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import torch
 from lightning.pytorch import Trainer
@@ -21,7 +21,12 @@ from torch.optim import Optimizer
 
 from hts_torchrl.allocator import keep_freed_memory
 from hts_torchrl.collectors.round_source import RoundSource
-from hts_torchrl.compat.lightning import FitLoop, requeue_signals, set_logged_steps
+from hts_torchrl.compat.lightning import (
+    FitLoop,
+    class_alone,
+    requeue_signals,
+    set_logged_steps,
+)
 from hts_torchrl.errors import ConfigurationError, ProtocolError
 from hts_torchrl.learner.deferred_interrupt import DeferredInterrupt
 from hts_torchrl.learner.delayed_gradient import DelayedGradient, DelayedWeights
@@ -29,6 +34,7 @@ from hts_torchrl.learner.finite import likely_causes, require_finite_gradients
 from hts_torchrl.learner.gradient_chunks import GradientChunks
 from hts_torchrl.learner.optimizers import COMPUTES_AGAIN
 from hts_torchrl.learner.policy_module import PolicyModule
+from hts_torchrl.learner.restored import load_from_checkpoint
 from hts_torchrl.learner.resumption import (
     Resumption,
     describe,
@@ -184,6 +190,8 @@ class RoundModule(PolicyModule):
         """What is to be undone when ``fit`` ends, also by an exception."""
         self.resumption: Resumption | None = None
         """What the Trainer has yet to take up of the run that this one goes on with."""
+
+    load_from_checkpoint: ClassVar[Callable[..., Self]] = class_alone(load_from_checkpoint)  # type: ignore[assignment]
 
     @property
     def hparams_initial(self) -> Any:  # noqa: ANN401 - Lightning's own dictionary

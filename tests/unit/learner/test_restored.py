@@ -22,6 +22,7 @@ from hts_torchrl import (
     GymEnvs,
     HTSDataModule,
     Impala,
+    RoundModule,
     make_actor_critic,
 )
 from hts_torchrl.cli.commands import HTSTrainer
@@ -52,6 +53,25 @@ def test_has_the_settings_the_weights_and_the_updates(make, tmp_path):
     learner = make.load_from_checkpoint(path)
     assert torch.equal(flat(learner.policy), flat(trained.policy))
     assert (learner.learning_rate, learner.gamma, learner.updates) == (0.125, 0.5, 2)
+
+
+class OfRounds(RoundModule):
+    """A round module without settings, whose network is built by its name."""
+
+    def training_step(self, part, _):
+        with self.learning_from(part):
+            policy, value = self.evaluate(self.samples_of(part.round))
+            return value.square().mean() - policy.entropy().mean()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def test_a_round_module_builds_its_network_again(tmp_path):
+    trained = OfRounds()
+    learner = OfRounds.load_from_checkpoint(saved(tmp_path, trained))
+    assert torch.equal(flat(learner.policy), flat(trained.policy))
+    assert learner.updates == 2
 
 
 def test_is_evaluated_as_the_one_that_was_trained(tmp_path):
