@@ -28,7 +28,7 @@ def read_yaml(path: Path) -> Any:  # noqa: ANN401 - whatever the file holds
         return yaml.safe_load(text)
     except RecursionError as error:
         raise ConfigurationError("it nests too deeply") from error
-    except (yaml.YAMLError, UnicodeError) as error:
+    except (yaml.YAMLError, ValueError) as error:  # the latter of a date that is none, 2026-02-30
         raise ConfigurationError(in_one_line(error)) from error
 
 

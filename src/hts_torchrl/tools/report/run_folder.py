@@ -13,9 +13,9 @@ from typing import Any, Self
 
 import numpy as np
 import pandas as pd
-import yaml
 
 from hts_torchrl.errors import ConfigurationError, reason_of
+from hts_torchrl.yaml_file import read_yaml
 
 ROLES = ("learner", "executors", "actors")
 _METRICS, _CONFIG = "metrics.csv", "config.yaml"
@@ -190,10 +190,10 @@ def _below(path: Path) -> Iterator[Path]:
 def _config(folder: Path) -> dict[str, Any]:
     path = folder / _CONFIG
     try:
-        config = yaml.safe_load(path.read_text(encoding="utf-8"))
+        config = read_yaml(path)
     except OSError as error:
         raise ConfigurationError(f"{path}: {reason_of(error, path)}") from error
-    except (yaml.YAMLError, UnicodeError) as error:
+    except ConfigurationError as error:
         raise NoRun(f"{path}: {error}") from error
     if isinstance(config, dict) and _OF_OTHERS & config.keys():
         raise NoRun(f"{path}: this is the config of an evaluation (validate, test or predict)")

@@ -131,7 +131,10 @@ class TestReadRuns:
 
     @pytest.mark.parametrize(
         "config",
-        ["name: mine", "wandb_version: 1", "a: [", "", "seed_everything: 1\nverbose: true"],
+        [
+            *("name: mine", "wandb_version: 1", "a: [", "", "seed_everything: 1\nverbose: true"),
+            *("began: 2026-02-30", "[" * 3000),
+        ],
     )
     def test_leave_out_a_config_of_something_else(self, config, write_run, tmp_path):
         first, second = write_run("all/a", [1.0]), write_run("all/b", [1.0])

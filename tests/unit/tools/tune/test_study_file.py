@@ -99,6 +99,7 @@ def test_the_objective_gives_the_direction(text, objective, direction, read):
         ("space: {a: [2026-01-31]}", "space.a has 2026-01-31, a date; put quotes around it"),
         ("space: {a: [1], b: [2], a: [3]}", "it has a twice"),
         ("space: {", "while parsing"),
+        ("space: {a: [2026-02-30]}", "day is out of range for month"),
         (f"space: {'[' * 3000}{']' * 3000}", "it nests too deeply"),
     ],
 )
