@@ -63,8 +63,8 @@ def _with_bases(path: Path, above: tuple[Path, ...] = ()) -> list[Path]:
         told = "empty" if content is None else f"a {type(content).__name__}"
         raise ConfigurationError(f"--config={path}: it is {told}; settings by name are needed")
     for section in ("data", "trainer"):  # jsonargparse takes the defaults for what is no mapping
-        value = content.get(section) or {}
-        if not isinstance(value, dict | str):  # text names a file with the section's settings
+        value = content.get(section)
+        if not isinstance(value, dict | str | None):  # text names a file of the section
             raise ConfigurationError(
                 f"--config={path}: {section}={value}; settings by name are needed"
             )

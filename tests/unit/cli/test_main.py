@@ -949,6 +949,8 @@ MERGED_LAUGHS = "a0: &a0 {ha: 1}\n" + "".join(
         ("data:\n  num_envs: 4\n  num_envs: 8\n", "--config=bad.yaml: it has num_envs twice"),
         ("data:\n  seed: 5\n", "--config=bad.yaml: data.seed is seed_everything: give that"),
         ("data.seed: 5\n", "--config=bad.yaml: data.seed is seed_everything: give that"),
+        ("data: []\n", "--config=bad.yaml: data=[]; settings by name are needed"),
+        ("trainer: false\n", "--config=bad.yaml: trainer=False; settings by name are needed"),
         ("base: 3\n", "--config=bad.yaml: base=3; one file or a list is needed"),
         ("base: {a: 1}\n", "--config=bad.yaml: base={'a': 1}; one file or a list"),
         ("base: [[a]]\n", "--config=bad.yaml: base=[['a']]; one file or a list"),
