@@ -90,9 +90,9 @@ def _file_of(name: str, beside: Path) -> Path:
 
 
 def _content(path: Path) -> Any:  # noqa: ANN401 - whatever the file holds
-    if path.is_fifo():  # as of <(...), or of /dev/stdin behind a pipe
-        raise ConfigurationError(f"--config={path}: a pipe is read only once; a file is needed")
     with naming("--config", path):
+        if path.is_fifo():  # as of <(...), or of /dev/stdin behind a pipe
+            raise ConfigurationError("a pipe is read only once; a file is needed")
         return read_yaml(path)
 
 

@@ -47,6 +47,8 @@ _WORKER_ENDED = re.compile(
 )
 """In an error of TorchRL's collectors, whose workers end with a traceback or are killed."""
 _NO_MODULE = re.compile(r"No module named '(?P<name>\w+)'")
+_REFUSED = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)
+"""Of an OSError: the path that it names is none that may be used."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -216,11 +218,11 @@ def _report(arguments: Sequence[str]) -> None:
 
 
 def _leave_if_known(error: RuntimeError | OSError) -> None:
-    """End with one line where the cause is a limit, a permission, a metric, or another rank."""
+    """End with one line where the cause is a limit, a path, a metric, or another rank."""
     if isinstance(error, OSError) and error.errno == errno.EMFILE:
         most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         _leave(OSError(f"{error}: the limit is {most}, raise it (ulimit -n)"), status=2)
-    if isinstance(error, PermissionError) and error.filename:
+    if isinstance(error, OSError) and error.errno in _REFUSED and error.filename:
         _leave(error, status=2)
     if str(error).startswith("Early stopping conditioned on metric"):
         _leave(error, status=2)
