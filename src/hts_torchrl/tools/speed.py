@@ -153,11 +153,11 @@ def _suited_pool(costs: Costs, settings: Settings) -> Settings:
 
 
 def _with_actors(costs: Costs, settings: Settings) -> Settings:
-    """Return the settings with a fifth more actors than the rest can use."""
+    """Return the settings with a fifth more actors than the rest can use, one a row at most."""
     bounds = limits(costs, settings)
     rest = min(bounds["cores"], bounds["learner"])
     wanted = math.ceil(1.2 * rest * max(settings.num_actors, 1) / bounds["actors"])
-    return replace(settings, num_actors=max(settings.num_actors, wanted))
+    return replace(settings, num_actors=min(max(settings.num_actors, wanted), settings.num_envs))
 
 
 def best_settings(

@@ -109,6 +109,12 @@ class TestAdvice:
         assert limits(slow, settings)["actors"] < limits(slow, settings)["cores"]
         assert limits(slow, better)["actors"] >= 1.2 * limits(slow, better)["cores"]
 
+    def test_there_are_no_more_actors_than_environments(self):
+        slow = replace(COSTS, step_s=np.full(100, 1e-4), pass_s={1: 0.02}, update_s=1e-6)
+        better = advice(slow, replace(SETTINGS, inference_batch_size=1, cores=16))
+        # 16 cores make 777 steps a second, of which an actor answers 50: 1.2 times 16 are too many.
+        assert (better.num_envs, better.num_actors) == (16, 16)
+
     def test_environments_are_added_where_cores_wait_for_them(self):
         settings = replace(SETTINGS, cores=64)
         fast_learner = replace(COSTS, update_s=1e-6)
