@@ -142,6 +142,10 @@ class HTSTrainer(Trainer):
         """
         require(0 < seconds < math.inf, f"--seconds={seconds:g}", "more than 0")
         _require_rounds(datamodule)
+        if datamodule.pool.step_barrier:
+            raise ConfigurationError(
+                "--data.step_barrier=true: advise suits rounds without a barrier; leave it out"
+            )
         if datamodule.pool.num_nodes:
             raise ConfigurationError(
                 "--data.backend=ray: advise measures and suits this machine; leave it out"

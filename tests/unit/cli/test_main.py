@@ -720,6 +720,7 @@ def test_wrong_input_ends_with_one_line_and_status_2(what, capsys):
         (["advise", *CARTPOLE, *A2C, "--data.collection=actors"], "--data.collection=actors: "),
         (["verify", *CARTPOLE, *A2C, "--data.collection=server"], "--data.collection=server: "),
         (["advise", *CARTPOLE, *A2C, "--data.backend=ray"], "--data.backend=ray: advise measures"),
+        (["advise", *CARTPOLE, *A2C, "--data.step_barrier=true"], "--data.step_barrier=true: "),
         (["doctor", "--fast"], "doctor takes no arguments: --fast"),
         (["report", "r" * 300], "[Errno 36] File name too long: 'rrr"),
         (["fit", f"--config={'c' * 300}"], f"--config={'c' * 300}: File name too long"),
