@@ -173,8 +173,8 @@ def _space(given: object) -> dict[str, Range | Choices]:
 def _searched(given: object, name: str) -> Range | Choices:
     if isinstance(given, list):
         values = tuple(_plain(value, name) for value in given)
-        different = 0 < len(values) == len(set(map(repr, values)))
-        require(different, f"{name}={given}", "different values")
+        different = 0 < len(values) == len(set(values))  # Optuna finds a value by ==
+        require(different, f"{name}={given}", "different values (1, 1.0 and true are one)")
         return Choices(values)
     return _range(_mapping(given, name), name)
 

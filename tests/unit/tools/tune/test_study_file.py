@@ -70,6 +70,8 @@ def test_the_objective_gives_the_direction(text, objective, direction, read):
         ("space: {a: 1}", "space.a is a int; names with values are needed"),
         ("space: {a: []}", r"space.a=\[\]; different values"),
         ("space: {a: [1, 1]}", r"space.a=\[1, 1\]; different values"),
+        ("space: {a: [1, true]}", r"space.a=\[1, True\]; different values .1, 1.0 and true"),
+        ("space: {a: [0.0, 0]}", r"space.a=\[0.0, 0\]; different values"),
         ("space: {a: {low: 1}}", "space.a has low; low and high are needed"),
         ("space: {a: {low: 1, high: 2, logs: 1}}", "space.a has low, high, logs;"),
         ("space: {a: {low: x, high: 2}}", "space.a.low=x; a number"),
