@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -165,7 +166,7 @@ def _told(outcome: Outcome, study_file: StudyFile) -> str:
 
 
 def _typed(values: Mapping[str, Value]) -> str:
-    return " ".join(flags(values))
+    return shlex.join(flags(values))
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ import contextlib
 import csv
 import errno
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -88,6 +89,11 @@ class TestTrials:
             "best config:    study/best.yaml",
             "trials:         study/trials.csv",
         ]
+
+    def test_tells_its_flags_as_a_shell_takes_them(self, tune, capsys):
+        tune(trials=1, study=f"space: {{{SPACE}, model.optimizer_kwargs: [{{eps: 0.5}}]}}")
+        *_, flag = shlex.split(capsys.readouterr().out.splitlines()[0])
+        assert flag == '--model.optimizer_kwargs={"eps": 0.5}'
 
     def test_the_best_config_has_its_values_and_its_first_seed(self, tune, tmp_path):
         rows = tune(study=f"space: {{{SPACE}}}\nseeds: [3]")
