@@ -54,7 +54,7 @@ class CheckpointSettings:
     config: dict[str, Any]
     """In the words of a config file."""
     withheld: dict[str, str]
-    """What would have to be imported, by the setting that names it."""
+    """What would have to be imported, quoted for a shell, by the setting that names it."""
     known: bool
     """Whether the checkpoint tells its settings; those of older versions do not."""
     policy_arguments: dict[str, Any] = field(default_factory=dict)
@@ -92,18 +92,19 @@ class CheckpointSettings:
         policy = described.get("policy")
         make = _LEARNERS.get(name, own.get(name))
         if make is None:
-            self.withheld["model"] = name
+            self.withheld["model"] = shlex.quote(name)
             return
         known = self._plain_arguments(make, arguments, "model", _own_arguments(make))
         if policy is not None:
             self.policy_arguments.update(_mapping(described.get("policy_arguments", {})))
-            given = (f" --model.policy.{n}={_as_flag(v)}" for n, v in self.policy_arguments.items())
-            self.withheld["model.policy"] = f"{policy}{''.join(given)}"
+            own_words = self.policy_arguments.items()
+            given = [f"--model.policy.{_as_flag(n)}={_as_flag(v)}" for n, v in own_words]
+            self.withheld["model.policy"] = " ".join([_as_flag(policy), *given])
             known.pop("network", None)
         elif not is_built_in(known.get("network", "mlp")):
-            self.withheld["model.network"] = known.pop("network")
+            self.withheld["model.network"] = shlex.quote(known.pop("network"))
         if "." in known.get("optimizer", ""):
-            self.withheld["model.optimizer"] = known.pop("optimizer")
+            self.withheld["model.optimizer"] = shlex.quote(known.pop("optimizer"))
         self.config["model"] = {"class_path": name, "init_args": known}
 
     def _plain_arguments(
@@ -137,13 +138,13 @@ class CheckpointSettings:
         name, arguments = _class_and_arguments(env, "data.env")
         make = _FACTORIES.get(name, own.get(name))
         if make is None:
-            self.withheld["data.env"] = name
+            self.withheld["data.env"] = shlex.quote(name)
             return
         of_user = {} if name in _FACTORIES else _defaults(make)
         known = self._plain_arguments(make, arguments, "data.env", of_user)
         may_import = name in ("EnvPoolEnvs", "GymEnvs") and _may_import(known)
         if may_import or name == "PettingZooEnvs":
-            flags = [name, f"--data.env.id={known.get('id')}"]
+            flags = [name, f"--data.env.id={_as_flag(known.get('id'))}"]
             if imports := known.get("imports"):
                 flags.append(f"--data.env.imports={shlex.quote(json.dumps(imports))}")
             if kwargs := known.get("kwargs"):

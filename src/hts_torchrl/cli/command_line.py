@@ -10,6 +10,7 @@ import json
 import os
 import pkgutil
 import re
+import shlex
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
@@ -224,7 +225,7 @@ class HTSCommandLine(CommandLine):
             self._require_policy_arguments(_arguments_of_policy(arguments))
         if self.config.subcommand != "fit" and {"data.env", "data.env.kwargs"} <= withheld.keys():
             env, given = (arguments.get(f"data.env.{each}") for each in ("class_path", "init_args"))
-            same = f"{env.rpartition('.')[2]} --data.env.id={given.get('id')} "
+            same = f"{env.rpartition('.')[2]} --data.env.id={shlex.quote(str(given.get('id')))} "
             if withheld["data.env"].startswith(same) and not given.get("kwargs"):
                 raise self._checkpoint.refusal("data.env.kwargs")
 

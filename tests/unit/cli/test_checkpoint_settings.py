@@ -361,6 +361,25 @@ class TestAStrangersCheckpoint:
         assert f"--{setting}=this.s" in message
 
     @pytest.mark.parametrize(
+        ("setting", "forgery"),
+        [
+            ("model", {"learner": {"class_path": "this.s; ls"}}),
+            ("model.network", {"learner": {"init_args": {"network": "this.s; ls"}}}),
+            ("model.optimizer", {"learner": {"init_args": {"optimizer": "this.s; ls"}}}),
+            ("model.policy", {"learner": {"policy": "this.s; ls"}}),
+            ("model.policy", {"learner": {"policy": "this.s", "policy_arguments": {"; ls": 1}}}),
+            ("data.env", {"env": {"class_path": "this.s; ls"}}),
+            ("data.env", {"env": {"init_args": {"id": "evilmodule:Env-v0; ls"}}}),
+        ],
+    )
+    def test_proposes_no_further_command(self, setting, forgery, forged, capsys):
+        message = refused(capsys, "play", forged(**forgery), *QUIET)
+        proposed = message.partition(": add ")[2].partition(" (or ")[0]
+        assert proposed.startswith(f"--{setting}=")
+        assert "; ls" in proposed
+        assert ";" not in shlex.shlex(proposed, posix=True, punctuation_chars=True)
+
+    @pytest.mark.parametrize(
         "arguments",
         [
             {"id": "evilmodule:Env-v0", "kwargs": {}},
