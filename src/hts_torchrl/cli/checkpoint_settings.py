@@ -19,7 +19,7 @@ from hts_torchrl.envs.envpool import EnvPoolEnvs
 from hts_torchrl.envs.football.envs import FootballEnvs
 from hts_torchrl.envs.gym import GymEnvs
 from hts_torchrl.envs.pettingzoo import PettingZooEnvs
-from hts_torchrl.errors import ConfigurationError
+from hts_torchrl.errors import ConfigurationError, in_one_line
 from hts_torchrl.learner import A2C, PPO, PQN, Impala
 from hts_torchrl.learner.restored import why_not_read
 from hts_torchrl.models.trunks import is_built_in
@@ -156,11 +156,12 @@ class CheckpointSettings:
 
     def refusal(self, setting: str) -> ConfigurationError:
         """Return what to say where the user names nothing for a setting that was withheld."""
-        value = " ".join(self.withheld[setting].split())
-        shown = value if len(value) <= 100 else f"{value[:97]}..."
+        value, line = self.withheld[setting], in_one_line(self.withheld[setting])
+        shown = line if len(line) <= 100 else f"{line[:97]}..."
         taken = "taken" if setting == "data.env.kwargs" else "imported"
         config = "--config with the config.yaml of its run"
-        remedy = f"--{setting}={value} (or {config})" if len(value) <= _MOST_TYPED else config
+        typed = value == line and len(value) <= _MOST_TYPED
+        remedy = f"--{setting}={value} (or {config})" if typed else config
         return ConfigurationError(
             f"the checkpoint's {setting} is {shown}, which is {taken} only if your command names "
             f"it: add {remedy}"

@@ -63,6 +63,12 @@ def test_kernels_are_those_of_the_checkpoint(portable, forged, tmp_path):
     assert CheckpointSettings.read(tmp_path / "stranger.ckpt").config["portable"] is portable
 
 
+@pytest.mark.parametrize("value", ["'two  blanks'", "'two\nlines'", f"'{'x' * 1000}'"])
+def test_a_value_is_proposed_as_it_is_or_not_at_all(value):
+    refusal = CheckpointSettings({}, {"model.note": value}, known=True).refusal("model.note")
+    assert str(refusal).endswith("names it: add --config with the config.yaml of its run")
+
+
 class TestPrecedence:
     def test_the_checkpoints_settings_come_before_the_defaults(self, trained, made):
         line = made("validate", f"--ckpt_path={trained}", *QUIET)
