@@ -56,7 +56,9 @@ class VectorAdapter(EnvAdapter):
         if not seeds:
             return self._following if self._resets_itself else self._reset_ended()
         try:
-            observation, _ = self.env.reset(seed=list(seeds))
+            with self._resetting:
+                observation, _ = self.env.reset(seed=list(seeds))
+                return self._batch.entries(observation)
         except (gymnasium.error.Error, TypeError) as error:
             if isinstance(error, TypeError) and "seed" not in str(error):
                 raise
@@ -65,14 +67,14 @@ class VectorAdapter(EnvAdapter):
                 "with a seed for each, as that of make_vec(..., vectorization_mode='sync') does"
                 f"{_INSTEAD.get(type(self.env.unwrapped).__name__, '')}"
             ) from error
-        with self._resetting:
-            return self._batch.entries(observation)
 
     def _reset_ended(self) -> Observation:
         """Reset the environments whose episode ended, and return what all of them observe."""
         ends = self._ends
         try:
-            observation, _ = self.env.reset(options={"reset_mask": ends.copy()})
+            with self._resetting:
+                observation, _ = self.env.reset(options={"reset_mask": ends.copy()})
+                following = self._batch.entries(observation)
         except ValueError as error:
             if "reset_mask" not in str(error):
                 raise
@@ -80,8 +82,6 @@ class VectorAdapter(EnvAdapter):
                 f"environments {self.indices} cannot be reset one by one: {error} Wrap each single "
                 "environment instead"
             ) from error
-        with self._resetting:
-            following = self._batch.entries(observation)
         for key, array in following.items():
             # In any bit, of which NaN has some too.
             if array[~ends].tobytes() != self._last[key][~ends].tobytes():

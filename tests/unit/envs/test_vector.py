@@ -1,5 +1,6 @@
 """Vector environments that reset in the next step, or not at all; see also ``test_gym.py``."""
 
+import sys
 from functools import partial
 
 import gymnasium
@@ -143,6 +144,27 @@ def test_a_mask_that_is_not_heeded_is_noticed():
     message = r"reset_mask.* of environments \[6, 7\] changed those .*goes on.*SAME_STEP"
     with pytest.raises(ConfigurationError, match=message):
         group.step(np.array([0, 0]))
+
+
+class Leaving(Native):
+    """Ends the process as if all had gone well, in the first reset or in the one after a game."""
+
+    def __init__(self, *, late) -> None:
+        super().__init__(2, heeds=True)
+        self.late = late
+
+    def reset(self, *, seed=None, options=None):
+        if (options is not None) is self.late:
+            sys.exit()
+        return super().reset(seed=seed, options=options)
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_reset_that_would_end_the_process_is_refused(late):
+    group = make_group(lambda _: Leaving(late=late), [6, 7])
+    calls = [partial(group.reset, SEEDS), *[partial(group.step, np.array([0, 0]))] * 2]
+    with pytest.raises(ConfigurationError, match=r"reset\(\) of environments \[6, 7\] calls sys"):
+        [call() for call in calls]
 
 
 def test_a_wrapper_that_takes_no_mask_is_told_in_one_line():
