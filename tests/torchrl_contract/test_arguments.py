@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import gymnasium
+import numpy as np
 import pytest
 import torch
 from torchrl.collectors import Collector
@@ -164,7 +165,8 @@ def test_values_that_are_nearly_accepted_are_refused(name, value):
         ({"policy_device": "xpu:77"}, "policy_device='xpu:77'; a device of this machine"),
         ({"device": 3.5}, "^device=3.5; a device of this machine"),
         ({"init_random_frames": -2}, "init_random_frames=-2; a number of steps"),
-        ({"init_random_frames": 0.5}, "init_random_frames=0.5; a number of steps"),
+        ({"init_random_frames": 0.5}, "init_random_frames=0.5; a whole number"),
+        ({"init_random_frames": True}, "init_random_frames=True; a number of steps"),
         ({"exploration_type": ExplorationType.MEAN}, "exploration_type=.*discrete actions"),
         ({"exploration_type": "bold"}, "exploration_type='bold'"),
         ({"cudagraph_policy": True}, "cudagraph_policy=True: actors compute on 'cpu'"),
@@ -174,6 +176,11 @@ def test_values_that_are_nearly_accepted_are_refused(name, value):
 def test_what_contradicts_itself_is_refused(settings, message):
     with pytest.raises(ConfigurationError, match=message):
         collect(**settings)
+
+
+@pytest.mark.parametrize("number", [np.int64(16), 16.0])
+def test_random_frames_may_be_a_number_of_any_kind_as_all_counts_may(number):
+    assert TorchRLSettings(init_random_frames=number).random_frames == 16
 
 
 def test_random_actions_are_refused_where_cuda_graphs_are_asked_for():

@@ -130,10 +130,10 @@ class TorchRLSettings:
             raise ConfigurationError(
                 f"return_same_td=True needs batches of one shape: leave out {given[0]}"
             )
+        take_plain_values(self)
         frames = self.init_random_frames
         counted = frames is None or (type(frames) is int and frames >= -1)
         require(counted, f"init_random_frames={frames!r}", "a number of steps")
-        take_plain_values(self)
         for name in ("postproc", "pre_collect_hook", "post_collect_hook"):
             hook = getattr(self, name)
             fits = hook is None or callable(hook)
