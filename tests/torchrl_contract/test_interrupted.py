@@ -74,6 +74,14 @@ def test_neither_does_ctrl_c_after_the_next_round_was_started(whole, monkeypatch
     assert digest(until_ctrl_c(collector) + list(collector)) == digest(whole)
 
 
+@pytest.mark.parametrize("at", range(ROUNDS))
+@pytest.mark.parametrize("delay", [0, 1])
+def test_neither_does_ctrl_c_while_a_batch_is_processed(whole, at, delay):
+    interrupt = once(at)
+    collector = collect(postproc=lambda batch: interrupt() or batch, delay=delay)
+    assert digest(until_ctrl_c(collector) + list(collector)) == digest(whole)
+
+
 @pytest.mark.parametrize("number", [1, 2])
 def test_a_state_that_is_taken_after_ctrl_c_goes_on_with_the_batch_that_was_asked_for(
     whole, number

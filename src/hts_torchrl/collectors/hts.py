@@ -230,11 +230,10 @@ class HTSCollector(ContractCollector):
         while self.schedule.exists(self._progress.round_index):
             self._refuse_if_closed()
             try:
-                batch = runner.next_batch(self.pre_collect_hook)
+                batch = runner.next_batch(self.pre_collect_hook, self._handing_out.hand_out)
             except Exception:
                 self._refuse_if_closed()  # meanwhile: by a hook, a signal's answer, another thread
                 raise
-            batch = self._handing_out.hand_out(batch)
             if self.post_collect_hook is not None:
                 self.post_collect_hook(batch)
             if self.replay_buffer is not None and not self._ignore_rb:

@@ -35,7 +35,7 @@ class RoundRunner:
 
     Of each round, the collector does this::
 
-        batch = runner.next_batch()
+        batch = runner.next_batch(hook, hand_out)
         runner.weights.publish(policy.state_dict())
 
     Args:
@@ -78,11 +78,15 @@ class RoundRunner:
             self.shared.close()
             raise
 
-    def next_batch(self, before_round: Callable[[], None] | None = None) -> TensorDictBase:
-        """Finish the running round, start the following one and return the finished one ``[N, T]``.
+    def next_batch(
+        self,
+        before_round: Callable[[], None] | None,
+        hand_out: Callable[[TensorDictBase], TensorDictBase],
+    ) -> TensorDictBase:
+        """Finish the running round ``[N, T]``, start the following one and hand the former out.
 
         With a delay of 0 the round is started here first, and no other follows. A call that Ctrl-C
-        has ended may be made again, and returns the same round.
+        has ended may be made again, and hands out the same round.
         """
         progress, round_index = self._progress, self._progress.round_index
         self._heed_unpublished()
@@ -104,10 +108,10 @@ class RoundRunner:
                     self._exchange_weights(round_index + 1)
             batch = self._batch(round_index)
             self._note(round_index)
+            return hand_out(batch)
         except BaseException:  # such as Ctrl-C: the caller does not get it
             progress.round_index, progress.frames = counted
             raise
-        return batch
 
     def _start_round(self, round_index: int, before_round: Callable[[], None] | None) -> None:
         """Hand the published weights to the actors, then let the executors go."""
