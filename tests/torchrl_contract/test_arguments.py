@@ -10,6 +10,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from tensordict import TensorDict
 from torchrl.collectors import Collector
 from torchrl.data import ListStorage, ReplayBuffer
 from torchrl.envs import DoubleToFloat
@@ -181,6 +182,12 @@ def test_what_contradicts_itself_is_refused(settings, message):
 @pytest.mark.parametrize("number", [np.int64(16), 16.0])
 def test_random_frames_may_be_a_number_of_any_kind_as_all_counts_may(number):
     assert TorchRLSettings(init_random_frames=number).random_frames == 16
+
+
+def test_arguments_of_a_users_function_are_left_as_they_are():
+    """A TensorDict is a mapping, and a number of numpy has a precision."""
+    given = {"scale": np.float32(0.1), "start": TensorDict({"x": torch.zeros(3)}, [3])}
+    assert TorchRLSettings(create_env_kwargs=given).create_env_kwargs is given
 
 
 def test_random_actions_are_refused_where_cuda_graphs_are_asked_for():

@@ -130,7 +130,9 @@ class TorchRLSettings:
             raise ConfigurationError(
                 f"return_same_td=True needs batches of one shape: leave out {given[0]}"
             )
+        kwargs = self.create_env_kwargs
         take_plain_values(self)
+        object.__setattr__(self, "create_env_kwargs", kwargs)  # the user's own, whatever they are
         frames = self.init_random_frames
         counted = frames is None or (type(frames) is int and frames >= -1)
         require(counted, f"init_random_frames={frames!r}", "a number of steps")
