@@ -267,6 +267,8 @@ def _suggestion(
 ) -> str:
     """Name the flags that differ."""
     own, flags = _flags(settings, precision), _flags(better, better_precision)
+    if better.num_envs != settings.num_envs:  # by which the default is another one
+        own["data.inference_batch_size"] = None
     changed = {name: value for name, value in flags.items() if value != own[name]}
     if not changed:
         return "keep the settings"

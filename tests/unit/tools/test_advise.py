@@ -32,6 +32,12 @@ def test_asynchronous_data_is_as_old_as_the_learner_is_busy(group, update_s, lag
     assert line.startswith(f"age of the data   1 update; {lag} ")
 
 
+WIDER = [
+    *("--data.num_envs=32", "--data.inference_batch_size=8"),  # whose default depends on the former
+    "--data.frames_per_batch=160",
+]
+
+
 class TestSuggestion:
     @pytest.mark.parametrize(
         ("changes", "precision", "flags", "learnt"),
@@ -41,6 +47,7 @@ class TestSuggestion:
             ({"num_actors": 2}, "32-true", ["--data.num_actors=2"], False),
             ({"inference_batch_size": 16}, "32-true", ["--data.inference_batch_size=16"], True),
             ({"steps_per_round": 10}, "32-true", ["--data.frames_per_batch=160"], True),
+            ({"num_envs": 32}, "32-true", WIDER, True),
             ({}, "bf16-mixed", ["--trainer.precision=bf16-mixed"], True),
         ],
     )
