@@ -187,7 +187,7 @@ def plain_value(name: str, value: Any, kind: str) -> Any:  # noqa: ANN401 - a se
         name: of the setting, for the message.
         value: that it was given.
         kind: its type as it is annotated; of others than ``int``, ``float`` and ``bool``, with or
-            without ``| None``, a value stays as it is.
+            without ``| None``, a value is only made Python's own (:func:`loadable`).
 
     Raises:
         ConfigurationError: naming the setting, for a value of another type.
