@@ -143,7 +143,7 @@ class AdapterGroup:
 
     def __init__(self, adapters: Sequence[EnvAdapter]) -> None:
         self.adapters = list(adapters)
-        self.spec = require_alike({each.indices[0]: each.spec for each in adapters})
+        self.spec = require_alike([(each.indices[0], each.spec) for each in adapters])
         self.num_envs = 0
         self._rows: list[range] = []
         self._places: list[int | slice] = []

@@ -9,7 +9,7 @@ import contextlib
 import logging
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
@@ -127,13 +127,13 @@ class EnvFactory(ABC):
         """
 
 
-def require_alike(specs: Mapping[int, EnvSpec]) -> EnvSpec:
-    """Return what environments observe and accept, who must all do the same.
+def require_alike(specs: Sequence[tuple[int, EnvSpec]]) -> EnvSpec:
+    """Return what environments, by their indices, observe and accept, who must all do the same.
 
     Raises:
         ConfigurationError: naming the first that differs.
     """
-    (first, expected), *others = specs.items()
+    (first, expected), *others = specs
     for index, spec in others:
         if spec != expected:
             raise ConfigurationError(

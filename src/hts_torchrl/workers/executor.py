@@ -192,7 +192,8 @@ class Executor:
                 action is allowed.
         """
         spec = self._shared.spec
-        require_alike({self._shared.config.first_env: spec, self._global_envs[0]: self._group.spec})
+        own = (self._global_envs[0], self._group.spec)
+        require_alike([(self._shared.config.first_env, spec), own])
         self._observation = self._group.reset([self._seed_of(row) for row in range(len(self.envs))])
         self._play_again()
         self._declared.require_observation(self._observation, "reset")

@@ -1,3 +1,4 @@
+from contextlib import closing
 from dataclasses import dataclass, replace
 from multiprocessing import Pipe
 from types import SimpleNamespace
@@ -81,6 +82,15 @@ def seeds_seen(shared, executor) -> list[int]:
     """The seeds of environment 12 at each step of two rounds, modulo 4096."""
     rounds = [play_round(shared, executor, number)["observation"][2, :, 4] for number in range(2)]
     return np.concatenate(rounds).astype(int).tolist()
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_environments_that_are_others_than_in_the_learners_process_are_refused(shared, index):
+    shared.spec = replace(shared.spec, action=replace(shared.spec.action, sizes=(7,)))
+    executor = Executor(shared, index, pickle_envs(CoordinateEnvs()), 5, blank_stretches(shared))
+    message = rf"environment 1{2 * index} has .*, but environment 10 has .* discrete \[7\]: one"
+    with closing(executor), pytest.raises(ConfigurationError, match=message):
+        executor.restore()
 
 
 def test_each_game_has_a_seed_of_its_own(shared):
