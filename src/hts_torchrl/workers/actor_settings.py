@@ -66,6 +66,8 @@ class ActorSettings:
     )
     """``fp32_precision`` of torch's operations on GPU and CPU, such as ``tf32`` or ``bf16``."""
     deterministic: bool = field(default_factory=torch.are_deterministic_algorithms_enabled)
+    only_warns: bool = field(default_factory=torch.is_deterministic_algorithms_warn_only_enabled)
+    """Whether that warns of an operation without a deterministic form, as Lightning's ``warn``."""
     dtype: torch.dtype = field(default_factory=torch.get_default_dtype)
     """Of the tensors that a policy makes in a pass without naming one."""
     mkldnn: bool = field(default_factory=lambda: bool(_backends.mkldnn.enabled))
@@ -84,7 +86,7 @@ class ActorSettings:
         for operation, precision in zip(_FLOAT32_OPERATIONS, self.float32_precisions, strict=True):
             if operation.fp32_precision != precision:
                 operation.fp32_precision = precision
-        torch.use_deterministic_algorithms(self.deterministic)
+        torch.use_deterministic_algorithms(self.deterministic, warn_only=self.only_warns)
         torch.set_default_dtype(self.dtype)
         _backends.mkldnn.enabled = self.mkldnn
         torch.set_flush_denormal(self.flushes)

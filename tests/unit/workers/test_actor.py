@@ -158,8 +158,13 @@ class TestSettingsOnAGPU:
             lambda: setattr(torch.backends.mkldnn, "enabled", True),
             lambda: torch.tensor(torch.backends.mkldnn.enabled),
         ),
+        (
+            lambda: torch.use_deterministic_algorithms(True, warn_only=True),
+            lambda: torch.use_deterministic_algorithms(False),
+            lambda: torch.tensor(torch.get_deterministic_debug_mode()),
+        ),
     ],
-    ids=["dtype", "denormals", "oneDNN"],
+    ids=["dtype", "denormals", "oneDNN", "deterministic=warn"],
 )
 def test_actors_compute_as_the_process_that_makes_the_settings(change, back, numbers):
     usual, threads = numbers(), torch.get_num_threads()
