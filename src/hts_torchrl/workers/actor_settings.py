@@ -29,6 +29,13 @@ _FLOAT32_OPERATIONS = (
     _backends.mkldnn.conv,
     _backends.mkldnn.rnn,
 )
+_ATTENTION = (
+    (_backends.mha.get_fastpath_enabled, _backends.mha.set_fastpath_enabled),
+    (_backends.cuda.flash_sdp_enabled, _backends.cuda.enable_flash_sdp),  # also on the CPU
+    (_backends.cuda.mem_efficient_sdp_enabled, _backends.cuda.enable_mem_efficient_sdp),
+    (_backends.cuda.math_sdp_enabled, _backends.cuda.enable_math_sdp),
+    (_backends.cuda.cudnn_sdp_enabled, _backends.cuda.enable_cudnn_sdp),
+)
 
 
 def _matmul_precision() -> str | None:
@@ -72,6 +79,10 @@ class ActorSettings:
     """Of the tensors that a policy makes in a pass without naming one."""
     mkldnn: bool = field(default_factory=lambda: bool(_backends.mkldnn.enabled))
     """Whether layers may compute by oneDNN."""
+    attention: tuple[bool, ...] = field(
+        default_factory=lambda: tuple(is_enabled() for is_enabled, _ in _ATTENTION)
+    )
+    """Whether attention may compute by torch's fast path, and by each of its kernels."""
     flushes: bool = field(default_factory=flushes_denormals)
     """Whether numbers next to zero are taken for zero."""
     aggregate: bool = field(default_factory=partial(composite_lp_aggregate, nowarn=True))
@@ -89,6 +100,8 @@ class ActorSettings:
         torch.use_deterministic_algorithms(self.deterministic, warn_only=self.only_warns)
         torch.set_default_dtype(self.dtype)
         _backends.mkldnn.enabled = self.mkldnn
+        for (_, enable), enabled in zip(_ATTENTION, self.attention, strict=True):
+            enable(enabled)
         torch.set_flush_denormal(self.flushes)
         set_composite_lp_aggregate(self.aggregate).set()
         if torch.device(self.device).type == "cuda":

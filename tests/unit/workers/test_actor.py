@@ -163,8 +163,18 @@ class TestSettingsOnAGPU:
             lambda: torch.use_deterministic_algorithms(False),
             lambda: torch.tensor(torch.get_deterministic_debug_mode()),
         ),
+        (
+            lambda: torch.backends.mha.set_fastpath_enabled(False),
+            lambda: torch.backends.mha.set_fastpath_enabled(True),
+            lambda: torch.tensor(torch.backends.mha.get_fastpath_enabled()),
+        ),
+        (
+            lambda: torch.backends.cuda.enable_flash_sdp(False),
+            lambda: torch.backends.cuda.enable_flash_sdp(True),
+            lambda: torch.tensor(torch.backends.cuda.flash_sdp_enabled()),
+        ),
     ],
-    ids=["dtype", "denormals", "oneDNN", "deterministic=warn"],
+    ids=["dtype", "denormals", "oneDNN", "deterministic=warn", "fast path", "flash attention"],
 )
 def test_actors_compute_as_the_process_that_makes_the_settings(change, back, numbers):
     usual, threads = numbers(), torch.get_num_threads()
