@@ -25,6 +25,8 @@ table { border-collapse: collapse; display: block; overflow-x: auto }
 th, td { border: 1px solid #ccc; padding: 0.2rem 0.5rem; text-align: right }
 img { max-width: 100% }
 """
+_NO_UTF8 = "backslashreplace"
+"""What becomes of bytes in the name of a folder that are no text."""
 
 
 class _Section(NamedTuple):
@@ -58,7 +60,7 @@ def write_report(paths: list[Path], output: Path) -> list[tuple[str, str]]:
     with naming("--output", output):
         output.mkdir(parents=True, exist_ok=True)
         parts = [_write(section, output / section.file) for section in _sections(groups)]
-        page.write_text(_html([*warnings, *remarks], parts), encoding="utf-8")
+        page.write_text(_html([*warnings, *remarks], parts), "utf-8", _NO_UTF8)
     told = [("warning", text) for text in warnings] + [("note", text) for text in remarks]
     return [*told, ("report", str(page))]
 
@@ -133,7 +135,7 @@ def _write(section: _Section, path: Path) -> str:
         data = base64.b64encode(image.getvalue()).decode()
         shown = f'<img alt="{escape(section.title)}" src="data:image/png;base64,{data}">'
     else:
-        content.to_csv(path, index=False)
+        content.to_csv(path, index=False, errors=_NO_UTF8)
         if content.empty:
             return ""
         shown = content.to_html(index=False, na_rep="-", float_format="{:,.4g}".format, border=0)

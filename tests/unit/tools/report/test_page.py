@@ -2,6 +2,7 @@
 
 import base64
 import csv
+import os
 from html.parser import HTMLParser
 from io import BytesIO
 
@@ -157,3 +158,10 @@ def test_a_folder_that_cannot_be_made_is_named(write_run, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigurationError, match=r"--output=.*file: "):
         write_report([write_run("a", [1])], tmp_path / "file")
+
+
+def test_a_folder_whose_name_is_no_text_is_shown_with_escapes(write_run, output):
+    folder = write_run(os.fsdecode(b"latin-\xfc"), [1.0])
+    write_report([folder], output)
+    assert r"latin-\udcfc" in (output / "report.html").read_text()
+    assert rows(output / "report.csv")[0]["folder"].endswith(r"latin-\udcfc")
