@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from hts_torchrl.config import default_batch_size
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.specs import Array
 from hts_torchrl.tools.report.run_folder import Run
@@ -17,6 +18,12 @@ _OF_A_RUN = (
     *("trainer.logger", "trainer.default_root_dir", "trainer.enable_progress_bar"),
 )
 """Settings in which the runs of a group may differ: the seed, folders, what is shown."""
+_STANDS_FOR = {
+    "trainer.precision": "32-true",
+    "trainer.gradient_clip_algorithm": "norm",
+    "data.compile_policy": False,
+}
+"""What null is there; a checkpoint writes it out into the config of the run that it resumes."""
 _SHORT = 2
 """Differing settings that a label names; more are numbered."""
 
@@ -69,10 +76,13 @@ def _compared(run: Run) -> dict[str, Any]:
 
     An older version's config lacks settings that a newer one's has as null.
     """
+    envs = run.settings.get("data.num_envs")
+    rows = default_batch_size(envs) if isinstance(envs, int) else None
+    defaults = {**_STANDS_FOR, "data.inference_batch_size": rows}
     return {
         name: value
         for name, value in run.settings.items()
-        if value is not None
+        if value not in (None, defaults.get(name))
         and not any(name == own or name.startswith(f"{own}.") for own in _OF_A_RUN)
     }
 

@@ -1,6 +1,7 @@
 """Which runs are one sample."""
 
 import pytest
+import yaml
 
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.tools.report.groups import grouped
@@ -105,6 +106,25 @@ def test_a_run_is_resumed_more_than_once_and_seeds_are_kept_apart(write_run):
         [5, 6, 7, 8],
     ]
     assert group.runs[0].earlier == tuple(folders[:3])
+
+
+@pytest.mark.parametrize(("rows", "groups"), [(4, 1), (2, 2)])
+def test_a_run_that_its_checkpoint_resumed_has_the_settings_of_the_first(rows, groups, write_run):
+    """The checkpoint has what counts, where the first run's config has null."""
+    stopped, resumed = write_run("a", [1]), write_run("b", [2], begin=1)
+    null = {"inference_batch_size": None, "compile_policy": None}
+    written = {"inference_batch_size": rows, "compile_policy": False}
+    for folder, data, trainer in (
+        (stopped, null, {"precision": None, "gradient_clip_algorithm": None}),
+        (resumed, written, {"precision": "32-true", "gradient_clip_algorithm": "norm"}),
+    ):
+        config = yaml.safe_load((folder / "config.yaml").read_text())
+        config["data"] |= {"num_envs": 4, "total_frames": 200, **data}
+        config["trainer"] |= trainer
+        (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    found = groups_of(stopped, resumed)
+    assert len(found) == groups
+    assert found[-1].runs[0].earlier == ((stopped,) if groups == 1 else ())
 
 
 def test_one_that_accepted_other_settings_is_no_continuation(write_run):
