@@ -81,7 +81,7 @@ def _remarks(groups: list[Group]) -> Iterator[str]:
             yield f"{run.folder} continues {', '.join(map(str, run.earlier))}: one curve"
     early = [run.folder for run in runs if run.ended_early]
     if early:
-        yield f"ended before its total_frames: {', '.join(map(str, early))}"
+        yield f"not evaluated at the end of its total_frames: {', '.join(map(str, early))}"
 
 
 def _sections(groups: list[Group]) -> Iterator[_Section]:

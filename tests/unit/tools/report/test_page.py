@@ -115,7 +115,7 @@ def test_tells_what_makes_a_comparison_weak(write_run, output):
     assert notes[0].startswith("2 environments (GymEnvs(CartPole-v1), AtariEnvs(pong)): ")
     assert "none is normalised" in notes[0]
     assert notes[1] == "one run has no interval: short, mine"
-    assert notes[2] == f"ended before its total_frames: {short}"
+    assert notes[2] == f"not evaluated at the end of its total_frames: {short}"
     assert notes[2] in Page((output / "report.html").read_text()).texts
 
 
