@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import random
 import signal
 from dataclasses import dataclass
@@ -14,9 +15,11 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from gymnasium.envs.classic_control import CartPoleEnv
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 from tensordict.nn import ProbabilisticTensorDictSequential
 from torch import nn
 from torchrl.envs import GymEnv, NoopResetEnv, TransformedEnv
@@ -541,6 +544,32 @@ def test_what_draws_or_normalises_or_rounds_resumes_to_the_same_bits(learner, tm
 )
 def test_any_optimiser_resumes_to_the_same_bits(learner, tmp_path):
     require_the_same_bits_from_any_checkpoint(learner, tmp_path)
+
+
+class Terminated(CartPoleEnv):
+    """Is sent SIGTERM in a step that would go on for ever."""
+
+    steps_left = math.inf
+
+    def step(self, action):
+        Terminated.steps_left -= 1
+        if Terminated.steps_left == 0:
+            signal.raise_signal(signal.SIGTERM)
+            raise AssertionError("the step goes on")
+        return super().step(action)
+
+
+def test_sigterm_where_an_environment_hangs_leaves_what_resumes_to_the_same_bits(
+    tmp_path, monkeypatch
+):
+    whole = train("A2C", tmp_path, env=Terminated)
+    last = ModelCheckpoint(tmp_path, filename="stopped", save_on_exception=True, every_n_epochs=99)
+    monkeypatch.setattr(Terminated, "steps_left", 2 * 4 * 8 + 5)  # in the third round
+    with pytest.raises(SIGTERMException):
+        train("A2C", tmp_path, callbacks=[last], env=Terminated)
+    monkeypatch.undo()
+    assert torch.load(tmp_path / "stopped.ckpt", weights_only=True)["updates"] == 1
+    assert train("A2C", tmp_path, tmp_path / "stopped.ckpt", env=Terminated).ends_like(whole)
 
 
 def test_an_evaluation_that_was_cut_off_is_played_again(tmp_path):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
 import sys
-from collections.abc import Callable, Iterable, Mapping
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import FrameType
 from typing import Any
 
@@ -14,6 +17,7 @@ from lightning.pytorch.cli import LightningCLI
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.strategies import Strategy
 from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.model_helpers import _restricted_classmethod
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
@@ -61,13 +65,36 @@ def log_figures(module: LightningModule, figures: Mapping[str, Tensor]) -> None:
         set_callback_metrics(trainer, figures)
 
 
-def must_leave(module: LightningModule) -> bool:
-    """Return whether SIGTERM came to a module's Trainer, if it has one, of one rank.
+@contextlib.contextmanager
+def leaving_at_sigterm(module: LightningModule) -> Iterator[None]:
+    """Leave as soon as SIGTERM comes, if a module has a Trainer, in the middle of whatever runs.
 
-    The Trainer itself looks between batches only. Several ranks must leave together.
+    The Trainer itself looks between batches only. Several ranks that train must leave together.
+
+    Raises:
+        SIGTERMException: meanwhile, wherever the main thread is.
     """
-    trainer = module._trainer
-    return trainer is not None and trainer.received_sigterm and trainer.world_size == 1
+    trainer, number = module._trainer, signal.SIGTERM
+    before: Any = signal.getsignal(number)
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    is_together = trainer is not None and trainer.world_size > 1 and trainer.state.fn == "fit"
+    if trainer is None or is_together or not (in_main_thread and callable(before)):
+        yield
+        return
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        signal.signal(number, before)
+        if trainer.world_size == 1:  # else Lightning would wait for the others here
+            before(number, frame)
+        raise SIGTERMException(128 + number)
+
+    signal.signal(number, leave)
+    try:
+        if trainer.received_sigterm:
+            raise SIGTERMException(128 + number)
+        yield
+    finally:
+        signal.signal(number, before)
 
 
 def is_compiled(module: LightningModule) -> bool:

@@ -18,6 +18,7 @@ from hts_torchrl.collectors.asynchronous import AsynchronousCollector
 from hts_torchrl.collectors.handing_out import on_device
 from hts_torchrl.collectors.hts import HTSCollector
 from hts_torchrl.collectors.round_source import RoundSource
+from hts_torchrl.compat.lightning import leaving_at_sigterm
 from hts_torchrl.config import MOST_ENVS, PRECISIONS, Collection, CollectorSettings, Precision
 from hts_torchrl.envs.group import EnvFactory
 from hts_torchrl.envs.make_group import env_spec_of
@@ -292,8 +293,9 @@ class HTSDataModule(LightningDataModule):
         self._collector = collector  # not before: what could not be loaded has no state to save
         collector.start()
         learner: Any = self._trainer.lightning_module
-        before_round = [] if self._publisher else [learner.before_round]
-        return RoundLoader(collector, parts_of_round(self._trainer), *before_round)
+        before_round = (lambda: None) if self._publisher else learner.before_round
+        waiting = functools.partial(leaving_at_sigterm, learner)
+        return RoundLoader(collector, parts_of_round(self._trainer), before_round, waiting)
 
     def val_dataloader(self) -> EvaluationLoader:
         """Return a loader of one evaluation; :meth:`Learner.validation_step` plays it."""

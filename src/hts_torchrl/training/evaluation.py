@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import nn
 
 from hts_torchrl.collectors.torchrl_settings import first_device
-from hts_torchrl.compat.lightning import must_leave
+from hts_torchrl.compat.lightning import leaving_at_sigterm
 from hts_torchrl.config import Precision, default_batch_size, take_plain_values
 from hts_torchrl.envs.group import CreateEnv, EnvFactory, EnvGroup, closed_at_end
 from hts_torchrl.envs.kept_process import process_kept
@@ -73,14 +72,11 @@ class Evaluation:
         first_device(device=self.device)
         require_counts(self, "episodes")
 
-    def run(
-        self, policy: nn.Module, after_step: Callable[[], None] = lambda: None
-    ) -> EpisodeScores:
+    def run(self, policy: nn.Module) -> EpisodeScores:
         """Play all games to their end.
 
         Args:
             policy: is copied, and not changed.
-            after_step: is called after each step, and may raise.
 
         Returns:
             ``scores``, float64 ``[episodes]``, the raw score of each game; and ``lengths``, int64
@@ -99,7 +95,6 @@ class Evaluation:
                 games = counted.stop - first
                 running = np.ones(games, bool)
                 for number, (score, ended) in enumerate(self._steps(group, first, policy), 1):
-                    after_step()
                     if number == _MANY_STEPS:
                         warnings.warn(_NO_END, stacklevel=2)
                     scores[counted] += np.where(running, score[:games], 0.0)
@@ -181,12 +176,8 @@ def play(module: Any, evaluation: Evaluation) -> EpisodeScores:  # noqa: ANN401 
             f"{type(evaluation).__name__}: give the Trainer a datamodule=HTSDataModule(...)"
         )
 
-    def obey_sigterm() -> None:
-        if must_leave(module):
-            raise SIGTERMException
-
-    on_device = replace(evaluation, device=str(module.device))
-    return on_device.run(module.actor_critic, after_step=obey_sigterm)
+    with leaving_at_sigterm(module):
+        return replace(evaluation, device=str(module.device)).run(module.actor_critic)
 
 
 def log_scores(module: Any, result: EpisodeScores, group: str) -> None:  # noqa: ANN401

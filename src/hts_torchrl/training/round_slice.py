@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -50,6 +51,7 @@ class RoundLoader:
         collector: of the rounds.
         parts_per_round: into how many parts each is divided.
         before_round: called before each round is asked for, when all of the last one is done.
+        waiting: within it the loader waits for each round.
     """
 
     def __init__(
@@ -57,10 +59,11 @@ class RoundLoader:
         collector: RoundSource,
         parts_per_round: int,
         before_round: Callable[[], None] = lambda: None,
+        waiting: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
     ) -> None:
         self._collector = collector
         self._parts_per_round = parts_per_round
-        self._before_round = before_round
+        self._before_round, self._waiting = before_round, waiting
         self._parts = self._run()
 
     def __len__(self) -> int:
@@ -82,7 +85,8 @@ class RoundLoader:
         rounds = iter(self._collector)
         while True:
             self._before_round()
-            batch = next(rounds, None)
+            with self._waiting():
+                batch = next(rounds, None)
             if batch is None:
                 break
             for index in range(self._parts_per_round):

@@ -1,3 +1,4 @@
+import contextlib
 import signal
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,6 +9,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from tests.unit.compat.private_names import private_names_of
 
@@ -110,6 +112,26 @@ def test_sigterm_is_answered_by_what_was_given(tmp_path):
             trainer = fitted(tmp_path, kill, limit_train_batches=1)
             assert kill.seen == [signal.SIGTERM]
             assert not trainer.received_sigterm
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "fn", "leaves", "answered"),
+    [(1, "fit", True, 2), (1, "validate", True, 2), (2, "fit", False, 2), (2, "validate", True, 1)],
+)
+def test_at_sigterm_all_but_several_ranks_that_train_leave_at_once(ranks, fn, leaves, answered):
+    seen = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: seen.append(number))
+    left = pytest.raises(SIGTERMException) if leaves else contextlib.nullcontext()
+    try:
+        with private_names_of("lightning") as compat:
+            state = SimpleNamespace(fn=fn)
+            trainer = SimpleNamespace(world_size=ranks, received_sigterm=False, state=state)
+            with left, compat.leaving_at_sigterm(SimpleNamespace(_trainer=trainer)):
+                signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(signal.SIGTERM)  # which is answered as before
+            assert seen == [signal.SIGTERM] * answered
     finally:
         signal.signal(signal.SIGTERM, before)
 

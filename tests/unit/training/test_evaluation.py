@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from gymnasium.envs.classic_control import CartPoleEnv
 from gymnasium.vector import SyncVectorEnv
 from lightning.pytorch import Callback
 from lightning.pytorch.utilities.exceptions import SIGTERMException
@@ -324,6 +325,21 @@ def test_sigterm_ends_an_evaluation_whose_games_do_not_end():
     endless = cartpole(1, env=GymEnvs("CliffWalking-v1"), evaluation_episodes=1)
     with pytest.raises(SIGTERMException):
         quiet_trainer(callbacks=[Terminated()], limit_val_batches=1).validate(A2C(), endless)
+
+
+class Hanging(CartPoleEnv):
+    """Is sent SIGTERM in a step that would go on for ever."""
+
+    def step(self, action):  # noqa: ARG002
+        signal.raise_signal(signal.SIGTERM)
+        raise AssertionError("the step goes on")
+
+
+def test_sigterm_ends_an_evaluation_whose_environment_hangs():
+    trainer = quiet_trainer(limit_val_batches=1)
+    with pytest.raises(SIGTERMException) as left:
+        trainer.validate(A2C(), cartpole(1, env=Hanging, evaluation_episodes=1))
+    assert left.value.code == 128 + signal.SIGTERM
 
 
 def test_a_learner_plays_without_a_trainer():
