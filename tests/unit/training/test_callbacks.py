@@ -503,6 +503,21 @@ class TestStopAfterRound:
         assert trainer.callback_metrics["eval/updates"] == saved["updates"] == 2
         assert trainer.min_epochs == 0  # as Lightning has it
 
+    @pytest.mark.parametrize("others", [False, True])
+    def test_where_one_rank_asks_all_stop(self, others):
+        def reduce_boolean_decision(own, all):
+            assert not all
+            return own or others
+
+        callback = StopAfterRound(0)
+        ranks = SimpleNamespace(reduce_boolean_decision=reduce_boolean_decision)
+        trainer = SimpleNamespace(should_stop=False, fit_loop=SimpleNamespace(), strategy=ranks)
+        stops = []
+        for part in PARTS:
+            callback.on_train_batch_end(trainer, None, None, part)
+            stops.append(trainer.should_stop)
+        assert stops == [False, others]
+
     def test_a_module_that_is_no_learner_can_be_resumed_from_there(self, tmp_path):
         saves = ModelCheckpoint(tmp_path)
         trainer = quiet_trainer(callbacks=[Stopping(), saves], enable_checkpointing=True)

@@ -19,7 +19,7 @@ from hts_torchrl.training.trainer_limits import parts_of_round, warn_of_one_epoc
 
 
 class StopAfterRound(Callback):
-    """Lets the Trainer learn the rest of a round before it stops.
+    """Lets the Trainer learn the rest of a round before it stops, on all ranks if one is to stop.
 
     ``max_time``, ``Timer`` and hooks of the user's set ``trainer.should_stop`` after any step.
     Lightning then evaluates, and checkpoints would have that score beside the weights of the
@@ -38,6 +38,8 @@ class StopAfterRound(Callback):
     ) -> None:
         """Put a stop off to the end of the round."""
         self._asked |= trainer.should_stop
+        if batch.is_last:  # a rank that leaves alone lets the others wait
+            self._asked = trainer.strategy.reduce_boolean_decision(self._asked, all=False)
         trainer.should_stop = self._asked and batch.is_last
         # The module's own hook, and callbacks that save, come later and may ask too.
         trainer.fit_loop.min_epochs = self._min_epochs if batch.is_last else sys.maxsize
