@@ -181,7 +181,7 @@ class ProcessGroup:
         end_group(int(self._groups[self._made]))
         os.setpgid(0, 0)  # a thread may yet start others, as a Pool replaces its workers
         for group in self._groups.tolist():
-            if group and not _runs(group):
+            if group and not is_running(group):
                 end_group(group)
 
 
@@ -206,7 +206,7 @@ def reap(groups: Iterable[int]) -> None:
                     time.sleep(0.01)
 
 
-def _runs(pid: int) -> bool:
+def is_running(pid: int) -> bool:
     """Return whether a process runs; one that has ended may wait for long to be asked about."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2]

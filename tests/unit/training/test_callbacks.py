@@ -5,6 +5,7 @@ import csv
 import errno
 import os
 import signal
+import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -366,6 +367,29 @@ class TestStopTogether:
         with pytest.raises(SIGTERMException) as stopped:
             callback.on_train_batch_start(trainer, None, PARTS[0], 0)
         assert stopped.value.code == 0
+
+    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+    def test_a_signal_that_is_put_off_is_told_once(self, stop, number, caplog):
+        signal.raise_signal(number)
+        signal.raise_signal(number)
+        assert stop[0]._noted == {number}
+        [message] = caplog.messages
+        assert message.startswith(f"{signal.Signals(number).name}: all ranks end at the start of")
+
+    @pytest.mark.usefixtures("stop")
+    def test_a_rank_whose_launcher_has_ended_leaves_wherever_it_is(self, monkeypatch):
+        ended = subprocess.Popen(["true"])
+        ended.wait()
+        monkeypatch.setenv("HTS_TORCHRL_LAUNCHER", str(ended.pid))
+        with pytest.raises(SystemExit) as left:
+            signal.raise_signal(signal.SIGTERM)
+        assert left.value.code == 128 + signal.SIGTERM
+
+    @pytest.mark.parametrize("launcher", [os.getpid, os.getppid])
+    def test_one_whose_launcher_runs_does_not(self, stop, launcher, monkeypatch):
+        monkeypatch.setenv("HTS_TORCHRL_LAUNCHER", str(launcher()))
+        signal.raise_signal(signal.SIGTERM)
+        assert stop[0]._noted == {signal.SIGTERM}
 
     def test_lightning_is_kept_from_broadcasting_within_a_signal(self, stop):
         callback, trainer = stop

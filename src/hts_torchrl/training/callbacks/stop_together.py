@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import threading
@@ -22,7 +23,9 @@ from hts_torchrl.compat.lightning import (
 from hts_torchrl.compat.processes import end_with
 from hts_torchrl.errors import NotFiniteError
 from hts_torchrl.training.round_slice import RoundSlice
+from hts_torchrl.workers.process import is_running
 
+_log = logging.getLogger(__name__)
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _LAUNCHER = "HTS_TORCHRL_LAUNCHER"
 
@@ -56,6 +59,11 @@ class StopTogether(Callback):
             self._before = {number: signal.signal(number, self._note) for number in numbers}
 
     def _note(self, number: int, _: FrameType | None) -> None:
+        if _launcher_has_ended():  # and this rank may be where it waits for none of the others
+            raise SystemExit(128 + number)
+        if number in _SIGNALS and number not in self._noted:
+            told = "%s: all ranks end at the start of the next round, after a running evaluation"
+            _log.warning(told, signal.Signals(number).name)
         self._noted.add(number)
 
     def on_train_batch_start(
@@ -111,6 +119,12 @@ def end_at_once(local_rank: int) -> None:
         os.environ[_LAUNCHER] = str(os.getpid())  # for the ranks that it starts
     elif _LAUNCHER in os.environ:  # else torchrun or a cluster started it, and ends it
         end_with(int(os.environ[_LAUNCHER]))
+
+
+def _launcher_has_ended() -> bool:
+    # Its children are told before they have another parent, where it has several threads.
+    launcher = os.environ.get(_LAUNCHER)
+    return launcher is not None and not is_running(int(launcher))
 
 
 def leave_together() -> None:
