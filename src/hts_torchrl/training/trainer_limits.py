@@ -220,6 +220,11 @@ def evaluation_interval(data: HTSDataModule, trainer: Trainer) -> float | None:
     # None where Lightning was given a time.
     given: int | float | None = getattr(trainer, "val_check_interval", None)
     frames, in_epoch = data.evaluation_frames, data.parts_per_epoch
+    if given is None and trainer.world_size > 1 and trainer.limit_val_batches:
+        raise ConfigurationError(
+            "val_check_interval is a time, which does not pass after the same batch on all ranks: "
+            "give a number of batches, or data.evaluation_frames"
+        )
     if frames is None:
         fits = not isinstance(given, int) or 1 <= given <= in_epoch
         require(fits, f"val_check_interval={given}", f"1 to {in_epoch} (parts of the run)")

@@ -1,5 +1,6 @@
 """The data module under the real Trainer, with processes only where they are the point."""
 
+import contextlib
 import copy
 import multiprocessing
 import pickle
@@ -245,6 +246,15 @@ class TestEvaluationInterval:
             evaluated_after(PPO(epochs=2, minibatches=2), cartpole(2), **settings)
         data = cartpole(2, evaluation_episodes=1)
         assert evaluated_after(A2C(), data, **settings) in ([], [1], [2], [1, 2])
+
+    def test_a_time_is_refused_on_several_ranks_whose_clocks_differ(self):
+        ranks = {"devices": 2, "strategy": "ddp", "val_check_interval": "00:00:00:01"}
+        data = cartpole(2)
+        for evaluated in (0, 1):
+            data.trainer = quiet_trainer(limit_val_batches=evaluated, **ranks)
+            refused = pytest.raises(ConfigurationError, match="is a time, which does not pass")
+            with refused if evaluated else contextlib.nullcontext():
+                data.setup("fit")
 
     @pytest.mark.parametrize(("interval", "updates"), [(8, [2, 4]), (0.25, [1, 2, 3, 4])])
     def test_the_trainers_own_is_of_whole_rounds(self, interval, updates):
