@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import os
 from dataclasses import replace
 from typing import Any, Self, get_args
 
@@ -46,6 +47,7 @@ from hts_torchrl.training.trainer_limits import (
     require_fitting,
 )
 
+_THREADS = "OMP_NUM_THREADS"
 _HOOKS = {"setup", "teardown", "on_exception", "state_dict", "load_state_dict"}
 """Lightning's, which a subclass extends and may not replace."""
 
@@ -137,6 +139,8 @@ class HTSDataModule(LightningDataModule):
         """This rank's part of it, from ``setup`` on."""
         self.parts_per_epoch = 0
         """Batches of the Trainer in each of its epochs, from ``setup`` on."""
+        self._has_threads = _THREADS in os.environ
+        """Whether the user has chosen those of workers, before Lightning has set any."""
         self._at_end = contextlib.ExitStack()
         """Puts back what a fit sets otherwise in the Trainer: its interval, its least epochs."""
         self._moved: TensorDictBase | None = None
@@ -247,6 +251,8 @@ class HTSDataModule(LightningDataModule):
             if self.evaluation_frames and getattr(trainer, "val_check_interval", None) == 1.0:
                 self._replace_interval(0.5)
             return
+        if trainer.strategy.launcher is not None and not self._has_threads:
+            os.environ.pop(_THREADS, None)  # Lightning's, for learners; a worker has one
         require_fitting(self, trainer)
         require_alike(trainer, self._state.run_settings(trainer))
         self._share = self.pool.of_rank(trainer.global_rank, trainer.world_size)

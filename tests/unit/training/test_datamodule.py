@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import multiprocessing
+import os
 import pickle
 from pathlib import Path
 
@@ -144,6 +145,18 @@ def evaluated_after(learner, data, **settings):
     settings = {"limit_val_batches": 1, "callbacks": [evaluations], **settings}
     watched_fit(learner, data, **settings)
     return evaluations.updates
+
+
+@pytest.mark.parametrize("chosen", [None, "3"])
+def test_threads_that_lightning_sets_for_ranks_are_not_those_of_workers(chosen, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    if chosen is None:
+        monkeypatch.delenv("OMP_NUM_THREADS")
+    data = cartpole(1)
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")  # as Lightning does where there is none
+    data.trainer = quiet_trainer(strategy="ddp")
+    data.setup("fit")
+    assert os.environ.get("OMP_NUM_THREADS") == chosen
 
 
 class TestEvaluationInterval:
