@@ -30,7 +30,7 @@ from tests.command_line import A2C, CARTPOLE, Valued, files, refused, run
 PPO = ["--model=PPO", "--model.learning_rate_decay=true"]
 FIRST = ["training", "environments", "frames", "device", "seed", "writes to"]
 LAST = [
-    *("trained", "final score", "checkpoint", "best", "log", "learning curve", "trace"),
+    *("trained", "final score", "best", "checkpoint", "log", "learning curve", "trace"),
     *("continue", "play", "export"),
 ]
 
@@ -251,6 +251,16 @@ class TestFit:
         assert torch.load(last, weights_only=True)["updates"] == updates
         for name in told.keys() & {"checkpoint", "best", "log", "learning curve"}:
             assert Path(told[name]).exists()
+
+    def test_leaves_the_best_score_in_last_ckpt_too(self, tmp_path, monkeypatch, capsys):
+        """Else a run that goes on in this folder would take a lower one for the best."""
+        monkeypatch.chdir(tmp_path)
+        run("fit", *CARTPOLE, *A2C)
+        told = told_by(capsys.readouterr().out)
+        saved = torch.load(told["checkpoint"], weights_only=True)["callbacks"]
+        [best] = [state for name, state in saved.items() if name.startswith("BestCheckpoint")]
+        score = float(told["final score"].split()[0])
+        assert float(best["best_model_score"]) == pytest.approx(score, abs=0.01)
 
     def test_goes_on_from_a_checkpoint(self, run_directory):
         best = str(run_directory / "checkpoints" / "best.ckpt")

@@ -392,7 +392,7 @@ def _callbacks(
     if trace is not None:
         ours.append(RoundTrace(trace))
     if last is not None:
-        ours += [last, BestCheckpoint()]
+        ours += [BestCheckpoint(), last]  # in which is then the best score with the latest
     own_bar = any(isinstance(each, ProgressBar) for each in given)
     if settings["enable_progress_bar"] is not False and not own_bar:
         ours.append(ProgressLine())
