@@ -247,12 +247,13 @@ class TestGoingOn:
 
         tune(study=self.STUDY, trials=1)
         arguments = ["tune", "--study=study.yaml", "--trials=2", *FITTED]
+        told = "--output=study: another tune, or a fit that one has started, is at work there"
         with locked(Path("study")) as lock:
-            assert refused(capsys, *arguments) == "--output=study: another tune is at work there"
+            assert refused(capsys, *arguments) == told
             sleeps = [sys.executable, "-S", "-c", "import time; time.sleep(60)"]
             left = subprocess.Popen(sleeps, pass_fds=[lock])
         try:  # a fit that outlives the command holds the lock
-            assert refused(capsys, *arguments) == "--output=study: another tune is at work there"
+            assert refused(capsys, *arguments) == told
         finally:
             left.kill()
             left.wait()

@@ -49,7 +49,9 @@ def locked(folder: Path) -> Iterator[int]:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise ConfigurationError(f"--output={folder}: another tune is at work there") from error
+            raise ConfigurationError(
+                f"--output={folder}: another tune, or a fit that one has started, is at work there"
+            ) from error
         yield descriptor
     finally:
         os.close(descriptor)

@@ -99,6 +99,7 @@ def test_the_objective_gives_the_direction(text, objective, direction, read):
         ("space: {a: [1]}\npruner: mean", "pruner=mean; median or hyperband or none"),
         ("space: {a: [1]}\nstartup_trials: -1", "startup_trials=-1; a whole number, 0 or more"),
         ("space: {a: [2026-01-31]}", "space.a has 2026-01-31, a date; put quotes around it"),
+        ("space: {a: [2026-99-99]}", "month must be in 1..12"),
         ("space: {a: [1], b: [2], a: [3]}", "it has a twice"),
         ("space: {", "while parsing"),
         ("space: {a: [2026-02-30]}", "day is out of range for month"),
