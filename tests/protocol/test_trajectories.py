@@ -34,13 +34,13 @@ ENVS, STEPS = 4, 6
 MOST_IN_FLIGHT = 8  # trajectories of two environments: both workers play one, and others wait
 
 
-def make(form: str, rounds: int | None = 2, env=CoordinateEnvs()) -> AsynchronousCollector:  # noqa: B008
+def make(form: str, rounds: int = 2, env=CoordinateEnvs()) -> AsynchronousCollector:  # noqa: B008
     frames = ENVS * STEPS
     return AsynchronousCollector(
         env, echo_policy(), form=form, precision="32-true",
         settings=CollectorSettings(
             num_envs=ENVS, envs_per_executor=2, frames_per_batch=frames,
-            total_frames=-1 if rounds is None else rounds * frames, seed=3,
+            total_frames=rounds * frames, seed=3,
         ),
     )  # fmt: skip
 
@@ -202,10 +202,8 @@ def test_no_round_can_be_traced():
         RoundTrace(1).on_train_start(SimpleNamespace(datamodule=data), None)
 
 
-def test_a_run_without_end_has_no_length():
+def test_a_run_is_as_long_as_its_rounds():
     assert len(make("actors", rounds=5)) == 5
-    with pytest.raises(ConfigurationError, match="has no length"):
-        len(make("actors", rounds=None))
 
 
 def test_an_acting_policy_says_the_log_probability_of_what_it_chose():

@@ -144,13 +144,8 @@ class AsynchronousCollector:
         """Batches that have been handed out since the start of the run."""
 
     def __len__(self) -> int:
-        """Return the batches of the whole run.
-
-        Raises:
-            ConfigurationError: for a run without end.
-        """
-        if self._schedule.num_rounds is None:
-            raise ConfigurationError("a run without end (total_frames=-1) has no length")
+        """Return the batches of the whole run, which has an end."""
+        assert self._schedule.num_rounds is not None
         return self._schedule.num_rounds
 
     def start(self) -> None:
