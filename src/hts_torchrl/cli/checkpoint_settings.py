@@ -55,8 +55,6 @@ class CheckpointSettings:
     """In the words of a config file."""
     withheld: dict[str, str]
     """What would have to be imported, quoted for a shell, by the setting that names it."""
-    known: bool
-    """Whether the checkpoint tells its settings; those of older versions do not."""
     policy_arguments: dict[str, Any] = field(default_factory=dict)
     """Of a policy that is none of this package, which belong to its class."""
 
@@ -78,9 +76,8 @@ class CheckpointSettings:
                 raise ValueError("no weights")
         except Exception as error:  # whatever a file that is something else may lead to
             raise ConfigurationError(why_not_read(path, error)) from error
-        settings = cls({}, {}, known="learner" in content)
-        if settings.known:
-            settings._add_learner(content["learner"], own)
+        settings = cls({}, {})
+        settings._add_learner(content.get("learner"), own)
         data = content.get(HTSDataModule.__qualname__)
         if isinstance(data, dict) and "settings" in data:
             settings._add_data(data["settings"], own)

@@ -197,11 +197,6 @@ class HTSCommandLine(CommandLine):
         """Say why the checkpoint has no setting that is missing, if one is."""
         if self._checkpoint is None or "required" not in str(error):
             return
-        if not self._checkpoint.known:
-            raise ConfigurationError(
-                f"{error} (--ckpt_path is of a version that kept no settings: add --config with "
-                "the config.yaml of its run)"
-            ) from error
         for setting in ("model", "data.env"):
             if setting in self._checkpoint.withheld and f"--{setting}" in str(error):
                 raise self._checkpoint.refusal(setting) from error

@@ -63,7 +63,7 @@ def load_from_checkpoint(
     require(hparams_file is None, f"{call}(hparams_file={hparams_file!r})", "None")
     require(weights_only in (None, True), f"{call}(weights_only={weights_only!r})", "True")
     content, saved = _content(path, map_location)
-    if saved and saved.get("class_path") not in [class_name(each) for each in cls.__mro__]:
+    if saved.get("class_path") not in [class_name(each) for each in cls.__mro__]:
         raise ConfigurationError(
             f"{path} is of the learner {saved.get('class_path')!r}, not {cls.__name__}"
         )
@@ -107,7 +107,7 @@ def _content(path: Path, map_location: Any) -> tuple[dict[str, Any], dict[str, A
     """Return what a file holds, and what that says of its learner."""
     try:
         content = torch.load(path, map_location=map_location, weights_only=True)
-        saved = dict(content.get("learner", {}))
+        saved = dict(content["learner"])
         content["updates"], content["state_dict"]
     except Exception as error:  # whatever a file that is something else may lead to
         raise ConfigurationError(f"{path}: {why_not_read(path, error)}") from error

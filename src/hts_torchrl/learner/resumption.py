@@ -24,7 +24,6 @@ from hts_torchrl.settings import loadable
 from hts_torchrl.training import run_settings
 from hts_torchrl.training.data_state import place_loops, state_in
 from hts_torchrl.training.extended_hooks import is_of_the_user
-from hts_torchrl.training.trainer_limits import parts_of_round
 
 _log = logging.getLogger(__name__)
 _SEEDED = "draw from the global generators, which are seeded for each round"
@@ -152,17 +151,15 @@ class Resumption:
             )
         self._trainer = trainer
         self._checkpoint = checkpoint
-        self._saved: dict[str, Any] = checkpoint.get("learner") or {}
+        self._saved: dict[str, Any] = checkpoint["learner"]
         datamodule: Any = getattr(trainer, "datamodule", None)
         self._has_rounds = hasattr(datamodule, "schedule")
-        changes: run_settings.Changes = {}
-        if self._saved:
-            changes = run_settings.changes({"model": self._saved}, {"model": learner})
-            if self._saved.get("policy") != learner["policy"]:
-                changes["model.policy"] = (self._saved.get("policy"), learner["policy"])
-            before, now = (each.get("policy_arguments", {}) for each in (self._saved, learner))
-            of_policy = run_settings.changes(before, now)
-            changes |= {f"model.policy.{name}": each for name, each in of_policy.items()}
+        changes = run_settings.changes({"model": self._saved}, {"model": learner})
+        if self._saved.get("policy") != learner["policy"]:
+            changes["model.policy"] = (self._saved.get("policy"), learner["policy"])
+        before, now = (each.get("policy_arguments", {}) for each in (self._saved, learner))
+        of_policy = run_settings.changes(before, now)
+        changes |= {f"model.policy.{name}": each for name, each in of_policy.items()}
         self.data_changes: run_settings.Changes = {}
         """What the data module would be asked for again when it takes its state."""
         if self._has_rounds:
@@ -190,9 +187,8 @@ class Resumption:
             [{k: v for k, v in group.items() if k != "params"} for group in each.param_groups]
             for each in self._trainer.optimizers
         ]
-        if self._has_rounds:  # a checkpoint of before settings were kept has none
-            parts = self._saved.get("parts_per_round", parts_of_round(self._trainer))
-            place_loops(self._trainer, self._checkpoint, parts)
+        if self._has_rounds:
+            place_loops(self._trainer, self._checkpoint, self._saved["parts_per_round"])
 
     def set_rates(self, *, decay_steps: int | None) -> None:
         """Give optimisers and schedules the learner's own settings, where those have changed."""

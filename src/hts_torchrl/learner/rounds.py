@@ -447,9 +447,9 @@ class RoundModule(PolicyModule):
             ConfigurationError: if the checkpoint is of no learner or of another network, or ``fit``
                 would go on with other settings that decide bits, or from weights alone.
         """
-        if "updates" not in checkpoint:
+        if not checkpoint.keys() >= {"learner", "updates"}:
             raise ConfigurationError(
-                "the checkpoint is of no learner of hts_torchrl (it has no number of updates), and "
+                "the checkpoint is of no learner of hts_torchrl (it has no settings of one), and "
                 f"a {type(self).__name__} cannot resume from it: give one that fit has written"
             )
         if self._trainer is not None and self.trainer.state.fn == TrainerFn.FITTING:

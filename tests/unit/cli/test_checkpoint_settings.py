@@ -103,16 +103,6 @@ class TestPrecedence:
             beside.write_text(before)
         assert line.datamodule.evaluation_episodes == 2
 
-    def test_a_checkpoint_of_before_needs_its_config(self, trained, made, tmp_path, capsys):
-        content = torch.load(trained, weights_only=True)
-        del content["learner"], content["HTSDataModule"]["settings"]
-        torch.save(content, tmp_path / "old.ckpt")
-        message = refused(capsys, "validate", "--ckpt_path=old.ckpt", *QUIET)
-        assert "of a version that kept no settings: add --config" in message
-        config = trained.parent.parent / "config.yaml"
-        line = made("validate", "--ckpt_path=old.ckpt", f"--config={config}")
-        assert line.model.learning_rate == 0.125
-
 
 class Penalised(A2CLearner):
     """A learner of the user's own."""

@@ -342,14 +342,12 @@ class TestMoreEnvironments:
         with pytest.raises(ConfigurationError, match=cause):
             go_on(checkpoint, num_envs=8, inference_batch_size=4, accept_changes=True)
 
-    def test_are_refused_with_the_cause_by_a_checkpoint_without_settings(
-        self, checkpoint, tmp_path
-    ):
+    def test_are_refused_with_the_cause_by_a_state_without_settings(self, checkpoint, tmp_path):
         content = torch.load(checkpoint, weights_only=True)
-        del content["learner"], content["HTSDataModule"]["settings"]
-        torch.save(content, tmp_path / "old.ckpt")
+        del content["HTSDataModule"]["settings"]
+        torch.save(content, tmp_path / "without.ckpt")
         with pytest.raises(ConfigurationError, match="the games of 4 environments, but"):
-            go_on(tmp_path / "old.ckpt", num_envs=8)
+            go_on(tmp_path / "without.ckpt", num_envs=8)
 
     def test_begin_new_games_if_that_is_wanted(self, checkpoint):
         watch = go_on(checkpoint, num_envs=8, accept_changes=True, resume_envs=False)
@@ -375,10 +373,10 @@ class TestTheEnd:
         with pytest.raises(ConfigurationError, match=message):
             go_on(finished, total_frames=32)
 
-    def test_that_has_moved_extends_a_run_that_kept_no_settings(self, tmp_path):
+    def test_that_has_moved_extends_a_run_whose_state_has_no_settings(self, tmp_path):
         path = stopped(tmp_path, PPO(epochs=2, minibatches=2), rounds=DONE)
         content = torch.load(tmp_path / f"step={DONE * 4}.ckpt", weights_only=True)
-        del content["learner"], content["HTSDataModule"]["settings"]
+        del content["HTSDataModule"]["settings"]
         torch.save(content, path)
         learner = PPO(epochs=2, minibatches=2)
         assert len(go_on(path, learner).rounds) == ROUNDS - DONE
