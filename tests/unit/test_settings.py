@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
+import torch
 
 from hts_torchrl import HTSCollector, HTSDataModule
 from hts_torchrl.config import CollectorSettings
@@ -100,6 +101,32 @@ def test_several_records_are_shown_one_after_another_and_silent_names_not_at_all
     assert Painted("it", size=3, hue=1, weight=2).settings == {"size": 3, "hue": 1, "weight": 2}
     with pytest.raises(TypeError, match="did you mean 'hue'"):
         Painted("it", hues=1)
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        (np.float32(0.5), 0.5),
+        (np.int64(3), 3),
+        ((np.float64(0.25), "a"), (0.25, "a")),
+        ({"several": [np.True_]}, {"several": [True]}),
+    ],
+)
+def test_numbers_of_numpys_are_kept_as_pythons_which_load_without_code(given, kept, tmp_path):
+    torch.save(loadable(given), tmp_path / "settings.ckpt")
+    found = torch.load(tmp_path / "settings.ckpt", weights_only=True)
+    assert (found, type(found)) == (kept, type(kept))
+
+
+@pytest.mark.parametrize("error", [OSError, TypeError])
+def test_a_record_without_its_source_has_no_texts(monkeypatch, error):
+    """As in a program that was frozen into one file."""
+
+    def refuse(_):
+        raise error
+
+    monkeypatch.setattr(inspect, "getsource", refuse)
+    assert field_docs(Record) == {}
 
 
 @pytest.mark.parametrize(

@@ -539,6 +539,15 @@ class TestRun:
         )
         assert lines == [message] * told
 
+    @pytest.mark.parametrize("round_index", [-1, 2])
+    def test_a_state_is_of_the_round_of_the_last_batch_or_of_the_next(self, round_index):
+        collector = collect()
+        next(iter(collector))
+        assert [collector.state_at(n)["round"] for n in (0, 1)] == [0, 1]
+        with pytest.raises(ProtocolError, match=rf"round {round_index} cannot be begun again"):
+            collector.state_at(round_index, envs=False)
+        collector.shutdown()
+
     def test_counters_of_a_running_collector_cannot_be_replaced(self):
         collector = collect()
         next(iter(collector))

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torchrl.modules import MultiAgentMLP
 
+from hts_torchrl.compat.torch import hooks_of
 from hts_torchrl.policy.probe import (
     OTHERS,
     TORCH,
@@ -103,6 +104,14 @@ def test_nothing_is_noted_where_nothing_is_drawn():
 @pytest.mark.parametrize("layer", [Counting(), OwnNoise()])
 def test_a_module_that_answers_differently_again_is_found(layer):
     assert varying_modules(nested(layer), run) == ["body.1.inner"]
+
+
+def test_a_policy_keeps_no_hook_whether_it_ran_or_failed():
+    policy = nested(nn.Dropout())
+    assert drawing_modules(policy, run, TORCH[0]) == ["body.1.inner"]
+    with pytest.raises(KeyError):
+        drawing_modules(policy, lambda policy: policy["head"](ROWS), TORCH[0])
+    assert not any(hooks_of(each) for each in policy.modules())
 
 
 @pytest.mark.parametrize("layer", [nn.Tanh(), InPlace(), nn.ReLU(inplace=True)])
@@ -211,6 +220,7 @@ INFINITY = float("inf")
         ([-INFINITY, 1.0], [0.0, 1.0], True),
         ([float("nan")], [float("nan")], False),
         ([0.0], [1e-30], True),
+        ([1.0], [1.0, 1.0], True),  # which would be broadcast
     ],
 )
 def test_more_than_rounding_is_a_difference(one, other, wanted):

@@ -5,7 +5,7 @@ import torch
 from tensordict import TensorDict
 from torch import nn
 
-from hts_torchrl.errors import ConfigurationError
+from hts_torchrl.errors import ConfigurationError, ProtocolError
 from hts_torchrl.policy.shared_weights import PolicyWeights, weights_by_name
 from hts_torchrl.shared.arrays import SharedArrays
 from tests.policies import Folding
@@ -25,6 +25,13 @@ class Mixed(nn.Module):
         with torch.no_grad():
             for tensor in self.state_dict().values():
                 tensor.fill_(fill)
+
+
+class FoldingOnce(Folding):
+    """Computes it only where the mode changes, as LoRA does."""
+
+    def train(self, mode: bool = True):
+        return self if mode == self.training else super().train(mode)
 
 
 def same_bits(one: nn.Module, other: nn.Module) -> bool:
@@ -105,6 +112,31 @@ def test_the_last_of_several_publications_acts(weights):
 def test_a_copy_is_of_the_weights_that_act_also_where_others_have_their_number(weights):
     weights.publish(Mixed(1.0).state_dict(), 0)
     assert not any(tensor.any() for tensor in weights.copy_of(0).values())
+
+
+def test_parameters_that_are_published_leave_no_gradient_behind(weights):
+    """They may be given as they are, and not as a state_dict."""
+    policy = Mixed(1.0)
+    weights.publish({**policy.state_dict(), **dict(policy.named_parameters())})
+    assert not any(tensor.requires_grad for tensor in weights.copy_of(1).values())
+
+
+def test_weights_of_a_publication_that_was_cut_off_have_no_version(weights):
+    """As by Ctrl-C: they are some of the old ones, and some of the new."""
+
+    class Stop:
+        def copy_(self, _):
+            raise KeyboardInterrupt
+
+    weights.publish(Mixed(1.0).state_dict())
+    weights.exchange()
+    weights.publish(Mixed(2.0).state_dict())
+    *_, last = weights._slots[1]
+    weights._slots[1][last] = Stop()
+    with pytest.raises(KeyboardInterrupt):
+        weights.publish(Mixed(3.0).state_dict(), 3)
+    with pytest.raises(ProtocolError, match="version 2 of the weights is not there"):
+        weights.copy_of(2)
 
 
 def test_a_publication_does_not_touch_the_weights_that_act(weights):
@@ -299,9 +331,10 @@ def test_weights_that_a_policy_can_act_with_are_taken(weights, name, value):
     assert torch.equal(replica.state_dict()[name], value.float())
 
 
-def test_what_a_module_computes_from_its_weights_in_eval_mode_is_computed_anew():
+@pytest.mark.parametrize("kind", [Folding, FoldingOnce])
+def test_what_a_module_computes_from_its_weights_in_eval_mode_is_computed_anew(kind):
     """As equivariant convolutions expand their filters, and LoRA adds its update to a weight."""
-    policy, replica = Folding(3, 2), Folding(3, 2).eval()
+    policy, replica = kind(3, 2), kind(3, 2).eval()
     arrays = SharedArrays(PolicyWeights.layout(policy))
     weights = PolicyWeights(arrays, policy)
     weights.publish(policy.state_dict(), 0)

@@ -93,9 +93,10 @@ def test_a_seed_lasts_from_its_own_first_step_on():
 
 def test_writing_a_round_leaves_the_action_log_before_it_as_it_was():
     before = action_log(storage())
-    after = before.after(SPEC, storage())
+    after = before.after(SPEC, storage(ends=(1,)))
     assert (before.round_index, after.round_index) == (1, 2)
-    assert len(before.segment(0).actions) == 4
+    game = before.segment(0)
+    assert (game.index, game.trajectory, len(game.actions)) == (0, 0, 4)
 
 
 @pytest.mark.parametrize(

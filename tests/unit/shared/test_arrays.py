@@ -87,6 +87,18 @@ def test_the_memory_has_no_name_in_the_file_system(arrays):
     assert link.startswith("/memfd:")
 
 
+def test_a_python_without_memfd_create_shares_memory_that_has_no_name_either(monkeypatch):
+    """One that was built for an older C library lacks it."""
+    monkeypatch.delattr(os, "memfd_create")
+    arrays = SharedArrays(LAYOUT)
+    other = attached_to(arrays)
+    arrays["numbers"][2] = 7.0
+    assert other["numbers"][2] == 7.0
+    assert os.readlink(f"/proc/self/fd/{arrays._fd}").endswith(" (deleted)")  # noqa: PTH115
+    arrays.close()
+    other.close()
+
+
 def test_an_empty_layout_is_allowed():
     SharedArrays({}).close()
 
