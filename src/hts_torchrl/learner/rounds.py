@@ -85,7 +85,7 @@ class RoundStart:
     def __init__(self) -> None:
         self.has_optimizers = False
         """Whether it has what moves with the steps of optimisers."""
-        self._loop: dict[str, Any] | None = None
+        self._loop: dict[str, Any] = {}
         self._entries: dict[str, Any] = {}
         """Of a checkpoint."""
         self._not_trained: dict[str, Any] = {}
@@ -125,8 +125,7 @@ class RoundStart:
         current.update({f"policy.{name}": weights for name, weights in policy.items()})
         current.update({k: v for k, v in self._not_trained.items() if k in current})
         checkpoint.update({k: v for k, v in self._entries.items() if k in checkpoint})
-        if self._loop is not None:
-            FitLoop.replace(checkpoint, self._loop)
+        FitLoop.replace(checkpoint, self._loop)
 
 
 class RoundModule(PolicyModule):

@@ -184,9 +184,8 @@ class PolicyWeights:
         if version != self.acting_version:
             module.train()  # eval() may compute something from the weights, which is made anew then
             state = module.state_dict()
-            with torch.no_grad():
-                for name, view in self._slots[int(self._acting[1])].items():
-                    state[name].copy_(view)
+            for name, view in self._slots[int(self._acting[1])].items():
+                state[name].copy_(view)
             module.eval()
         return self.acting_version
 
