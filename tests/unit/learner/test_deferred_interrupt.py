@@ -1,4 +1,5 @@
 import signal
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -75,3 +76,21 @@ def test_an_answer_that_another_has_set_meanwhile_stays(interrupt):
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     interrupt.release()
     assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+
+
+def test_in_another_thread_which_no_signal_reaches_nothing_happens():
+    interrupt = DeferredInterrupt()
+
+    def hold_and_release():
+        interrupt.hold()
+        interrupt.release()
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(hold_and_release).result()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_what_is_held_already_is_released_to_its_own_answer(interrupt):
+    interrupt.hold()
+    interrupt.release()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

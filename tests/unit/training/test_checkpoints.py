@@ -216,6 +216,17 @@ class TestLoading:
         with pytest.warns(UserWarning, match="is damaged"):
             assert saved(place) == 1
 
+    def test_saving_where_both_are_damaged_gives_neither_a_digest(self, place):
+        save(place, 1)
+        save(place, 2)
+        for path in (place, place.with_name("last.ckpt.previous")):
+            damage(path)
+        save(place, 3)
+        assert names(place) == ["last.ckpt", "last.ckpt.digests"]
+        damage(place)
+        with pytest.raises(ConfigurationError, match="there is no earlier one"):
+            saved(place)
+
     def test_both_damaged_is_an_error(self, place):
         save(place, 1)
         save(place, 2)
