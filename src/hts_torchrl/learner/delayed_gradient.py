@@ -57,7 +57,7 @@ class DelayedGradient:
         self.parameters.append(parameter)
         self.behaviour.append(behaviour.detach().clone())
         self.newest.append(parameter.detach().clone())
-        if self.holds_behaviour and self.has_moved:
+        if self.holds_behaviour and self._replaced is not self.newest:
             self._replaced.append(parameter.detach().clone())
 
     @torch.no_grad()

@@ -71,6 +71,7 @@ def test_stable_baselines3_computes_on_the_device_of_its_row(algorithm, load, mo
         "": {"A2C": Model, "PPO": Model},
         ".common.callbacks": {"BaseCallback": object},
         ".common.env_util": {"make_atari_env": None, "make_vec_env": lambda *_, **__: envs},
+        ".common.torch_layers": {"BaseFeaturesExtractor": object},
         ".common.vec_env": dict.fromkeys(
             ("DummyVecEnv", "SubprocVecEnv", "VecEnv", "VecFrameStack", "VecNormalize")
         ),

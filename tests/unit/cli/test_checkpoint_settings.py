@@ -65,7 +65,7 @@ def test_kernels_are_those_of_the_checkpoint(portable, forged, tmp_path):
 
 @pytest.mark.parametrize("value", ["'two  blanks'", "'two\nlines'", f"'{'x' * 1000}'"])
 def test_a_value_is_proposed_as_it_is_or_not_at_all(value):
-    refusal = CheckpointSettings({}, {"model.note": value}, known=True).refusal("model.note")
+    refusal = CheckpointSettings({}, {"model.note": value}).refusal("model.note")
     assert str(refusal).endswith("names it: add --config with the config.yaml of its run")
 
 
