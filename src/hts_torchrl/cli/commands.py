@@ -138,7 +138,8 @@ class HTSTrainer(Trainer):
         Args:
             model: the learner; it is not trained.
             datamodule: environments and worker pool.
-            seconds: half of them for steps of the environment, half for the check.
+            seconds: half of them for steps of the environment, and half for each training that
+                checks a prediction; all takes at least twice as long.
         """
         require(0 < seconds < math.inf, f"--seconds={seconds:g}", "more than 0")
         _require_rounds(datamodule)

@@ -251,8 +251,9 @@ class PolicyModule(LightningModule):
                 with all keys that the policy reads.
 
         Returns:
-            Actions ``[B, *shape]`` in the form that the environment takes; of a policy that writes
-            their parts a TensorDict ``[B]`` of these.
+            Actions ``[B, *shape]`` as a batch has them: choices count from 0, and numbers are not
+            clipped to their bounds. Of a policy that writes their parts a TensorDict ``[B]`` of
+            these.
 
         Raises:
             ConfigurationError: for a tensor, if the policy reads several observations.
