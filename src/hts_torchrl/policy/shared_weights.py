@@ -44,6 +44,7 @@ class PolicyWeights:
         """Buffers that are not persistent, which actors keep as they are."""
         self._published: int | None = None
         self._versions = [-1, -1]
+        self._loaded_slot: int | None = None
 
     @staticmethod
     def layout(module: nn.Module) -> Layout:
@@ -181,13 +182,16 @@ class PolicyWeights:
 
     def load(self, module: nn.Module, version: int) -> int:
         """Copy the acting weights into ``module``, unless it has that version; returns theirs."""
-        if version != self.acting_version:
+        acting, slot = self._acting.tolist()
+        # Others may act under the same number: after a state that was saved before a publication.
+        if acting != version or self._loaded_slot not in (None, slot):
             module.train()  # eval() may compute something from the weights, which is made anew then
             state = module.state_dict()
-            for name, view in self._slots[int(self._acting[1])].items():
+            for name, view in self._slots[slot].items():
                 state[name].copy_(view)
             module.eval()
-        return self.acting_version
+            self._loaded_slot = slot
+        return int(acting)
 
 
 def weights_by_name(source: object) -> Mapping[str, Tensor]:

@@ -512,6 +512,18 @@ class TestRun:
         assert (second.policy_version, second.stats()["frames"]) == (1, 12)
         first.shutdown()
 
+    def test_weights_that_were_not_published_when_a_state_was_saved_act_after_the_next_round(self):
+        endless = CoordinateEnvs((10**6,))
+        first = collect(create=endless)
+        next(iter(first))
+        policy = echo_policy()
+        second = collect(policy, endless)
+        second.load_state_dict(first.state_dict())
+        policy.load_state_dict(echo_weights(1))  # of a step that was saved with the state
+        first.shutdown()
+        marks = [(batch["state_value"] // VERSION_UNIT).unique().tolist() for batch in play(second)]
+        assert marks == [[0], [1], [1]]
+
     def test_a_state_of_rounds_of_another_size_is_refused_and_changes_nothing(self):
         first, second = collect(), collect(frames_per_batch=24)
         play(first)

@@ -88,6 +88,15 @@ def test_a_replica_that_has_the_version_is_left_alone(weights):
     assert same_bits(replica, Mixed(5.0))
 
 
+def test_other_weights_of_the_version_that_a_replica_has_are_loaded(weights):
+    replica = Mixed(5.0)
+    assert weights.load(replica, -1) == 0
+    weights.publish(Mixed(1.0).state_dict(), 0)
+    weights.exchange()
+    assert weights.load(replica, 0) == 0
+    assert same_bits(replica, Mixed(1.0))
+
+
 def test_versions_count_publications(weights):
     for _ in range(3):
         weights.publish(Mixed().state_dict())
