@@ -158,6 +158,7 @@ def test_values_that_are_nearly_accepted_are_refused(name, value):
         ({"traj_format": "cat"}, "traj_format='cat' says nothing"),
         ({"traj_format": "rows", "trajs_per_batch": 1}, "'rows' must be 'padded' or 'cat'"),
         ({"return_same_td": True, "split_trajs": True}, "one shape: leave out split_trajs"),
+        ({"return_same_td": True, "replay_buffer": ReplayBuffer()}, "leave out replay_buffer"),
         ({"track_policy_version": object()}, "track_policy_version of type object; True or False"),
         ({"postproc": 3}, "postproc of type int; a function is needed"),
         ({"post_collect_hook": []}, "post_collect_hook of type list; a function"),

@@ -125,10 +125,12 @@ class TorchRLSettings:
             )
         if self.split_trajs and self.trajs_per_batch is not None:
             raise ConfigurationError("give split_trajs or trajs_per_batch, one of the two")
-        others = ("split_trajs", "trajs_per_batch", "replay_buffer")
-        if self.return_same_td and (given := [name for name in others if getattr(self, name)]):
+        names = ("split_trajs", "trajs_per_batch", "replay_buffer")
+        # An empty buffer has a length of 0.
+        others = [name for name in names if getattr(self, name) not in (None, False)]
+        if self.return_same_td and others:
             raise ConfigurationError(
-                f"return_same_td=True needs batches of one shape: leave out {given[0]}"
+                f"return_same_td=True needs batches of one shape: leave out {others[0]}"
             )
         kwargs = self.create_env_kwargs
         take_plain_values(self)
