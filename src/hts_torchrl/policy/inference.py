@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property, partial
@@ -89,11 +90,8 @@ class PolicyInference:
         """Where it computes."""
         self._bf16 = precision == "bf16-mixed"
         if self._bf16:
-            for module in self.policy.modules():
-                is_layer = isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d)
-                # One with statistics, noise or a parametrization computes its weight in float32.
-                if is_layer and module.state_dict().keys() <= {"weight", "bias"}:
-                    module.to(torch.bfloat16)
+            for layer in _cast_by_autocast_alone(self.policy):
+                layer.to(torch.bfloat16)
         self.inputs = first_inputs(spec, batch_size)
         noise = noise_memory(policy, spec.action)
         self.carried = {
@@ -277,6 +275,21 @@ class PolicyInference:
 
     def _of_row(self, result: PolicyOutput, key: Key, row: int) -> d.Distribution:
         return self.distributions(result.of_row(row))[key]
+
+
+def _cast_by_autocast_alone(policy: nn.Module) -> Iterator[nn.Module]:
+    """Yield the layers whose weights are used nowhere but in a product, which autocast casts."""
+    modules = list(policy.modules())
+    users = Counter(id(each) for module in modules for each in module.parameters(recurse=False))
+    for module in modules:
+        is_layer = isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d)
+        # One with statistics, noise or a parametrization computes its weight in float32, and one of
+        # a user's class may. So may whoever shares a weight.
+        is_known = type(module).__module__.startswith(("torch.", "hts_torchrl."))
+        has_weight_alone = module.state_dict().keys() <= {"weight", "bias"}
+        shares = any(users[id(each)] > 1 for each in module.parameters(recurse=False))
+        if is_layer and is_known and has_weight_alone and not shares:
+            yield module
 
 
 def first_inputs(spec: EnvSpec, rows: int) -> dict[Key, Tensor]:

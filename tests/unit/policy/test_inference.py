@@ -166,6 +166,26 @@ def of_layer(layer: nn.Module):
     return as_policy(layer, spec), spec
 
 
+class Centred(nn.Linear):
+    """A user's layer, which computes with another weight than its parameter."""
+
+    def forward(self, rows):
+        weight = self.weight - self.weight.mean(1, keepdim=True)
+        return nn.functional.linear(rows, weight, self.bias)
+
+
+class Sharing(nn.Module):
+    """Reads a layer's weight in float32, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, 4)
+        self.weight = self.layer.weight
+
+    def forward(self, rows):
+        return self.layer(rows) + (rows * self.weight[0]).sum(1, keepdim=True)
+
+
 def of_normalised_pixels():
     pixels = ArraySpec((3, 36, 36), np.dtype(np.uint8))
     spec = EnvSpec({"observation": pixels}, discrete(4).action)
@@ -182,6 +202,8 @@ def of_normalised_pixels():
         lambda: of_layer(nn.Linear(WIDTH, 4)),
         lambda: of_layer(NoisyLinear(WIDTH, 4)),
         lambda: of_layer(weight_norm(nn.Linear(WIDTH, 4))),
+        lambda: of_layer(Centred(WIDTH, 4)),
+        lambda: of_layer(Sharing()),
         of_normalised_pixels,
     ],
 )
