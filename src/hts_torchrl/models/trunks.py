@@ -170,8 +170,10 @@ def make_trunk(
     make = _trunk(network)
     try:
         trunk = make(observation.shape[1:] if several_players else observation.shape)
+        # As they come; floats may be normalised to float32 before.
+        dtype = None if observation.dtype.kind == "f" else getattr(torch, observation.dtype.name)
         with evaluating(trunk), torch.no_grad():
-            trunk(torch.zeros(1, *observation.shape))
+            trunk(torch.zeros(1, *observation.shape, dtype=dtype))
     except (RuntimeError, IndexError, ValueError, TypeError, AttributeError) as error:
         too_small = isinstance(error, RuntimeError) and network in ("nature", "nips")
         hint = "; network='impala' reads small images" if too_small else ""

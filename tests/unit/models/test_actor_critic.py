@@ -20,6 +20,15 @@ class Halving(nn.Linear):
         super().__init__(shape[0], shape[0] // 2)
 
 
+class Table(nn.Embedding):
+    """A trunk of the user's own that looks numbers up, and so reads no floats."""
+
+    out_features = 5
+
+    def __init__(self, _) -> None:
+        super().__init__(16, 5)
+
+
 class Normed(nn.Sequential):
     """A trunk whose BatchNorm has statistics, and refuses a single row in train mode."""
 
@@ -190,6 +199,12 @@ class TestMakeActorCritic:
         policy = make_actor_critic(f"{__name__}.Halving", spec())
         assert isinstance(policy, ActorCritic)
         assert isinstance(policy.module[0].module, Halving)
+
+    def test_a_trunk_of_the_users_own_reads_numbers_as_they_are(self):
+        place = ArraySpec((), np.dtype(np.int64), (range(16),))
+        places = EnvSpec({"observation": place}, ACTIONS["discrete"])
+        policy = make_actor_critic(f"{__name__}.Table", places)
+        assert policy.heads({"observation": torch.tensor([0, 15])})[1].shape == (2, 1)
 
     def test_statistics_of_a_trunk_of_the_users_own_stay_as_they_are(self):
         trunk = make_actor_critic(f"{__name__}.Normed", spec()).module[0].module
