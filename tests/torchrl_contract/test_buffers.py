@@ -63,6 +63,17 @@ def test_views_are_copied_for_the_buffer(batches, storage):
     )
 
 
+def test_steps_that_a_transform_keeps_for_the_next_batch_are_copied():
+    def kept_steps(*, clone: bool) -> str:
+        kept = ReplayBuffer(
+            storage=LazyTensorStorage(FRAMES), transform=MultiStepTransform(3, 0.9), batch_size=16
+        )
+        list(collect(replay_buffer=kept, set_truncated=True, clone=clone))
+        return digest([kept[:]])
+
+    assert kept_steps(clone=False) == kept_steps(clone=True)
+
+
 def test_a_buffer_with_a_dimension_for_time_gets_steps_of_all_rows():
     kept = buffer(ndim=2)
     list(collect(replay_buffer=kept))

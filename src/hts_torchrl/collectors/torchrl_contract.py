@@ -79,8 +79,10 @@ class ContractCollector(BaseCollector):
 
     def _set_form(self, schedule: Schedule, *, clone: bool) -> None:
         self._torchrl.require_rows_apart(schedule.num_envs)
-        # A list, the storage of a buffer that is given none, keeps the rows that it gets.
+        # A list, the storage of a buffer that is given none, keeps the rows that it gets. So may a
+        # transform: MultiStepTransform keeps the last steps.
         clone |= isinstance(getattr(self.replay_buffer, "storage", None), ListStorage)
+        clone |= bool(getattr(self.replay_buffer, "transform", None))
         clone &= not self._torchrl.return_same_td
         self._handing_out = HandingOut(self._torchrl, self.env_spec, clone=clone)
         self.postproc = self._handing_out.postproc
