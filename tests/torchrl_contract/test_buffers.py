@@ -87,10 +87,13 @@ def test_it_gets_what_postproc_returns(batches):
     assert torch.equal(kept[:]["action"], torch.cat([b["action"].flatten() for b in batches]))
 
 
-def test_split_trajectories_are_rows_of_a_list():
+@pytest.mark.parametrize("steps", [5, STEPS])
+def test_split_trajectories_are_rows_of_a_list(steps):
+    """In the first 5 steps no game ends, and there are as many trajectories as environments."""
     kept = ReplayBuffer(storage=ListStorage(100), collate_fn=lambda rows: rows)
-    list(collect(replay_buffer=kept, split_trajs=True))
+    list(collect(replay_buffer=kept, split_trajs=True, frames_per_batch=ENVS * steps))
     rows = kept[:]
+    assert {row.ndim for row in rows} == {1}
     assert sum(int(row["collector", "mask"].sum()) for row in rows) == FRAMES
 
 

@@ -87,11 +87,11 @@ def on_device(batch: TensorDictBase, device: torch.device) -> TensorDictBase:
     return batch.to(device)
 
 
-def extend(buffer: ReplayBuffer, batch: TensorDictBase, rows: tuple[int, int]) -> None:
+def extend(buffer: ReplayBuffer, batch: TensorDictBase, rows: tuple[int, int] | None) -> None:
     """Put a batch into a buffer: transition by transition, unless it has dimensions for rows.
 
-    A batch of another shape than ``(N, T)``, as ``postproc`` and ``split_trajs`` may return one, is
-    put there as it is.
+    A batch of another shape than ``rows``, ``(N, T)``, as ``postproc`` may return one, is put there
+    as it is; so is any where that is None.
     """
     dimensions = getattr(buffer.storage, "ndim", 1)
     if dimensions == 1 and tuple(batch.shape) == rows:

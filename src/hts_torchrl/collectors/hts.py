@@ -237,7 +237,7 @@ class HTSCollector(ContractCollector):
             if self.post_collect_hook is not None:
                 self.post_collect_hook(batch)
             if self.replay_buffer is not None and not self._ignore_rb:
-                extend(self.replay_buffer, batch, self._shape)
+                extend(self.replay_buffer, batch, None if self.split_trajs else self._shape)
                 batch = None
             self._times.hand_out()
             yield batch
