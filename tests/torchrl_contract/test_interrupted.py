@@ -60,8 +60,9 @@ def once(at: int):
 
 @pytest.mark.parametrize("at", range(ROUNDS))
 @pytest.mark.parametrize("delay", [0, 1])
-def test_a_hook_that_is_interrupted_costs_no_batch(whole, at, delay):
-    collector = collect(pre_collect_hook=once(at), delay=delay)
+@pytest.mark.parametrize("hook", ["pre_collect_hook", "post_collect_hook"])
+def test_a_hook_that_is_interrupted_costs_no_batch(whole, hook, at, delay):
+    collector = collect(delay=delay, **{hook: once(at)})
     assert digest(until_ctrl_c(collector) + list(collector)) == digest(whole)
 
 

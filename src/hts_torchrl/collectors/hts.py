@@ -230,18 +230,22 @@ class HTSCollector(ContractCollector):
         while self.schedule.exists(self._progress.round_index):
             self._refuse_if_closed()
             try:
-                batch = runner.next_batch(self.pre_collect_hook, self._handing_out.hand_out)
+                batch = runner.next_batch(self.pre_collect_hook, self._hand_out)
             except Exception:
                 self._refuse_if_closed()  # meanwhile: by a hook, a signal's answer, another thread
                 raise
-            if self.post_collect_hook is not None:
-                self.post_collect_hook(batch)
             if self.replay_buffer is not None and not self._ignore_rb:
                 extend(self.replay_buffer, batch, None if self.split_trajs else self._shape)
                 batch = None
             self._times.hand_out()
             yield batch
         self.shutdown()
+
+    def _hand_out(self, batch: TensorDictBase) -> TensorDictBase:
+        batch = self._handing_out.hand_out(batch)
+        if self.post_collect_hook is not None:
+            self.post_collect_hook(batch)
+        return batch
 
     @property
     def acting_weights(self) -> dict[str, torch.Tensor] | None:
