@@ -6,7 +6,9 @@ pinned memory buffers". B rows of a pass.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+import gc
+from collections.abc import Callable, Iterator, Mapping
 from typing import TypeAlias
 
 import torch
@@ -165,7 +167,7 @@ def captured(
                 f"buffer of the policy, or leave {setting} out"
             )
     try:
-        with unvalidated_distributions():
+        with unvalidated_distributions(), _keeping_garbage():
             return _capture(run, device)
     except RuntimeError as error:
         first = error.__context__ or error  # the end of a capture that failed fails, too
@@ -173,6 +175,18 @@ def captured(
         raise ConfigurationError(
             f"{refused} cannot be captured ({reason}); leave it out"
         ) from error
+
+
+@contextlib.contextmanager
+def _keeping_garbage() -> Iterator[None]:
+    """Collect no garbage meanwhile: a graph in it, whose memory is freed, would end a capture."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 def _capture(run: Callable[[], None], device: torch.device) -> Callable[[], None]:

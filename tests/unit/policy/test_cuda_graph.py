@@ -320,6 +320,22 @@ class TestRefusals:
         monkeypatch.setattr(cuda_graph, "_capture", fail)
         with pytest.raises(ConfigurationError, match=r"captured \(operation not permitted\); "):
             captured(lambda: None, CPU, **ASKED)
+        assert gc.isenabled()
+
+
+@pytest.mark.parametrize("collects", [True, False])
+def test_no_garbage_is_collected_in_a_capture(monkeypatch, collects):
+    """Another graph in it would be freed, which ends a capture (pytorch/pytorch#195397)."""
+    collecting = []
+    monkeypatch.setattr(cuda_graph, "_capture", lambda *_: collecting.append(gc.isenabled()))
+    try:
+        if not collects:
+            gc.disable()
+        captured(lambda: None, CPU, **ASKED)
+        collecting.append(gc.isenabled())
+    finally:
+        gc.enable()
+    assert collecting == [False, collects]
 
 
 def on_gpu(name: str, *, cudagraph: bool, **settings) -> PolicyInference:
