@@ -145,7 +145,7 @@ def unvalidated_distributions() -> Iterator[None]:
 class CopiesFromCPU(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes the operations that make tensors of a device from tensors of the CPU.
 
-    A single number counts for none: kernels are given its value.
+    A single number counts for none, unless it is copied: kernels are given its value.
 
     Args:
         device: any but the CPU.
@@ -158,7 +158,8 @@ class CopiesFromCPU(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401, D105 - torch calls it
         results = func(*args, **(kwargs or {}))
-        given = {each.device.type for each in _tensors((args, kwargs)) if each.ndim}
+        copies = func in (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default)
+        given = {each.device.type for each in _tensors((args, kwargs)) if each.ndim or copies}
         made = {each.device.type for each in _tensors(results)}
         if "cpu" in given and self._device.type in made:
             self.found.append(str(func))

@@ -301,6 +301,13 @@ class TestRefusals:
         with pytest.raises(ConfigurationError, match="moves a tensor of the CPU to the GPU"):
             captured(moves, elsewhere.device, **ASKED)
 
+    @pytest.mark.parametrize("copied", [lambda x: x.to("meta", non_blocking=True),
+                                        lambda x: torch.ones(2, device="meta").copy_(x)],
+                             ids=["to", "copy_"])  # fmt: skip
+    def test_a_number_that_is_copied_from_the_cpu_is_read_there_again(self, copied):
+        with pytest.raises(ConfigurationError, match="moves a tensor of the CPU to the GPU"):
+            captured(lambda: copied(torch.tensor(2.0)), torch.device("meta"), **ASKED)
+
     def test_a_number_of_the_cpu_is_no_such_tensor(self, monkeypatch):
         monkeypatch.setattr(cuda_graph, "_capture", lambda run, _: run)
         number, elsewhere = torch.tensor(2.0), torch.ones(2, device="meta")
