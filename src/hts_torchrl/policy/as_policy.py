@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import itertools
 from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
@@ -59,7 +60,7 @@ class FunctionPolicy(TensorDictModuleBase):
         self.function = function
         self.in_keys: list[Key] = list(spec.observations)
         with evaluating(self), torch.no_grad():
-            written, again = self(_trial(spec)), self(_trial(spec))
+            written, again = self(_trial(spec, self)), self(_trial(spec, self))
             keys = written.keys(include_nested=True, leaves_only=True)
             self.out_keys: list[Key] = [key for key in keys if key not in spec.inputs]
             if lacking := [key for key in self.out_keys if again.get(key, None) is None]:
@@ -67,7 +68,7 @@ class FunctionPolicy(TensorDictModuleBase):
                     f"the policy writes {lacking[0]!r} when it is asked first, and not when it is "
                     "asked again: it must write the same entries each time"
                 )
-            following = self(written.select(*self.out_keys).update(_trial(spec)))
+            following = self(written.select(*self.out_keys).update(_trial(spec, self)))
         first, second, third = (
             [td[k] for k in self.out_keys] for td in (written, again, following)
         )
@@ -204,15 +205,17 @@ def _refuse_wrapper(module: nn.Module) -> None:
 
 def _writes_action(module: nn.Module, spec: EnvSpec) -> bool:
     """Return whether a plain module answers the observation with one tensor, and not a pair."""
-    seen = _trial(spec).select(*spec.observations).values()
+    seen = _trial(spec, module).select(*spec.observations).values()
     with contextlib.suppress(RuntimeError), evaluating(module), torch.no_grad():
         return isinstance(module(*seen), torch.Tensor)
     return False  # it does not fit, which is told where it is examined
 
 
-def _trial(spec: EnvSpec) -> TensorDict:
-    """Return two rows of all that a policy may read."""
-    return TensorDict(first_inputs(spec, 2), [2])
+def _trial(spec: EnvSpec, policy: nn.Module) -> TensorDict:
+    """Return two rows of all that a policy may read, where its weights are."""
+    weights = itertools.chain(policy.parameters(), policy.buffers())
+    device = next((each.device for each in weights), torch.device("cpu"))
+    return TensorDict({k: rows.to(device) for k, rows in first_inputs(spec, 2).items()}, [2])
 
 
 def _complete(policy: nn.Module, spec: EnvSpec) -> None:
@@ -235,9 +238,9 @@ def initialise(policy: TensorDictModuleBase, spec: EnvSpec) -> None:
         ConfigurationError: if the policy cannot read the observation.
     """
     if any(map(is_lazy, policy.state_dict().values())):
-        trial = _trial(with_memory(policy, spec))
         try:
-            with evaluating(policy), torch.no_grad():
-                policy(trial)
+            # The Trainer asks where tensors are made on the learner's GPU.
+            with torch.device("cpu"), evaluating(policy), torch.no_grad():
+                policy(_trial(with_memory(policy, spec), policy))
         except RuntimeError as error:
             raise misfit(spec, error) from error

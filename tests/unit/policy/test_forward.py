@@ -194,6 +194,29 @@ class TestAsPolicy:
         assert layer.training
         assert layer.folded is None
 
+    @pytest.mark.parametrize("kind", ["action", "function", "lazy"])
+    def test_a_policy_is_tried_where_its_weights_are(self, kind):
+        class Seen(Exception):
+            """What a policy is tried with lies on this device."""
+
+        class Looks(nn.Linear):
+            def forward(self, rows):
+                raise Seen(rows.device.type)
+
+        class Writes(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.net = Looks(6, 4, device="meta")
+
+            def forward(self, tensordict):
+                return self.net(tensordict["observation"])
+
+        last = nn.LazyLinear(4, device="meta") if kind == "lazy" else nn.Identity()
+        layers = nn.Sequential(Looks(6, 2, device="meta"), last)
+        module = Writes() if kind == "function" else layers
+        with pytest.raises(Seen, match=r"^meta"):
+            as_policy(module, continuous_spec() if kind == "action" else SPEC)
+
     def test_statistics_without_a_weight_get_their_shape(self):
         layer = nn.LazyBatchNorm1d(affine=False)
         as_policy(nn.Sequential(layer, nn.Linear(6, 4)), SPEC)
