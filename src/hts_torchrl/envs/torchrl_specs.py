@@ -107,7 +107,7 @@ def primer_values(primer: Any) -> Iterator[tuple[Key, Array]]:  # noqa: ANN401
                 "other workers: give it a number or a tensor as default_value"
             )
         dtype = torch.float32 if spec.dtype == torch.bfloat16 else spec.dtype  # numpy has none
-        filled = torch.as_tensor(value, dtype=dtype).expand(spec.shape)
+        filled = torch.as_tensor(value, dtype=dtype, device="cpu").expand(spec.shape)
         yield key, filled.contiguous().numpy()
 
 
@@ -175,7 +175,7 @@ def _env_action(part: ActionSpec, spec: TensorSpec, action: Array) -> torch.Tens
             choices = zip(tensor.unbind(-1), part.sizes, strict=True)
             tensor = torch.cat([one_hot(choice, size) for choice, size in choices], -1)
         case Bounded():
-            tensor += spec.space.low.flatten()
+            tensor += spec.space.low.flatten().cpu()
     return tensor.reshape(*batch, *spec.shape).to(spec.dtype)
 
 
@@ -199,8 +199,8 @@ def _action_of(spec: TensorSpec) -> ActionSpec:
             return ActionSpec("discrete", _array_spec(spec), (int(spec.n),))
         case Bounded() | Unbounded() if spec.dtype.is_floating_point:
             array = _array_spec(spec)
-            low = spec.space.low.numpy() if isinstance(spec, Bounded) else None
-            high = spec.space.high.numpy() if isinstance(spec, Bounded) else None
+            low = spec.space.low.cpu().numpy() if isinstance(spec, Bounded) else None
+            high = spec.space.high.cpu().numpy() if isinstance(spec, Bounded) else None
             return ActionSpec("continuous", array, low=low, high=high)
         case Bounded():
             bounds = zip(spec.space.low.flatten(), spec.space.high.flatten(), strict=True)

@@ -145,6 +145,15 @@ def test_continuous_actions_have_their_bounds():
     assert (action.low.tolist(), action.high.tolist()) == ([-1.0, -1.0], [2.0, 2.0])
 
 
+def test_bounds_of_actions_may_lie_on_a_gpu(monkeypatch):
+    """The device meta stands for one; then its tensors, brought to the CPU, are zeros."""
+    monkeypatch.setattr(torch.Tensor, "cpu", lambda tensor: torch.zeros(tensor.shape))
+    env = CountingEnv(0, "continuous")
+    env.action_spec = ACTIONS["continuous"].to("meta")
+    action = spec_of_one(env).action
+    assert (action.low.tolist(), action.high.tolist()) == ([0.0, 0.0], [0.0, 0.0])
+
+
 @pytest.mark.parametrize(
     ("kind", "actions"),
     [
