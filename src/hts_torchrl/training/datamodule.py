@@ -205,7 +205,8 @@ class HTSDataModule(LightningDataModule):
     @functools.cached_property
     def env_spec(self) -> EnvSpec:
         """Observations and actions of the environments; makes one to ask it."""
-        return env_spec_of(self.env)
+        with torch.device("cpu"):  # the Trainer asks where tensors are made on the learner's GPU
+            return env_spec_of(self.env)
 
     @property
     def collector(self) -> RoundSource:

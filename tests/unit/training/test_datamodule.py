@@ -14,6 +14,14 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import Callback, EarlyStopping
 from lightning.pytorch.loggers import CSVLogger
 from tensordict import TensorDict
+from tensordict.nn import (
+    ProbabilisticTensorDictModule,
+    ProbabilisticTensorDictSequential,
+    TensorDictModule,
+)
+from torch import nn
+from torchrl.envs import GymEnv
+from torchrl.modules import GRUModule, OneHotCategorical, ValueOperator
 
 from hts_torchrl import A2C, PPO, GymEnvs, HTSDataModule, Impala, make_actor_critic
 from hts_torchrl.errors import ConfigurationError, WorkerError
@@ -594,6 +602,20 @@ class TestCollection:
         assert multiprocessing.active_children() == []
 
 
+def lazy_recurrent() -> ProbabilisticTensorDictSequential:
+    """A policy whose layers get their shapes in the first pass, in which it makes a number."""
+    return ProbabilisticTensorDictSequential(
+        TensorDictModule(lambda seen: seen * torch.tensor(2.0), ["observation"], ["doubled"]),
+        TensorDictModule(nn.LazyLinear(4), ["doubled"], ["features"]),
+        GRUModule(4, 5, in_key="features", out_key="hidden", python_based=True),
+        TensorDictModule(nn.LazyLinear(2), ["hidden"], ["logits"]),
+        ValueOperator(nn.LazyLinear(1), in_keys=["hidden"]),
+        ProbabilisticTensorDictModule(
+            ["logits"], ["action"], distribution_class=OneHotCategorical, return_log_prob=True
+        ),
+    )
+
+
 class TestActorsOfAnotherDevice:
     @pytest.mark.parametrize(
         ("settings", "message"),
@@ -617,6 +639,14 @@ class TestActorsOfAnotherDevice:
         data = cartpole(policy_device="cuda:1", cudagraph_policy=True)
         data = data_of_short_fit(data, 1)
         assert (data.policy_device, data.cudagraph_policy) == ("cuda:1", True)
+
+    def test_environment_and_lazy_policy_are_asked_on_the_cpu(self):
+        """Not where the Trainer builds policies: tensors of a GPU are no arrays."""
+        learner, data = A2C(lazy_recurrent()), cartpole(env=lambda: GymEnv("CartPole-v1"))
+        with torch.device("meta"):
+            learner.prepare_policy(data)
+        assert data.env_spec.action.sizes == (2,)
+        assert {each.device.type for each in learner.parameters()} == {"cpu"}
 
     def test_a_round_is_moved_once_for_all_of_its_parts(self):
         data, device = cartpole(), torch.device("meta")
