@@ -55,7 +55,7 @@ class DelayedGradient:
     def add(self, parameter: Tensor, behaviour: Tensor) -> None:
         """Take a further tensor, which has not moved since the last round began."""
         self.parameters.append(parameter)
-        self.behaviour.append(behaviour.detach().clone())
+        self.behaviour.append(behaviour.detach().to(parameter.device, copy=True))
         self.newest.append(parameter.detach().clone())
         if self.holds_behaviour and self._replaced is not self.newest:
             self._replaced.append(parameter.detach().clone())

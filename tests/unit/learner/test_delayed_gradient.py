@@ -173,6 +173,13 @@ def test_a_parameter_that_is_unfrozen_between_rounds_is_kept_from_then_on():
     assert policy.bias.equal(before + 1)
 
 
+def test_the_behaviour_of_a_parameter_that_is_unfrozen_lies_where_it_does():
+    """That of a run that goes on comes from a file, and so from the CPU."""
+    delayed = DelayedGradient([])
+    delayed.add(nn.Parameter(torch.ones(2, device="meta")), torch.zeros(2))
+    assert delayed.behaviour[0].device.type == "meta"
+
+
 def test_a_parameter_in_anothers_place_is_refused():
     policy = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1)).requires_grad_(False)
     policy[0].requires_grad_(True)
