@@ -79,6 +79,14 @@ class ActorSettings:
     """Of the tensors that a policy makes in a pass without naming one."""
     mkldnn: bool = field(default_factory=lambda: bool(_backends.mkldnn.enabled))
     """Whether layers may compute by oneDNN."""
+    cudnn: tuple[bool, bool] = field(
+        default_factory=lambda: (_backends.cudnn.enabled, _backends.cudnn.deterministic)
+    )
+    """Whether layers may compute by cuDNN, and by none but its deterministic algorithms."""
+    bfloat16_sums: bool = field(
+        default_factory=lambda: _backends.cuda.matmul.allow_bf16_reduced_precision_reduction
+    )
+    """Whether a GPU may add up products of bfloat16 in bfloat16."""
     attention: tuple[bool, ...] = field(
         default_factory=lambda: tuple(is_enabled() for is_enabled, _ in _ATTENTION)
     )
@@ -100,6 +108,8 @@ class ActorSettings:
         torch.use_deterministic_algorithms(self.deterministic, warn_only=self.only_warns)
         torch.set_default_dtype(self.dtype)
         _backends.mkldnn.enabled = self.mkldnn
+        _backends.cudnn.enabled, _backends.cudnn.deterministic = self.cudnn
+        _backends.cuda.matmul.allow_bf16_reduced_precision_reduction = self.bfloat16_sums
         for (_, enable), enabled in zip(_ATTENTION, self.attention, strict=True):
             enable(enabled)
         torch.set_flush_denormal(self.flushes)

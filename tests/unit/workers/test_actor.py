@@ -20,6 +20,7 @@ from tests.policies import VERSION_UNIT, echo_policy, echo_weights
 SETTINGS = ActorSettings(
     batch_size=2, device="cpu", precision="32-true", matmul_precision="highest", deterministic=False
 )
+BF16_SUMS = "allow_bf16_reduced_precision_reduction"
 
 
 @pytest.fixture
@@ -159,6 +160,21 @@ class TestSettingsOnAGPU:
             lambda: torch.tensor(torch.backends.mkldnn.enabled),
         ),
         (
+            lambda: setattr(torch.backends.cudnn, "enabled", False),
+            lambda: setattr(torch.backends.cudnn, "enabled", True),
+            lambda: torch.tensor(torch.backends.cudnn.enabled),
+        ),
+        (
+            lambda: setattr(torch.backends.cudnn, "deterministic", True),
+            lambda: setattr(torch.backends.cudnn, "deterministic", False),
+            lambda: torch.tensor(torch.backends.cudnn.deterministic),
+        ),
+        (
+            lambda: setattr(torch.backends.cuda.matmul, BF16_SUMS, False),
+            lambda: setattr(torch.backends.cuda.matmul, BF16_SUMS, True),
+            lambda: torch.tensor(getattr(torch.backends.cuda.matmul, BF16_SUMS)),
+        ),
+        (
             lambda: torch.use_deterministic_algorithms(True, warn_only=True),
             lambda: torch.use_deterministic_algorithms(False),
             lambda: torch.tensor(torch.get_deterministic_debug_mode()),
@@ -174,7 +190,10 @@ class TestSettingsOnAGPU:
             lambda: torch.tensor(torch.backends.cuda.flash_sdp_enabled()),
         ),
     ],
-    ids=["dtype", "denormals", "oneDNN", "deterministic=warn", "fast path", "flash attention"],
+    ids=[
+        *("dtype", "denormals", "oneDNN", "cuDNN", "deterministic cuDNN", "sums of bfloat16"),
+        *("deterministic=warn", "fast path", "flash attention"),
+    ],
 )
 def test_actors_compute_as_the_process_that_makes_the_settings(change, back, numbers):
     usual, threads = numbers(), torch.get_num_threads()
