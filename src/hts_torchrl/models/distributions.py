@@ -131,8 +131,9 @@ def action_head(action: ActionSpec, *, squash: bool = False) -> ProbabilisticTen
             distribution, kwargs["sizes"] = ChoicesAndNumbers, action.sizes
         case "continuous" if squash:
             distribution = TanhNormal
-            kwargs = {"low": torch.as_tensor(action.low), "high": torch.as_tensor(action.high)}
-            kwargs["event_dims"] = len(action.array.shape)
+            # No buffers: those of a learner's GPU would stay there in an actor's copy.
+            low, high = (torch.as_tensor(each, device="cpu") for each in (action.low, action.high))
+            kwargs = {"low": low, "high": high, "event_dims": len(action.array.shape)}
         case "continuous":
             distribution, kwargs["event_dim"] = IndependentNormal, len(action.array.shape)
     return ProbabilisticTensorDictModule(

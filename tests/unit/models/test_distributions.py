@@ -111,6 +111,12 @@ def test_a_squashed_action_stays_within_the_bounds_of_its_environment():
     assert (dist.sample().abs() <= torch.from_numpy(BOUNDS)).all()
 
 
+def test_the_bounds_of_a_squashed_action_are_on_the_cpu_wherever_it_is_built():
+    with torch.device("meta"):
+        kwargs = action_head(ACTIONS["continuous"], squash=True).distribution_kwargs
+    assert (kwargs["low"].device.type, kwargs["high"].device.type) == ("cpu", "cpu")
+
+
 def test_a_continuous_action_without_squashing_is_a_plain_gaussian():
     assert action_head(ACTIONS["continuous"]).distribution_class is IndependentNormal
 
