@@ -180,6 +180,12 @@ def test_what_contradicts_itself_is_refused(settings, message):
         collect(**settings)
 
 
+def test_another_default_device_than_the_cpu_is_refused():
+    told = r"^torch\.set_default_device\('meta'\); 'cpu' is needed$"
+    with torch.device("meta"), pytest.raises(ConfigurationError, match=told):
+        collect()
+
+
 @pytest.mark.parametrize("number", [np.int64(16), 16.0])
 def test_random_frames_may_be_a_number_of_any_kind_as_all_counts_may(number):
     assert TorchRLSettings(init_random_frames=number).random_frames == 16

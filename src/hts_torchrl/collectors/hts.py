@@ -118,6 +118,8 @@ class HTSCollector(ContractCollector):
         all_outputs = plain_value("all_outputs", all_outputs, "bool")
         self._runner: RoundRunner | None = None
         self._closed = False
+        default = torch.get_default_device()
+        require(default.type == "cpu", f"torch.set_default_device({str(default)!r})", "'cpu'")
         settings = self._take_arguments(settings)
         self._create_env_fn = create_env_fn = arranged(
             create_env_fn, self._torchrl.create_env_kwargs, self._torchrl.max_frames_per_traj
