@@ -208,7 +208,10 @@ class ComputedGradient:
             torch.zeros_like(parameter) if gradient is None else gradient
             for parameter, gradient in zip(trained, found, strict=True)
         ]
-        total, *logged = (each.detach().float().reshape(()) for each in (loss, *figures.values()))
+        total, *logged = (
+            each.detach().to(loss.device, torch.float32).reshape(())
+            for each in (loss, *figures.values())
+        )
         numbers = torch.stack([total, *reached, *logged])
         return torch.cat([*(each.flatten() for each in gradients), numbers])
 

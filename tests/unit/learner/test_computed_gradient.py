@@ -1,5 +1,7 @@
 """Updates by chunks: gradients, minibatches, advantages, logged losses, and what is refused."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from lightning.pytorch import Callback
@@ -14,7 +16,7 @@ from hts_torchrl import (
     make_actor_critic,
 )
 from hts_torchrl.learner import Learner
-from hts_torchrl.learner.gradient_chunks import RUNNING
+from hts_torchrl.learner.gradient_chunks import RUNNING, ComputedGradient
 from tests.fits import SGDA2C, cartpole, flat, flat_gradient, quiet_trainer, watched_fit
 from tests.policies import policy_with
 
@@ -190,6 +192,19 @@ def test_a_loss_and_figures_with_a_dimension_of_one_are_as_good_as_numbers():
         if kind is Shaped:
             assert trainer.callback_metrics["loss/whole"].shape == ()
     assert torch.equal(*weights)
+
+
+def test_figures_may_be_on_the_cpu_wherever_the_loss_is(monkeypatch):
+    """The device meta, for which there is no autocast, stands for a GPU."""
+    monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())
+    layer = nn.Linear(2, 1, device="meta")
+
+    def loss():
+        RUNNING.figures["temperature"] = torch.tensor(0.5)
+        return layer(torch.ones(3, 2, device="meta")).sum()
+
+    vector = ComputedGradient(layer).of(loss)  # gradients, loss, what it reaches, figure
+    assert (vector.device.type, vector.shape) == ("meta", (3 + 1 + 2 + 1,))
 
 
 def test_a_loss_of_a_chunk_that_is_no_tensor_is_refused():
