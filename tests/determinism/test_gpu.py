@@ -11,9 +11,12 @@ import pytest
 import torch
 from benchmarks import determinism
 from benchmarks.determinism import Task, WorkerPool
+from torch import nn
+from torchrl.envs import GymEnv
 
-from hts_torchrl import AtariEnvs, GymEnvs
+from hts_torchrl import A2C, AtariEnvs, GymEnvs, HTSCollector
 from tests.determinism.tasks import TASKS
+from tests.fits import cartpole, watched_fit
 from tests.graphs import needs_gpu
 from tests.runs import digest, perturbed, play
 
@@ -69,6 +72,30 @@ def test_graphs_give_the_bits_of_passes_without(name):
 def test_actors_start_by_either_method(start_method):
     started = run("cartpole", cudagraph=True, num_actors=2, start_method=start_method)
     assert started == run("cartpole", cudagraph=True)
+
+
+def test_a_policy_is_built_there_for_an_environment_of_torchrl():
+    learner, data = A2C(network="mlp"), cartpole(env=lambda: GymEnv("Pendulum-v1"))
+    with torch.device("cuda:0"):  # as the Trainer has it
+        learner.prepare_policy(data)
+    assert data.env_spec.action.low.tolist() == [-2.0]
+    assert next(learner.parameters()).device == torch.device("cuda:0")
+
+
+@pytest.mark.parametrize("policy_device", ["cpu", "cuda:0"])
+def test_a_network_by_name_learns(policy_device):
+    settings = {"env": GymEnvs("Pendulum-v1"), "num_actors": 1, "policy_device": policy_device}
+    learner = A2C(network="mlp", squash=True)
+    watch = watched_fit(learner, cartpole(2, **settings), accelerator="gpu")
+    assert len(watch.rounds) == 2
+
+
+def test_a_plain_policy_may_lie_on_the_gpu():
+    policy = nn.Sequential(nn.Linear(3, 1), nn.Tanh()).to("cuda:0")
+    frames = {"frames_per_batch": 8, "total_frames": 8, "num_envs": 2, "num_actors": 0}
+    collector = HTSCollector(GymEnvs("Pendulum-v1"), policy, device="cuda:0", **frames)
+    (batch,) = play(collector)
+    assert batch["action"].device == torch.device("cuda:0")
 
 
 class TestTraining:
