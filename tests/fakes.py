@@ -288,6 +288,14 @@ class RecallEnv(gymnasium.Env):
         return np.zeros(1, np.float32), float(action == self.cue), ends, False, {}
 
 
+class DivergingEnv(RecallEnv):
+    """Terminates with an observation that is not finite."""
+
+    def step(self, action):
+        observation, reward, ends, *others = super().step(action)
+        return observation if not ends else observation * np.nan, reward, ends, *others
+
+
 class DictEnv(gymnasium.Env):
     """A picture and a vector as observation; 3 steps an episode."""
 

@@ -361,7 +361,8 @@ class Learner(RoundModule):
         """Shift the values by a step; evaluate what no actor saw: the true final ones."""
         next_value = value.roll(-1, 1)
         if self._captures:  # those of ended episodes too: a graph has one shape
-            next_value[_LAST] = self.values_where(after, _LAST)
+            last = self.values_where(after, _LAST)  # which may be NaN there
+            next_value[_LAST] = last.masked_fill(after["terminated"][_LAST], 0)
             return next_value
         unseen = after["truncated"].squeeze(-1).clone()
         unseen[:, -1] = True

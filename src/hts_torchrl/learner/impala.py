@@ -60,19 +60,16 @@ class Impala(Learner):
 
     def loss(self, batch: TensorDictBase) -> Tensor:
         """Return the loss of a round ``[N, T]``, or of a chunk: of whole trajectories."""
-        unseen = batch["next", "truncated"].squeeze(-1).clone()
-        unseen[:, -1] = True
-        final_value = self.values_where(batch["next"], unseen)
         samples = self.samples_of(batch)
         policy, value = self.evaluate(samples)
         log_prob = policy.log_prob(samples["action"])
-        next_value = value.detach().view(*batch.shape, 1).roll(-1, 1)
-        next_value[unseen] = final_value
+        newest_value = value.detach().view(*batch.shape, 1)
+        next_value = self._next_value(batch["next"], newest_value, of_behaviour=False)
         targets = vtrace_targets(
             log_prob=log_prob.detach().view_as(next_value),
             behaviour_log_prob=samples["behaviour_log_prob"].view_as(next_value),
             reward=self.rewards(batch),
-            value=value.detach().view_as(next_value),
+            value=newest_value,
             next_value=next_value,
             done=batch["next", "done"],
             terminated=batch["next", "terminated"],

@@ -31,11 +31,12 @@ from torchrl.modules import (
     ValueOperator,
 )
 
-from hts_torchrl import A2C, PPO, PQN, GymEnvs, HTSCollector, Learner, make_actor_critic
+from hts_torchrl import A2C, PPO, PQN, GymEnvs, HTSCollector, Impala, Learner, make_actor_critic
 from hts_torchrl.errors import ConfigurationError, ProtocolError
 from hts_torchrl.learner.gradient_chunks import RUNNING
 from hts_torchrl.learner.optimizers import OnePassRMSprop
 from hts_torchrl.training.round_slice import RoundSlice
+from tests.fakes import DivergingEnv
 from tests.fits import (
     SGDA2C,
     SGDPPO,
@@ -148,6 +149,12 @@ class TestTargets:
         changed += [5 + 800 / 2, 6 + 900 / 2, 7 + 1100 / 2]
         assert self.returns(lag=1, newest=100.0) == pytest.approx(changed)
         assert self.final_scale == 100.0
+
+
+@pytest.mark.parametrize("kind", [A2C, PPO, PQN, Impala])
+def test_a_game_may_terminate_with_an_observation_that_is_not_finite(kind):
+    watch = watched_fit(kind(), cartpole(2, env=partial(DivergingEnv, 4)))
+    assert watch.final_weights.isfinite().all()
 
 
 class TestA2C:

@@ -4,13 +4,23 @@ A replay runs no Python, so whatever a loss reads besides its round and its para
 as it was in the first round.
 """
 
+from functools import partial
+
 import pytest
 import torch
 from lightning.pytorch import Callback
 from torch import nn
 
-from hts_torchrl import A2C, ConfigurationError, GymEnvs, HTSDataModule, make_actor_critic
+from hts_torchrl import (
+    A2C,
+    ConfigurationError,
+    GymEnvs,
+    HTSDataModule,
+    env_spec_of,
+    make_actor_critic,
+)
 from hts_torchrl.learner import a2c
+from tests.fakes import DivergingEnv
 from tests.fits import quiet_trainer
 from tests.graphs import record_captures
 from tests.policies import policy_with
@@ -67,6 +77,16 @@ def test_it_learns_what_is_learned_without(captures, settings):
 def test_a_round_with_a_truncation_within_is_computed_without(captures):
     env = GymEnvs("CartPole-v1", {"max_episode_steps": 13})
     same(learned(cudagraph_loss=True, env=env), learned(env=env))
+    assert captures
+
+
+def test_a_game_may_terminate_with_an_observation_that_is_not_finite(captures):
+    def policy():
+        torch.manual_seed(1)
+        return make_actor_critic("mlp", env_spec_of(DivergingEnv))
+
+    graph = learned(cudagraph_loss=True, env=partial(DivergingEnv, 4), policy=policy())
+    same(graph, learned(env=partial(DivergingEnv, 4), policy=policy()))
     assert captures
 
 
