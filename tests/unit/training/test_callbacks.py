@@ -182,6 +182,35 @@ class TestTrainingStatistics:
             assert len(shares) >= 5
             assert all(0 <= share <= 1 for share in shares)
 
+    def test_neither_waiting_nor_work_is_that_of_an_evaluation(self, monkeypatch):
+        monkeypatch.setattr(statistics, "logs_after_batch", lambda _: True)
+        pool = {"learner_busy_s": 0.0, "learner_waiting_s": 0.0}
+        data = SimpleNamespace(collector=SimpleNamespace(stats=lambda: dict(pool)))
+        trainer = SimpleNamespace(world_size=1, datamodule=data)
+        logged = {}
+        module = SimpleNamespace(log_dict=lambda figures, **_: logged.update(figures))
+        entries = {
+            "episode_end": torch.tensor([[False]]),
+            "episode_reward": torch.tensor([[1.0]]),
+            "step_count": torch.tensor([[3]]),
+        }
+        part = RoundSlice(TensorDict({"next": TensorDict(entries, [1, 1])}, [1, 1]), 0, 1)
+
+        def share_after_round(busy_s, waiting_s):
+            pool["learner_busy_s"] += busy_s
+            pool["learner_waiting_s"] += waiting_s
+            logged.clear()
+            numbers.on_train_batch_end(trainer, module, None, part)
+            return logged.get("wait/learner")
+
+        numbers = TrainingStatistics()
+        numbers.on_train_start(trainer, module)
+        assert share_after_round(1.0, 1.0) == 0.5
+        numbers.on_validation_start(trainer, module)
+        numbers.on_validation_end(trainer, module)
+        assert share_after_round(60.0, 0.0) is None  # it was collected during the evaluation
+        assert share_after_round(1.0, 3.0) == 0.75
+
     def test_the_speed_is_that_of_whole_rounds(self, tmp_path):
         learner, data = PPO(epochs=2, minibatches=2), cartpole(6, evaluation_episodes=1)
         _, _, rows = run(tmp_path, data, learner, log_every_n_steps=3)  # also after a whole round

@@ -25,7 +25,8 @@ class TrainingStatistics(Callback):
     - ``episode/return`` (raw score), ``episode/length``: means over the last 100 finished games of
       all ranks
     - ``steps_per_second``: speed since the last logging; ``wait/...``: shares of that time in which
-      executors, actors and the learner waited for each other
+      executors, actors and the learner waited for each other. Evaluations are left out, with what
+      came before them since the last logging, and with the round that was collected meanwhile
     - ``rendezvous/skew_ms``: mean time between the first and the last executor's end of a round
     - ``rendezvous/slowest_env``: first environment of the last executor in the latest round
     - ``eval/frames``, ``eval/minutes``: those of training at the time of an evaluation
@@ -43,7 +44,8 @@ class TrainingStatistics(Callback):
         self._rounds = 0
         self._counted_s = 0.0
         self._marks: dict[str, float] = {}
-        self._evaluates_within_training = False
+        """What was measured when the last speed was told, or soon after an evaluation."""
+        self._evaluated_within_training = False
 
     @classmethod
     def of(cls, trainer: Trainer) -> Self:
@@ -79,7 +81,7 @@ class TrainingStatistics(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start the clock; what is measured from now on is compared with now."""
         self._counted_s = self._earlier_s
-        self._marks = {"frames": self.frames, "rounds": self._rounds, "seconds": self._earlier_s}
+        self._marks = self._measured(trainer)
         self._resume()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -94,12 +96,12 @@ class TrainingStatistics(Callback):
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Stop the clock: evaluation is no training."""
-        self._evaluates_within_training = self._started_s is not None
+        self._evaluated_within_training = self._started_s is not None
         self._pause()
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Let the clock run on."""
-        if self._evaluates_within_training:
+        if self._evaluated_within_training:
             self._resume()
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -122,6 +124,8 @@ class TrainingStatistics(Callback):
         self.frames += part.round.numel() * trainer.world_size
         self._rounds += 1
         self._counted_s = self.minutes * 60
+        if self._evaluated_within_training:  # by now all have booked it, as work or as waiting
+            self._evaluated_within_training, self._marks = False, self._measured(trainer)
         ended, scores, lengths = (  # step by step: a round may end more games than are kept
             torch.cat(of_all_ranks(part.round["next", name].contiguous())).transpose(0, 1)
             for name in ("episode_end", "episode_reward", "step_count")
@@ -155,12 +159,16 @@ class TrainingStatistics(Callback):
         length = sum(self._lengths) / len(self._lengths)
         return {"episode/return": self.mean_return, "episode/length": length}
 
-    def _rates(self, trainer: Trainer) -> dict[str, float]:
-        """Return speed and shares of waiting over the whole rounds since the last call."""
+    def _measured(self, trainer: Trainer) -> dict[str, float]:
+        """Return sums over all whole rounds so far, and what the collector has measured."""
         collector = getattr(getattr(trainer, "datamodule", None), "collector", None)
         pool = {} if collector is None else collector.stats()
         counted = {"frames": self.frames, "rounds": self._rounds, "seconds": self._counted_s}
-        now = {**pool, **counted}  # the collector's own frames are one round ahead
+        return {**pool, **counted}  # the collector's own frames are one round ahead
+
+    def _rates(self, trainer: Trainer) -> dict[str, float]:
+        """Return speed and shares of waiting over the whole rounds since the last call."""
+        now = self._measured(trainer)
         since = {name: value - self._marks.get(name, 0.0) for name, value in now.items()}
         self._marks = now
         rates = {"steps_per_second": since["frames"] / since["seconds"]}
@@ -168,9 +176,9 @@ class TrainingStatistics(Callback):
             waited, worked = since.get(f"{role}_waiting_s", 0.0), since.get(f"{role}_busy_s", 0.0)
             if waited + worked > 0:
                 rates[f"wait/{role}"] = waited / (waited + worked)
-        if "slowest_env" in pool:
+        if "slowest_env" in now:
             rates["rendezvous/skew_ms"] = 1e3 * since["rendezvous_skew_s"] / since["rounds"]
-            rates["rendezvous/slowest_env"] = pool["slowest_env"]
+            rates["rendezvous/slowest_env"] = now["slowest_env"]
         return rates
 
     def state_dict(self) -> dict[str, Any]:
