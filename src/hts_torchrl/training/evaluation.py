@@ -32,8 +32,8 @@ _SMALLEST = 160
 """Pixels of an image; MinAtar renders ten."""
 _MANY_STEPS = 30_000  # more than the longest game of Atari, 27,000, with its frames skipped
 _NO_END = (
-    f"a game of the evaluation has not ended after {_MANY_STEPS:,} steps; if it has no end, limit "
-    "it: gymnasium.make has max_episode_steps, TorchRL has StepCounter(max_steps=...)"
+    f"a game has not ended after {_MANY_STEPS:,} steps; if it has no end, limit it: gymnasium.make "
+    "has max_episode_steps, TorchRL has StepCounter(max_steps=...)"
 )
 
 
@@ -94,9 +94,7 @@ class Evaluation:
                 counted = slice(first, min(first + group.num_envs, self.episodes))
                 games = counted.stop - first
                 running = np.ones(games, bool)
-                for number, (score, ended) in enumerate(self._steps(group, first, policy), 1):
-                    if number == _MANY_STEPS:
-                        warnings.warn(_NO_END, stacklevel=2)
+                for score, ended in self._steps(group, first, policy):
                     scores[counted] += np.where(running, score[:games], 0.0)
                     lengths[counted] += running
                     running &= ~ended[:games]
@@ -151,6 +149,8 @@ class Evaluation:
                 transition = group.step(answers[action.key])
                 memory.carry(answers, transition.terminated | transition.truncated)
                 observation = transition.next_observation
+                if first + step + 1 == _MANY_STEPS:
+                    warnings.warn(_NO_END, stacklevel=2)
                 yield transition.score, transition.episode_end
 
 

@@ -359,6 +359,12 @@ def test_a_game_of_very_many_steps_is_told(many, monkeypatch):
         Evaluation(CountdownEnv, 3, seed=0).run(echo_policy())
 
 
+def test_a_game_of_very_many_pictures_is_told(monkeypatch):
+    monkeypatch.setattr(evaluation, "_MANY_STEPS", 3)
+    with pytest.warns(UserWarning, match="a game has not ended after 30,000 steps"):
+        list(Evaluation(CARTPOLE, 1, seed=5).frames(cartpole_policy()))
+
+
 class HalfPrecise(SyncVectorEnv):
     """Observes in double precision, and declares single precision."""
 
