@@ -35,7 +35,7 @@ from hts_torchrl.policy.memory import evaluate_sequences
 from hts_torchrl.policy.normalization import NormalizedPolicy
 from hts_torchrl.policy.sampling import Projection
 from hts_torchrl.policy.spec_json import spec_as_json
-from hts_torchrl.specs import IS_INIT, EnvSpec
+from hts_torchrl.specs import IS_INIT, EnvSpec, path_of
 from hts_torchrl.training.evaluation import Evaluation, log_scores, play
 from hts_torchrl.training.extended_hooks import refuse_replaced_hooks
 from hts_torchrl.training.run_settings import class_name
@@ -162,16 +162,26 @@ class PolicyModule(LightningModule):
             TensorDict ``[N * T]``, or ``[N, T]`` of sequences: the observations by their keys,
             ``action`` (of a policy that writes its parts, a TensorDict of these),
             ``behaviour_log_prob`` and your entries.
+
+        Raises:
+            ConfigurationError: if an observation has the name of another entry.
         """
         head = probabilistic_module(self.actor_critic)
         keys = head.dist_sample_keys
         log_probs = (batch[key].reshape(*batch.shape, -1).sum(-1) for key in head.log_prob_keys)
         entries: dict[Any, Tensor | TensorDictBase] = {
-            **{key: batch[key] for key in inputs_of(self.actor_critic)},
             "action": batch.select(*keys) if is_composite(head) else batch[keys[0]],
             "behaviour_log_prob": torch.stack([*log_probs]).sum(0),  # of all parts of an action
             **more,
         }
+        read = inputs_of(self.actor_critic)
+        if taken := [key for key in read if path_of(key)[0] in entries]:
+            raise ConfigurationError(
+                f"the samples of {type(self).__name__} have {taken[0]!r}, which is an observation "
+                "of the environment too: give the observation another name, with "
+                "gymnasium.wrappers.TransformObservation or torchrl's RenameTransform"
+            )
+        entries |= {key: batch[key] for key in read}
         if self.remembers:
             begins = batch["next", "done"].roll(1, 1)
             begins[:, 0] = False  # the memory of the first step is stored, whether it begins or not

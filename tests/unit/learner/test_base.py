@@ -157,6 +157,19 @@ def test_a_game_may_terminate_with_an_observation_that_is_not_finite(kind):
     assert watch.final_weights.isfinite().all()
 
 
+def renamed(name):
+    """A CartPole whose observation is called so."""
+    env = gymnasium.make("CartPole-v1")
+    space = spaces.Dict({name: env.observation_space})
+    return gymnasium.wrappers.TransformObservation(env, lambda seen: {name: seen}, space)
+
+
+@pytest.mark.parametrize("kind", [PPO, PQN])
+def test_an_observation_with_the_name_of_what_a_learner_adds_is_refused(kind):
+    with pytest.raises(ConfigurationError, match=f"samples of {kind.__name__} have 'returns', wh"):
+        watched_fit(kind(), cartpole(1, env=partial(renamed, "returns")))
+
+
 class TestA2C:
     def gradients(self, chunks: int):
         learner = SGDA2C(cartpole_policy(), learning_rate=0.1)
