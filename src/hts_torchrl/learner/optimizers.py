@@ -125,7 +125,7 @@ def _made(
     taken, of_torch = inspect.signature(cls).parameters, cls in _BY_NAME.values()
     defaults = _OURS.get(cls.__name__, {}) if of_torch else {}
     given = {k: v for k, v in {**defaults, **settings}.items() if k in taken}
-    if "eps" in taken and not isinstance(taken["eps"].default, float):  # it has several
+    if "eps" in taken and isinstance(taken["eps"].default, tuple):  # it has several
         del given["eps"]
     one_by_one = {"foreach", "differentiable"} & given.keys()
     if of_torch and issubclass(cls, _FUSED) and not one_by_one:
@@ -183,7 +183,6 @@ def _is_fused(group: dict[str, Any]) -> bool:
         and group["alpha"] < 1
         and not isinstance(group["lr"], torch.Tensor)
         and all(p.device.type == "cpu" and p.dtype == torch.float32 for p in group["params"])
-        and all(p.grad is None or p.grad.layout == torch.strided for p in group["params"])
     )
 
 

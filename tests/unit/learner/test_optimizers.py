@@ -18,6 +18,13 @@ class Heavy(torch.optim.SGD):
         super().__init__(params, lr, momentum=mass)
 
 
+class OwnEps(torch.optim.Adam):
+    """Adam of a user, who has no default of that kind."""
+
+    def __init__(self, params, lr, eps):
+        super().__init__(params, lr, eps=eps)
+
+
 class Rateless(torch.optim.SGD):
     def __init__(self, params):
         super().__init__(params, 0.1)
@@ -89,6 +96,7 @@ def test_every_optimiser_of_torch_moves_the_policy(name):
 
 def test_epsilon_goes_where_there_is_one_number_of_that_kind():
     assert made("adamw").defaults["eps"] == 1e-3
+    assert made("tests.unit.learner.test_optimizers.OwnEps").defaults["eps"] == 1e-3
     assert "eps" not in made("sgd").defaults
     assert made("adafactor").defaults["eps"] == (None, 1e-3)  # torch's own pair
 
