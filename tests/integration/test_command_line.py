@@ -177,6 +177,16 @@ class TestFit:
         run(*arguments)
         assert told_by(capsys.readouterr().out)["trained"].startswith("64 frames in 0.")
 
+    def test_tells_that_a_timer_of_the_users_would_end_a_longer_run_too(
+        self, tmp_path, monkeypatch, capsys
+    ):
+        monkeypatch.chdir(tmp_path)
+        timer = ["--trainer.callbacks=Timer", "--trainer.callbacks.duration={microseconds: 1}"]
+        run("fit", *CARTPOLE, *A2C, "--trainer.max_time=01:00:00:00", *timer)
+        told = told_by(capsys.readouterr().out)
+        assert told["stopped by"].startswith("Timer; a longer run too")
+        assert "max_time" not in told["continue"]  # by which it would not go on
+
     def test_that_is_to_make_no_step_trains_nothing(self, tmp_path, monkeypatch, capsys):
         monkeypatch.chdir(tmp_path)
         run("fit", *CARTPOLE, *A2C, "--model.learning_rate_decay=true", "--trainer.max_steps=0")

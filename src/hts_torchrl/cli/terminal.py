@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import re
@@ -169,10 +170,25 @@ def _last_lines(trainer: Trainer, folder: str | None, *, finished: bool) -> _Lin
             yield "trace", str(callback.path) if callback.written else "the run has no such round"
     if checkpoints:
         flags = _flags_to_continue(trainer, frames) if finished else []
-        for stops in trainer.early_stopping_callbacks if finished and trainer.should_stop else ():
-            name = f"{type(stops).__name__}(monitor={stops.monitor})"
+        for name in _stopping(trainer) if finished and trainer.should_stop else ():
             yield "stopped by", f"{name}; a longer run too, unless its config leaves that out"
         yield from _commands(dict(checkpoints), Path(folder or ".", "config.yaml"), flags)
+
+
+def _stopping(trainer: Trainer) -> Iterator[str]:
+    """Yield the user's callbacks that have stopped a run, or may have."""
+    for stops in trainer.early_stopping_callbacks:
+        yield f"{type(stops).__name__}(monitor={stops.monitor})"
+    for timer in _own_timers(trainer):
+        left_s = timer.time_remaining()
+        if left_s is not None and left_s <= 0:
+            yield type(timer).__name__
+
+
+def _own_timers(trainer: Trainer) -> list[Timer]:
+    """Return the user's Timers; Lightning puts that of ``max_time`` behind all that it is given."""
+    given = itertools.takewhile(lambda each: not isinstance(each, RunReport), trainer.callbacks)  # type: ignore[attr-defined]
+    return [each for each in given if isinstance(each, Timer)]
 
 
 def _checkpoints(trainer: Trainer) -> _Lines:
@@ -193,7 +209,8 @@ def _flags_to_continue(trainer: Trainer, frames: int) -> list[str]:
             flags.append(f"--trainer.{name}={of_whole_run}")
     if trainer.max_steps != -1:
         flags.append("--trainer.max_steps=-1")
-    if any(isinstance(each, Timer) for each in trainer.callbacks):  # type: ignore[attr-defined]
+    timed = any(isinstance(each, Timer) for each in trainer.callbacks)  # type: ignore[attr-defined]
+    if timed and not _own_timers(trainer):
         flags.append("--trainer.max_time=null")
     return flags
 
