@@ -214,7 +214,9 @@ class Executor:
                 self._episode_reward[late] = self._step_count[late] = 0
                 self._discounted[late] = 0
             if step < replay.longest:
-                transition = self._group.step(replay.actions(step))
+                # A policy may write another type than is declared, as numbers for booleans.
+                actions = replay.actions(step).astype(self._actions.dtype)
+                transition = self._group.step(actions)
                 replay.verify(step, transition)
                 self._observation = transition.next_observation
                 self._count(transition)

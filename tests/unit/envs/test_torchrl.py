@@ -34,6 +34,7 @@ from hts_torchrl.envs.adapter import SerialGroup
 from hts_torchrl.envs.make_group import make_group
 from hts_torchrl.envs.torchrl_specs import spec_of_one
 from hts_torchrl.errors import ConfigurationError
+from tests.runs import digest, play, stopped_after
 
 ACTIONS = {
     "discrete": Categorical(4, shape=(), dtype=torch.int64),
@@ -725,3 +726,28 @@ def test_stacks_of_a_transform_that_was_cloned_hold_steps_of_one_environment(res
     seen = envs.step(np.array([1, 1])).observation["place"]
     assert seen[:, [0, 4]].tolist() == [[0, 0], [1, 1]]  # the environment, in both of its frames
     assert seen[:, [2, 6]].tolist() == [[0, 1], [0, 1]]  # the step
+
+
+class ChoosingEnv(CountingEnv):
+    """Takes a choice that is declared as booleans, and finds it as policies write it."""
+
+    def __init__(self, index: int) -> None:
+        super().__init__(index)
+        self.action_spec = OneHot(4, dtype=torch.bool)
+
+    def _reset(self, tensordict=None, **_):
+        self.episode = -1  # all games are alike
+        return super()._reset(tensordict)
+
+    def _step(self, tensordict):
+        tensordict["action"].argmax()  # which torch has not for booleans
+        return super()._step(tensordict)
+
+
+def test_an_action_that_is_played_again_has_the_type_that_it_had():
+    def make() -> HTSCollector:
+        settings = {"num_envs": 2, "num_actors": 0, "frames_per_batch": 8, "total_frames": 24}
+        return HTSCollector(ChoosingEnv, policy, **settings)
+
+    policy = make_actor_critic("mlp", make_group(ChoosingEnv, [0]).spec)
+    assert digest(stopped_after(2, make)) == digest(play(make()))
