@@ -47,7 +47,9 @@ class Rows:
             kept = self.last(begin if keep is None else keep)
             begin, end = len(kept), len(kept) + len(rows)
             make = _mapped if reserve else np.zeros
-            array = make((max(2 * end, reserve), *rows.shape[1:]), memory.array.dtype)
+            # A policy of float64 acts by numbers that a declared float32 does not hold.
+            dtype = rows.dtype if rows.dtype.kind == "f" else memory.array.dtype
+            array = make((max(2 * end, reserve), *rows.shape[1:]), dtype)
             array[:begin] = kept
             memory = _Memory(array, end)
         memory.array[begin:end] = rows

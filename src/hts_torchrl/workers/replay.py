@@ -40,12 +40,12 @@ class Replay:
         return [row for row, start in enumerate(self._starts) if step and start == step]
 
     def actions(self, step: int) -> Array:
-        """Return the actions ``[G, ...]`` of a step."""
+        """Return the actions ``[G, ...]`` of a step, in the type in which they are kept."""
         chosen = [
             actions[step - start] if step >= start else self._filler[step]
             for actions, start in zip(self._actions, self._starts, strict=True)
         ]
-        return np.stack(chosen).astype(self._spec.action.array.dtype)
+        return np.stack(chosen)
 
     def verify(self, step: int, transition: Transition) -> None:
         """Compare a step with the action log.

@@ -744,6 +744,37 @@ class ChoosingEnv(CountingEnv):
         return super()._step(tensordict)
 
 
+class ExactEnv(CountingEnv):
+    """Observes the last digits of its action."""
+
+    def __init__(self, index: int) -> None:
+        super().__init__(index, "continuous")
+
+    def _reset(self, tensordict=None, **_):
+        self.episode = -1  # all games are alike
+        return super()._reset(tensordict)
+
+    def _step(self, tensordict):
+        action = tensordict["action"]
+        tensordict["action"] = 1e9 * (action - action.float())
+        return super()._step(tensordict)
+
+
+def test_actions_of_float64_are_played_again_to_the_last_digit():
+    def make() -> HTSCollector:
+        settings = {"num_envs": 2, "num_actors": 0, "frames_per_batch": 8, "total_frames": 24}
+        return HTSCollector(ExactEnv, policy, **settings)
+
+    class Halves(nn.Linear):
+        def forward(self, place):
+            return super().forward(place.double()).tanh() / 2
+
+    policy = Halves(4, 2, dtype=torch.float64)
+    batches = play(make())
+    assert batches[0]["action"].dtype == torch.float64
+    assert digest(stopped_after(2, make)) == digest(batches)
+
+
 def test_an_action_that_is_played_again_has_the_type_that_it_had():
     def make() -> HTSCollector:
         settings = {"num_envs": 2, "num_actors": 0, "frames_per_batch": 8, "total_frames": 24}
