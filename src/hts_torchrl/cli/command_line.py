@@ -25,15 +25,16 @@ from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Callback, ProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser
-from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning_utilities.core.enums import StrEnum
 from omegaconf.errors import OmegaConfBaseException
 
 from hts_torchrl.cli.argument_parser import NO_FLAGS, HTSArgumentParser, reason_in
 from hts_torchrl.cli.checkpoint_settings import CheckpointSettings
 from hts_torchrl.cli.config_files import checkpoint_of, classes_given, files_with, is_given
-from hts_torchrl.compat.lightning import CommandLine, take_next_version
-from hts_torchrl.errors import ConfigurationError, naming, reason_of, require
+from hts_torchrl.cli.run_folder import expanded, folder_of_job, make_run_folder
+from hts_torchrl.compat.lightning import CommandLine
+from hts_torchrl.errors import ConfigurationError, naming, require
 from hts_torchrl.learner import Learner
 from hts_torchrl.portable import VARIABLES, is_portable
 from hts_torchrl.training.callbacks import (
@@ -124,7 +125,7 @@ class HTSCommandLine(CommandLine):
         if settings["logger"] in (None, True):  # made here, so that --name decides to the last
             runs = str(Path(expanded(settings["default_root_dir"] or ""), "runs"))
             kwargs["logger"] = [TensorBoardLogger(runs, name), CSVLogger(runs, name)]
-        kwargs |= _folder_of_job(settings, name)
+        kwargs |= folder_of_job(settings, name)
         plugins = _listed(settings["plugins"])
         if not any(isinstance(plugin, CheckpointIO) for plugin in plugins):
             plugins = [*plugins, DurableCheckpointIO()]
@@ -254,30 +255,9 @@ class HTSCommandLine(CommandLine):
 
     def before_fit(self) -> None:
         """Refuse a folder that cannot be made before anything else is."""
-        writes_nothing = self.trainer.fast_dev_run  # type: ignore[attr-defined]
-        if writes_nothing or not self.trainer.is_global_zero:  # all ranks write into that of rank 0
-            return
-        for folder in (self.trainer.default_root_dir, self.trainer.log_dir):
-            here = "://" not in str(folder)
-            require(here, f"the run's folder {folder}", "one of this machine")
-        _require_written_out(self.trainer.loggers)
-        own = vars(self.setting("trainer"))["logger"] in (None, True) and self.trainer.loggers != []
-        directory = Path(self.trainer.log_dir or ".")
-        try:
-            while not _made(directory, anew=own):
-                take_next_version(self.trainer.loggers)
-                directory = Path(self.trainer.log_dir or ".")
-        except OSError as error:
-            raise ConfigurationError(
-                f"the run's folder {directory}: {reason_of(error, directory)}"
-            ) from error
-        _require_no_loss(directory / "config.yaml")
-        csv = (each for each in self.trainer.loggers if isinstance(each, CSVLogger))
-        old = [Path(each.log_dir, "metrics.csv") for each in csv]
+        given = vars(self.setting("trainer"))["logger"]
         goes_on = self.subcommand != "fit" or self.setting("ckpt_path") or SLURMEnvironment.detect()
-        old += [] if goes_on else [directory / "checkpoints" / "last.ckpt", *_own(self.trainer)]
-        for path in filter(Path.is_file, old):
-            warnings.warn(f"{path} is of an earlier run: this one writes over it", stacklevel=2)
+        make_run_folder(self.trainer, anew=given in (None, True), goes_on=bool(goes_on))
 
     before_validate = before_test = before_predict = before_fit
 
@@ -289,17 +269,6 @@ class HTSCommandLine(CommandLine):
             for game, score in enumerate(games["score"]):
                 length = games["length"][game]
                 print(f"game {game}: score {float(score):g}, {int(length)} steps")  # noqa: T201
-
-
-def _made(directory: Path, *, anew: bool) -> bool:
-    """Make a run's folder; return False if another run has made the one that must be new."""
-    try:
-        directory.mkdir(parents=True, exist_ok=not anew)
-    except FileExistsError:
-        if not anew:
-            raise
-        return False
-    return True
 
 
 def _warn_of_hidden_settings(given: Namespace) -> None:
@@ -322,31 +291,6 @@ def _warn_of_hidden_settings(given: Namespace) -> None:
             f"as the command line cannot see that {cls.__name__} takes them: let its constructor "
             "pass on its **settings as they are, by super().__init__(**settings)",
             stacklevel=2,
-        )
-
-
-def _own(trainer: Trainer) -> list[Path]:
-    """Return the files of ``LastCheckpoint`` and ``BestCheckpoint`` in folders that a user gave."""
-    ours = (each for each in trainer.callbacks if isinstance(each, LastCheckpoint | BestCheckpoint))  # type: ignore[attr-defined]
-    return [Path(each.dirpath, f"{each.filename}.ckpt") for each in ours if each.dirpath]
-
-
-def _require_written_out(loggers: list[Logger]) -> None:
-    """Refuse a folder with a variable or ``~``, which Lightning replaces in some paths only."""
-    for logger in loggers:
-        if isinstance(logger, TensorBoardLogger) and expanded(logger.root_dir) != logger.root_dir:
-            raise ConfigurationError(
-                f"the TensorBoardLogger's folder {logger.root_dir}: checkpoints would go to one of "
-                f"that very name; write it out, {expanded(logger.root_dir)}"
-            )
-
-
-def _require_no_loss(config: Path) -> None:
-    """Refuse to save the run's config over one that no run has saved."""
-    if config.is_file() and "\nbase: null" not in config.read_text("utf-8", errors="replace"):
-        raise ConfigurationError(
-            f"{config} is a file of your own, and the run saves its config there: rename it, or "
-            "name another folder (--trainer.default_root_dir, or that of a logger)"
         )
 
 
@@ -395,22 +339,6 @@ def _callbacks(
     # Statistics first: they have counted a round where another callback fails at its end.
     by_turn = sorted([*given, *others], key=lambda each: not isinstance(each, TrainingStatistics))
     return by_turn, last
-
-
-def _folder_of_job(settings: Mapping[str, Any], name: str) -> dict[str, str]:
-    """Return ``default_root_dir`` for a job of SLURM, which keeps its number when it is requeued.
-
-    There Lightning saves what the job goes on from, and looks for it whenever a job starts. In the
-    working directory it would find that of another job.
-    """
-    if settings["default_root_dir"] is not None or not SLURMEnvironment.detect():
-        return {}
-    return {"default_root_dir": str(Path("runs", name, f"slurm_{SLURMEnvironment.job_id()}"))}
-
-
-def expanded(path: str | os.PathLike[str]) -> str:
-    """Return a path with variables and ``~`` replaced as TensorBoardLogger does, and no other."""
-    return os.path.expanduser(os.path.expandvars(path))  # noqa: PTH111 - takes any ~name
 
 
 def _listed(given: Any) -> list[Any]:  # noqa: ANN401 - the Trainer takes one, a list or None

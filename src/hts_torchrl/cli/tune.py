@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import yaml
 
-from hts_torchrl.cli.command_line import expanded
 from hts_torchrl.cli.fit_commands import FitCommands
+from hts_torchrl.cli.run_folder import expanded
 from hts_torchrl.cli.subcommands import parsed_fit
 from hts_torchrl.cli.terminal import tell
 from hts_torchrl.durable_file import replacing
