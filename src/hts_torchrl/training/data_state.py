@@ -123,7 +123,12 @@ class DataState:
             "gradient_clip_algorithm": str(algorithm),
             "world_size": trainer.world_size,
         }
-        return {"data": self.settings, "trainer": of_trainer, "portable": is_portable()}
+        return {
+            "data": self.settings,
+            "trainer": of_trainer,
+            "portable": is_portable(),
+            "device": trainer.strategy.root_device.type,
+        }
 
     def changes_from(self, state: dict[str, Any], trainer: Trainer) -> Changes:
         """Return what decides bits and is not as in a state that was saved.
@@ -146,6 +151,9 @@ class DataState:
         was, now = bool(saved.get("portable")), is_portable()
         if saved["data"] and was != now:
             differing["portable"] = (was, now)
+        was, now = saved.get("device", own["device"]), own["device"]  # older ones have none
+        if was != now:
+            differing["trainer.accelerator"] = (was, now)
         for name in ("data.normalize_observation", "data.normalize_reward"):
             if name in differing:
                 was, now = differing[name]

@@ -111,6 +111,21 @@ def test_a_setting_that_decides_bits_is_refused_with_both_values(message, checkp
     assert "data.accept_changes=true" in str(refusal.value)
 
 
+def test_the_device_is_the_checkpoints(checkpoint, tmp_path):
+    saved = torch.load(checkpoint)
+    settings = saved["HTSDataModule"]["settings"]
+    assert settings["device"] == "cpu"
+    settings["device"] = "cuda"
+    torch.save(saved, tmp_path / "gpu.ckpt")
+    with pytest.raises(ConfigurationError) as refusal:
+        go_on(tmp_path / "gpu.ckpt")
+    assert str(refusal.value).startswith("trainer.accelerator='cpu', the checkpoint has 'cuda': ")
+    go_on(tmp_path / "gpu.ckpt", accept_changes=True)
+    del settings["device"]  # as in checkpoints of before
+    torch.save(saved, tmp_path / "older.ckpt")
+    go_on(tmp_path / "older.ckpt")
+
+
 def test_an_older_checkpoint_was_not_compiled(checkpoint, tmp_path):
     saved = torch.load(checkpoint)
     (data,) = (each for name, each in saved.items() if name == "HTSDataModule")
