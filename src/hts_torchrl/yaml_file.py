@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,8 @@ def read_yaml(path: Path) -> Any:  # noqa: ANN401 - whatever the file holds
         raise ConfigurationError("it nests too deeply") from error
     except (yaml.YAMLError, ValueError) as error:  # the latter of a date that is none, 2026-02-30
         raise ConfigurationError(in_one_line(error)) from error
+    except (LookupError, AttributeError) as error:  # of PyYAML, from such as `!!bool maybe`
+        raise ConfigurationError("a value is none of the type that its tag (!!) says") from error
 
 
 def _entries(node: yaml.Node, known: dict[yaml.Node, int], depth: int = 0) -> int:
@@ -48,7 +51,7 @@ def _entries(node: yaml.Node, known: dict[yaml.Node, int], depth: int = 0) -> in
     if isinstance(node, yaml.MappingNode):
         parts = [part for pair in node.value for part in pair]
         names = [name.value for name, _ in node.value if isinstance(name, yaml.ScalarNode)]
-        if twice := [name for name in names if names.count(name) > 1 and name != "<<"]:
+        if twice := [name for name, times in Counter(names).items() if times > 1 and name != "<<"]:
             raise ConfigurationError(f"it has {twice[0]} twice")
     elif isinstance(node, yaml.SequenceNode):
         parts = node.value

@@ -950,6 +950,7 @@ MERGED_LAUGHS = "a0: &a0 {ha: 1}\n" + "".join(
         ("- 1\n", "--config=bad.yaml: it is a list; settings by name are needed"),
         ("# nothing\n", "--config=bad.yaml: it is empty; settings by name are needed"),
         ("data:\n  num_envs: 4\n  num_envs: 8\n", "--config=bad.yaml: it has num_envs twice"),
+        ("trainer: {logger: !!bool maybe}\n", "--config=bad.yaml: a value is none of the type"),
         ("data:\n  seed: 5\n", "--config=bad.yaml: data.seed is seed_everything: give that"),
         ("data.seed: 5\n", "--config=bad.yaml: data.seed is seed_everything: give that"),
         ("data: []\n", "--config=bad.yaml: data=[]; settings by name are needed"),

@@ -103,6 +103,9 @@ def test_the_objective_gives_the_direction(text, objective, direction, read):
         ("space: {a: [1], b: [2], a: [3]}", "it has a twice"),
         ("space: {", "while parsing"),
         ("space: {a: [2026-02-30]}", "day is out of range for month"),
+        ("space: {a: [!!bool maybe]}", "a value is none of the type that its tag"),
+        ("space: {a: [!!int '']}", "a value is none of the type that its tag"),
+        ("space: {a: [!!timestamp x]}", "a value is none of the type that its tag"),
         (f"space: {'[' * 3000}{']' * 3000}", "it nests too deeply"),
     ],
 )
