@@ -3,9 +3,12 @@
 import copy
 import functools
 import itertools
+import signal
 
 import gymnasium
 import pytest
+import torch
+from torchrl.data import LazyTensorStorage, ReplayBuffer
 
 from hts_torchrl import ProtocolError
 from tests.runs import digest, play
@@ -47,13 +50,17 @@ def in_round(number: int):
     return collect(functools.partial(make_interrupted, at=number * STEPS + 5))
 
 
-def once(at: int):
+def stop():
+    raise KeyboardInterrupt
+
+
+def once(at: int, act=stop):
     """A function that Ctrl-C ends in its call number ``at``, counted from 0."""
     calls = itertools.count()
 
     def function(*_):
         if next(calls) == at:
-            raise KeyboardInterrupt
+            act()
 
     return function
 
@@ -81,6 +88,21 @@ def test_neither_does_ctrl_c_while_a_batch_is_processed(whole, at, delay):
     interrupt = once(at)
     collector = collect(postproc=lambda batch: interrupt() or batch, delay=delay)
     assert digest(until_ctrl_c(collector) + list(collector)) == digest(whole)
+
+
+@pytest.mark.parametrize("at", range(ROUNDS))
+def test_neither_does_ctrl_c_while_a_buffer_is_extended_which_has_each_row_once(
+    whole, monkeypatch, at
+):
+    interrupt = once(at, lambda: signal.raise_signal(signal.SIGINT))
+    kept = ReplayBuffer(storage=LazyTensorStorage(1000))
+    write = kept.storage.set
+    monkeypatch.setattr(kept.storage, "set", lambda *given: interrupt() or write(*given))
+    collector = collect(replay_buffer=kept)
+    assert until_ctrl_c(collector) == [None] * at
+    assert collector.rounds == at + 1
+    assert list(collector) == [None] * (ROUNDS - at - 1)
+    assert digest([kept[:]]) == digest([torch.cat([batch.reshape(-1) for batch in whole])])
 
 
 @pytest.mark.parametrize("number", [1, 2])

@@ -11,6 +11,7 @@ from torchrl.collectors.utils import split_trajectories
 from torchrl.data import ReplayBuffer
 
 from hts_torchrl.collectors.torchrl_settings import TorchRLSettings
+from hts_torchrl.deferred_interrupt import DeferredInterrupt
 from hts_torchrl.specs import EnvSpec, Key, next_key, path_of
 
 
@@ -91,9 +92,14 @@ def extend(buffer: ReplayBuffer, batch: TensorDictBase, rows: tuple[int, int] | 
     """Put a batch into a buffer: transition by transition, unless it has dimensions for rows.
 
     A batch of another shape than ``rows``, ``(N, T)``, as ``postproc`` may return one, is put there
-    as it is; so is any where that is None.
+    as it is; so is any where that is None. Ctrl-C waits meanwhile: the batch is counted already,
+    and a part of it would leave rows behind that nobody has written.
     """
-    dimensions = getattr(buffer.storage, "ndim", 1)
-    if dimensions == 1 and tuple(batch.shape) == rows:
-        batch = batch.reshape(-1)
-    buffer.extend(batch)
+    interrupt, dimensions = DeferredInterrupt(), getattr(buffer.storage, "ndim", 1)
+    interrupt.hold()
+    try:
+        if dimensions == 1 and tuple(batch.shape) == rows:
+            batch = batch.reshape(-1)
+        buffer.extend(batch)
+    finally:
+        interrupt.release()

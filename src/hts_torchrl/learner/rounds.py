@@ -27,8 +27,8 @@ from hts_torchrl.compat.lightning import (
     requeue_signals,
     set_logged_steps,
 )
+from hts_torchrl.deferred_interrupt import DeferredInterrupt
 from hts_torchrl.errors import ConfigurationError, ProtocolError
-from hts_torchrl.learner.deferred_interrupt import DeferredInterrupt
 from hts_torchrl.learner.delayed_gradient import DelayedGradient, DelayedWeights
 from hts_torchrl.learner.finite import likely_causes, require_finite_gradients
 from hts_torchrl.learner.gradient_chunks import GradientChunks

@@ -1,4 +1,4 @@
-"""Ctrl-C and SLURM's signal to requeue, put off while a round is being completed."""
+"""Ctrl-C and SLURM's signal to requeue, put off until what must not be cut in two is done."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from hts_torchrl.learner.deferred_interrupt import DeferredInterrupt
+from hts_torchrl.deferred_interrupt import DeferredInterrupt
 
 
 @pytest.fixture(autouse=True)
