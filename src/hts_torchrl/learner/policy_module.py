@@ -5,6 +5,7 @@ Shapes: N environments, T steps of a round; B samples of it, or observations.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, TypeAlias
 
 import torch
@@ -174,14 +175,8 @@ class PolicyModule(LightningModule):
             "behaviour_log_prob": torch.stack([*log_probs]).sum(0),  # of all parts of an action
             **more,
         }
-        read = inputs_of(self.actor_critic)
-        if taken := [key for key in read if path_of(key)[0] in entries]:
-            raise ConfigurationError(
-                f"the samples of {type(self).__name__} have {taken[0]!r}, which is an observation "
-                "of the environment too: give the observation another name, with "
-                "gymnasium.wrappers.TransformObservation or torchrl's RenameTransform"
-            )
-        entries |= {key: batch[key] for key in read}
+        self._refuse_observed(entries)
+        entries |= {key: batch[key] for key in inputs_of(self.actor_critic)}
         if self.remembers:
             begins = batch["next", "done"].roll(1, 1)
             begins[:, 0] = False  # the memory of the first step is stored, whether it begins or not
@@ -189,6 +184,20 @@ class PolicyModule(LightningModule):
         else:
             samples = TensorDict(entries, batch.shape).reshape(-1)
         return samples.clone() if self.copies_samples else samples
+
+    def _refuse_observed(self, entries: Collection[Any]) -> None:
+        """Refuse to add entries to samples where an observation has the name of one.
+
+        Raises:
+            ConfigurationError: with that name.
+        """
+        read = inputs_of(self.actor_critic)
+        if taken := [key for key in read if path_of(key)[0] in entries]:
+            raise ConfigurationError(
+                f"the samples of {type(self).__name__} have {taken[0]!r}, which is an observation "
+                "of the environment too: give the observation another name, with "
+                "gymnasium.wrappers.TransformObservation or torchrl's RenameTransform"
+            )
 
     def evaluate(self, samples: TensorDictBase) -> tuple[d.Distribution, Tensor]:
         """Run actor and critic once, with gradient; nothing is sampled.

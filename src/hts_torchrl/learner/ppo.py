@@ -99,6 +99,7 @@ class PPO(Learner):
                 self.on_samples_ready(self.samples)
                 if self.decouples:  # what the first epoch finds begins as that of the behaviour
                     samples = self.samples
+                    self._refuse_observed(("proximal_log_prob", "proximal_value"))
                     samples["proximal_log_prob"] = samples["behaviour_log_prob"].clone()
                     samples["proximal_value"] = samples["behaviour_value"].clone()
             return self.loss_by_chunks(

@@ -164,10 +164,13 @@ def renamed(name):
     return gymnasium.wrappers.TransformObservation(env, lambda seen: {name: seen}, space)
 
 
-@pytest.mark.parametrize("kind", [PPO, PQN])
-def test_an_observation_with_the_name_of_what_a_learner_adds_is_refused(kind):
-    with pytest.raises(ConfigurationError, match=f"samples of {kind.__name__} have 'returns', wh"):
-        watched_fit(kind(), cartpole(1, env=partial(renamed, "returns")))
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [(PPO, "returns"), (PQN, "returns"), (PPO, "proximal_log_prob"), (PPO, "proximal_value")],
+)
+def test_an_observation_with_the_name_of_what_a_learner_adds_is_refused(kind, name):
+    with pytest.raises(ConfigurationError, match=f"samples of {kind.__name__} have '{name}', wh"):
+        watched_fit(kind(), cartpole(2, env=partial(renamed, name)))
 
 
 class TestA2C:
