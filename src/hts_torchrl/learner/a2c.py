@@ -138,9 +138,12 @@ class A2C(Learner):
         return self.weighted_sum(losses)
 
     def on_fit_start(self) -> None:
-        """Refuse a graph where there is no GPU."""
+        """Refuse a graph where there is no GPU, or where ranks would have no equal chunks."""
         if self.cudagraph_loss:
             require_gpu(self.device)
+            chunks, ranks = self.gradient_chunks, self.trainer.world_size
+            told = f"cudagraph_loss=True with gradient_chunks={chunks} on {ranks} ranks"
+            require(chunks % ranks == 0, told, f"a multiple of {ranks}")
             self._at_end.callback(setattr, self, "_graph", None)  # its memory is free then
         super().on_fit_start()
 
@@ -160,8 +163,13 @@ class A2C(Learner):
         # How many values a truncation asks for differs, and a graph has one shape.
         if batch["next", "truncated"][:, :-1].any():
             return self._gradient.of(partial(self.loss, batch))
-        # A replay runs no Python; what a callback may change is a coefficient.
-        numbers = [value for value in vars(self).values() if isinstance(value, float)]
+        # A replay runs no Python; what a callback may change is a coefficient, perhaps to a whole
+        # number. Other whole numbers count updates.
+        numbers = [
+            value
+            for name, value in vars(self).items()
+            if isinstance(value, float) or (isinstance(value, int) and name in self.hparams)
+        ]
         graph_of = (self.lag, *numbers, *map(id, self._gradient.trained()))
         if self._graph is None or self._graph_of != graph_of:
             self._graph = None  # its memory is free before that of the next is taken

@@ -5,6 +5,7 @@ as it was in the first round.
 """
 
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -99,6 +100,23 @@ def test_a_coefficient_that_a_callback_changes_counts(captures):
     same(annealed, learned(Anneal()))
     assert len(captures) == 3
     assert not torch.equal(annealed[0], learned(cudagraph_loss=True)[0])
+
+
+def test_so_does_a_whole_number(captures):
+    class Switch(Callback):
+        def on_train_batch_start(self, trainer, pl_module, _, index):  # noqa: ARG002
+            pl_module.value_coef = 1 if index >= 6 else 2
+
+    same(learned(Switch(), cudagraph_loss=True, value_coef=2), learned(Switch(), value_coef=2))
+    assert len(captures) == 3
+
+
+def test_ranks_that_would_have_no_equal_chunks_are_told_the_setting(captures):  # noqa: ARG001
+    learner = A2C(cudagraph_loss=True)
+    learner._trainer = SimpleNamespace(world_size=2)
+    told = "cudagraph_loss=True with gradient_chunks=1 on 2 ranks; a multiple of 2 is needed"
+    with pytest.raises(ConfigurationError, match=told):
+        learner.on_fit_start()
 
 
 def test_casts_of_weights_are_made_in_each_replay(captures):
