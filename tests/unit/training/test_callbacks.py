@@ -149,6 +149,16 @@ class TestTrainingStatistics:
         assert column(rows, "eval/frames") == [64, 128]
         assert len(column(rows, "eval/minutes")) == 2
 
+    def test_frames_are_told_exactly_beyond_what_float32_holds(self, tmp_path):
+        numbers = TrainingStatistics()
+        numbers.frames = 2**24
+        data = cartpole(
+            2, num_envs=1, frames_per_batch=3, evaluation_frames=3, evaluation_episodes=1
+        )
+        _, _, rows = run(tmp_path, data, callbacks=[numbers])
+        for name in ("train/frames", "eval/frames"):
+            assert column(rows, name) == [2**24 + 3, 2**24 + 6]
+
     def test_minutes_leave_evaluation_out(self, monkeypatch):
         clock = iter([0.0, 60.0, 100.0, 160.0])
         monkeypatch.setattr(statistics.time, "monotonic", lambda: next(clock))

@@ -8,6 +8,7 @@ from typing import Any, Self
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import Tensor
 
 from hts_torchrl.compat.lightning import logs_after_batch, set_callback_metrics
 from hts_torchrl.compat.torch import of_all_ranks
@@ -107,7 +108,8 @@ class TrainingStatistics(Callback):
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Log where in the run the evaluation stands; tell callbacks the games so far."""
         self.evaluated_frames = self.frames
-        where = {"eval/frames": float(self.frames), "eval/minutes": self.minutes}
+        where: dict[str, Tensor | float] = {"eval/minutes": self.minutes}
+        where["eval/frames"] = _exact(self.frames, trainer)
         pl_module.log_dict(where, sync_dist=True, reduce_fx="max")  # a mean may round the frames
         self._tell_callbacks(trainer)
 
@@ -137,7 +139,8 @@ class TrainingStatistics(Callback):
             self._tell_callbacks(trainer)
 
     def _log(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        figures = {"train/frames": float(self.frames), "train/minutes": self.minutes}
+        figures: dict[str, Tensor | float] = {"train/minutes": self.minutes}
+        figures["train/frames"] = _exact(self.frames, trainer)
         games = self._of_games()
         bar = {"episode/return": games.pop("episode/return")} if games else {}
         figures |= games
@@ -197,3 +200,9 @@ class TrainingStatistics(Callback):
         self._earlier_s = state_dict["seconds"]
         self._returns = deque(state_dict.get("returns", []), _EPISODES)
         self._lengths = deque(state_dict.get("lengths", []), _EPISODES)
+
+
+def _exact(frames: int, trainer: Trainer) -> Tensor:
+    """Return frames as a figure to log: float32, which a plain number becomes, ends at 2**24."""
+    device = trainer.strategy.root_device if trainer.world_size > 1 else "cpu"  # where ranks meet
+    return torch.tensor(frames, dtype=torch.float64, device=device)
