@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from tensordict.nn import ProbabilisticTensorDictSequential
 from torch import nn
@@ -335,6 +335,17 @@ class TestResume:
         seen_fit(Plain(), callbacks=[saving(tmp_path, every_n_train_steps=2)])
         with pytest.raises(ConfigurationError, match=r"data\.delay=0, the checkpoint has 1: bits"):
             seen_fit(Plain(), checkpoints(tmp_path)[0], delay=0)
+
+    @pytest.mark.filterwarnings("ignore:You're using the WeightAveraging callback with a model")
+    @pytest.mark.parametrize("make", [Plain, Rounds])
+    def test_without_the_callback_that_averages_is_refused(self, make, tmp_path):
+        """What such a checkpoint has in the place of weights are averages."""
+        kept = saving(tmp_path, every_n_train_steps=2)
+        seen_fit(make(), callbacks=[EMAWeightAveraging(), kept])
+        path = checkpoints(tmp_path)[0]
+        with pytest.raises(ConfigurationError, match="checkpoint has 'averages of a WeightAv"):
+            seen_fit(make(), path)
+        assert len(seen_fit(make(), path, accept_changes=True).rounds) == ROUNDS - 2
 
 
 def grouped(parameters, rate):

@@ -22,7 +22,7 @@ from hts_torchrl.compat.torch import set_base_rates, set_last_rates
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.settings import loadable
 from hts_torchrl.training import run_settings
-from hts_torchrl.training.data_state import place_loops, state_in
+from hts_torchrl.training.data_state import lost_averages, place_loops, state_in
 from hts_torchrl.training.extended_hooks import is_of_the_user
 
 _log = logging.getLogger(__name__)
@@ -164,6 +164,7 @@ class Resumption:
         """What the data module would be asked for again when it takes its state."""
         if self._has_rounds:
             self.data_changes = datamodule.changes_from(state_in(checkpoint, datamodule))
+            self.data_changes |= lost_averages(trainer, checkpoint)
         if not getattr(datamodule, "accept_changes", False):
             run_settings.refuse(changes | self.data_changes)
         if "model.optimizer" in changes:

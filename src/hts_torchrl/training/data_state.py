@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import WeightAveraging
 from lightning.pytorch.trainer.states import TrainerFn
 
 from hts_torchrl.collectors.round_source import RoundSource
@@ -243,6 +244,14 @@ def state_in(checkpoint: dict[str, Any], data: HTSDataModule) -> dict[str, Any]:
         )
     state: dict[str, Any] = checkpoint[name]
     return state
+
+
+def lost_averages(trainer: Trainer, checkpoint: dict[str, Any]) -> Changes:
+    """Return, as a change, that a run would go on from averages as if they were its weights."""
+    averages = any(isinstance(each, WeightAveraging) for each in trainer.callbacks)  # type: ignore[attr-defined]
+    if averages or "current_model_state" not in checkpoint:
+        return {}
+    return {"trainer.callbacks": ("averages of a WeightAveraging", "no WeightAveraging")}
 
 
 def place_loops(trainer: Trainer, checkpoint: dict[str, Any], parts_before: int) -> None:

@@ -13,8 +13,9 @@ from lightning.pytorch.callbacks import Checkpoint, WeightAveraging
 from hts_torchrl.envs.own_generators import NUMPY, PYTHON
 from hts_torchrl.policy.sampling import borrowed_generators
 from hts_torchrl.rng import update_seed
-from hts_torchrl.training.data_state import place_loops
+from hts_torchrl.training.data_state import lost_averages, place_loops
 from hts_torchrl.training.round_slice import RoundSlice
+from hts_torchrl.training.run_settings import refuse
 from hts_torchrl.training.trainer_limits import parts_of_round, warn_of_one_epoch
 
 
@@ -69,6 +70,8 @@ class WeightPublisher(Callback):
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         """Go on in the middle of an epoch, where the run's end or its rounds are others now."""
+        if not trainer.datamodule.accept_changes:  # type: ignore[attr-defined]
+            refuse(lost_averages(trainer, checkpoint))
         place_loops(trainer, checkpoint, parts_before=parts_of_round(trainer))
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
