@@ -8,7 +8,7 @@ from unittest import mock
 import pytest
 import torch
 from lightning.pytorch import Callback
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from torch import nn
 
 from hts_torchrl import A2C, ConfigurationError, GymEnvs, make_actor_critic
@@ -271,3 +271,33 @@ def test_a_rank_that_is_given_something_else_is_refused_by_all(tmp_path):
     trainer.fit(A2C(gradient_chunks=2), cartpole(2))
     trainer.save_checkpoint(tmp_path / "of one rank.ckpt")
     run_ranks(2, run_with_something_else, tmp_path)
+
+
+class AsksAlone(A2C):
+    """Asks for a stop after round 1 on rank 1, in a hook that comes after all callbacks."""
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        super().on_train_batch_end(outputs, batch, batch_idx)
+        self.trainer.should_stop |= self.global_rank == 1 and batch_idx == 1
+
+
+def stop_two_ranks():
+    def updates(learner, *, data=None, **settings):
+        trainer = quiet_trainer(strategy="ddp", devices=2, **settings)
+        trainer.fit(learner, cartpole(6, evaluation_episodes=1, **(data or {})))
+        return learner.updates
+
+    evaluated = {"data": {"evaluation_frames": 32}, "limit_val_batches": 1}
+    at_once = EarlyStopping("eval/score", mode="max", stopping_threshold=-1)
+    in_epochs = {"max_epochs": 3, "limit_train_batches": 2}
+    of_epochs = EarlyStopping("loss/value", stopping_threshold=1e9, check_on_train_epoch_end=True)
+    assert updates(AsksAlone()) == 3
+    assert updates(AsksAlone(), **evaluated) == 2
+    assert updates(AsksAlone(), **in_epochs) == 2
+    assert updates(A2C(), callbacks=[at_once], **evaluated) == 1
+    assert updates(A2C(), callbacks=[of_epochs], **in_epochs) == 2
+
+
+@pytest.mark.processes
+def test_ranks_stop_together_whichever_asks():
+    run_ranks(2, stop_two_ranks, limit_s=50)

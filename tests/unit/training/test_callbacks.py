@@ -574,7 +574,9 @@ class TestStopAfterRound:
 
         callback = StopAfterRound(0)
         ranks = SimpleNamespace(reduce_boolean_decision=reduce_boolean_decision)
-        trainer = SimpleNamespace(should_stop=False, fit_loop=SimpleNamespace(), strategy=ranks)
+        trainer = SimpleNamespace(
+            should_stop=False, fit_loop=SimpleNamespace(), strategy=ranks, world_size=2
+        )
         stops = []
         for part in PARTS:
             callback.on_train_batch_end(trainer, None, None, part)

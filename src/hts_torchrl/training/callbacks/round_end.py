@@ -33,6 +33,7 @@ class StopAfterRound(Callback):
     def __init__(self, min_epochs: int | None) -> None:
         self._asked = False
         self._min_epochs = min_epochs
+        self._round_has_ended = False
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: RoundSlice, *_: Any
@@ -42,8 +43,21 @@ class StopAfterRound(Callback):
         if batch.is_last:  # a rank that leaves alone lets the others wait
             self._asked = trainer.strategy.reduce_boolean_decision(self._asked, all=False)
         trainer.should_stop = self._asked and batch.is_last
-        # The module's own hook, and callbacks that save, come later and may ask too.
-        trainer.fit_loop.min_epochs = self._min_epochs if batch.is_last else sys.maxsize
+        # The module's own hook, and callbacks that save, come later and may ask too. One of several
+        # ranks may do so alone: they stop when all have been asked again.
+        self._round_has_ended = batch.is_last
+        heeds = batch.is_last and (self._asked or trainer.world_size == 1)
+        trainer.fit_loop.min_epochs = self._min_epochs if heeds else sys.maxsize
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Ask all ranks before what lets a callback stop all of them at once, as EarlyStopping."""
+        if self._round_has_ended and trainer.world_size > 1:
+            asked = self._asked or trainer.should_stop
+            self._asked = trainer.strategy.reduce_boolean_decision(asked, all=False)
+            trainer.should_stop = self._asked
+            trainer.fit_loop.min_epochs = self._min_epochs
+
+    on_train_epoch_end = on_validation_start
 
 
 class WeightPublisher(Callback):
