@@ -89,7 +89,10 @@ class ContractCollector(BaseCollector):
         self._shape = (schedule.num_envs, schedule.steps_per_round)
 
     def fake_tensordict(self) -> TensorDictBase:
-        """Return zeros in the form of a batch; no environment is stepped."""
+        """Return zeros in the form of a batch; no environment is stepped.
+
+        ``postproc`` is called with them: one that keeps statistics takes note of zeros.
+        """
         discounted = self.config.reward_discount is not None
         specs = storage_specs(self.env_spec, self._outputs, discounted=discounted)
         arrays = {

@@ -23,7 +23,8 @@ class RoundTrace(Callback):
 
     Open it at ``ui.perfetto.dev`` or ``chrome://tracing``. Each worker has a row. Bars are work and
     gaps are waiting: an executor's steps, an actor's passes, the learner's update on the
-    previous round and, below it, the parts of that update.
+    previous round and, below it, the parts of that update. Its bar contains an evaluation that
+    follows the update.
 
     Attributes:
         written: whether the round was reached and its file is at ``path``.
