@@ -75,10 +75,10 @@ def make_env(limit=None):
     return gymnasium.make("CartPole-v1", max_episode_steps=limit)
 
 
-def collect(**settings) -> HTSCollector:
-    policy = make_actor_critic("mlp", env_spec_of(make_env))
+def collect(make=make_env, **settings) -> HTSCollector:
+    policy = make_actor_critic("mlp", env_spec_of(make))
     defaults = {"num_envs": 2, "frames_per_batch": 8, "total_frames": 16, "num_actors": 0}
-    return HTSCollector(make_env, policy, **(defaults | settings))
+    return HTSCollector(make, policy, **(defaults | settings))
 
 
 def torchrl_arguments():
@@ -225,3 +225,15 @@ def test_the_example_of_the_page_runs(monkeypatch):
     names = {}
     exec(compile(example, "example", "exec"), names)
     assert len(names["buffer"]) == 256
+
+
+def test_an_observation_is_not_replaced_by_the_version():
+    def make():
+        env = gymnasium.make("CartPole-v1")
+        space = gymnasium.spaces.Dict({"policy_version": env.observation_space})
+        named = gymnasium.wrappers.TransformObservation
+        return named(env, lambda seen: {"policy_version": seen}, space)
+
+    collect(make).shutdown()
+    with pytest.raises(ConfigurationError, match="and an observation 'policy_version'; another"):
+        collect(make, track_policy_version=True)

@@ -12,14 +12,22 @@ from torchrl.data import ReplayBuffer
 
 from hts_torchrl.collectors.torchrl_settings import TorchRLSettings
 from hts_torchrl.deferred_interrupt import DeferredInterrupt
+from hts_torchrl.errors import require
 from hts_torchrl.specs import EnvSpec, Key, next_key, path_of
 
 
 class HandingOut:
-    """Gives rounds the form that TorchRL's settings ask for, while the next one runs."""
+    """Gives rounds the form that TorchRL's settings ask for, while the next one runs.
+
+    Raises:
+        ConfigurationError: if an observation has the name of what they add.
+    """
 
     def __init__(self, settings: TorchRLSettings, env_spec: EnvSpec, *, clone: bool) -> None:
         self._settings, self._clone = settings, clone
+        observed = "policy_version" in {path_of(key)[0] for key in env_spec.observations}
+        both = "track_policy_version=True and an observation 'policy_version'"
+        require(not (observed and settings.track_policy_version), both, "another name of that")
         self._left_out: list[Key] = []
         if settings.compact_obs:
             self._left_out += [next_key(key) for key in env_spec.observations]
