@@ -301,3 +301,31 @@ def stop_two_ranks():
 @pytest.mark.processes
 def test_ranks_stop_together_whichever_asks():
     run_ranks(2, stop_two_ranks, limit_s=50)
+
+
+class Lowering(A2C):
+    """Lowers its learning rate when its loss has not fallen for two steps."""
+
+    def configure_optimizers(self):
+        optimizer = super().configure_optimizers()
+        plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.9, patience=1)
+        schedule = {"scheduler": plateau, "interval": "step", "monitor": "loss/value"}
+        return {"optimizer": optimizer, "lr_scheduler": schedule}
+
+
+def run_with_a_plateau(folder):
+    """One of two ranks, each with losses of its own."""
+    torch.manual_seed(0)
+    learner = Lowering(learning_rate=0.01)
+    data = cartpole(num_envs=ENVS, frames_per_batch=ENVS * STEPS, rounds=40)
+    watch = watched_fit(learner, data, strategy="ddp", devices=2)
+    torch.save((watch.learning_rates, watch.final_weights), folder / os.environ["RANK"])
+
+
+@pytest.mark.processes
+def test_ranks_keep_the_same_weights_where_a_schedule_monitors_a_loss(tmp_path):
+    run_ranks(2, run_with_a_plateau, tmp_path)
+    (rates, weights), (others, other_weights) = (torch.load(tmp_path / rank) for rank in "01")
+    assert rates == others
+    assert len(set(rates)) > 1
+    assert torch.equal(weights, other_weights)

@@ -344,6 +344,12 @@ class RoundModule(PolicyModule):
     def on_round_end(self) -> None:
         """Called after the last step of the optimizer on a round; does nothing by default."""
 
+    def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:  # noqa: ANN401
+        """Step a schedule; what it monitors is rank 0's on all ranks, or their rates would part."""
+        if metric is not None:
+            metric = self.trainer.strategy.broadcast(metric)
+        super().lr_scheduler_step(scheduler, metric)
+
     def on_train_batch_end(self, outputs: Any, batch: RoundSlice, batch_idx: int) -> None:  # noqa: ANN401, ARG002
         """Publish the weights after the last part of a round.
 
