@@ -46,6 +46,10 @@ _WORKER_ENDED = re.compile(
     r"|All collector workers exited while |The inference server died while |ProcessInferenceServer "
 )
 """In an error of TorchRL's collectors, whose workers end with a traceback or are killed."""
+_RANK_LOST = re.compile(
+    r"/gloo/|timeout caused pair closure|clients joined|client socket has timed out"
+)
+"""In an error of a rank that waits for others, also for those that never come."""
 _NO_MODULE = re.compile(r"No module named '(?P<name>\w+)'")
 _REFUSED = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)
 """Of an OSError: the path that it names is none that may be used."""
@@ -232,7 +236,7 @@ def _leave_if_known(error: RuntimeError | OSError) -> None:
     if _WORKER_ENDED.search(str(error)):
         told = "a worker was killed, or has ended and says why above (is /dev/shm too small?)"
         _leave(RuntimeError(f"{told}: {error}"), status=1)
-    if "/gloo/" in str(error):
+    if _RANK_LOST.search(str(error)):
         told = "another rank has ended or cannot be reached, and its own lines say why"
         _leave(RuntimeError(f"{told}: {error}"), status=1)
 

@@ -1004,6 +1004,8 @@ def test_wrong_input_leaves_no_folder_behind(tmp_path, capsys):
 
 _ENDED = "At least one process failed: worker 1 (exit code -9). Check for more infos in the log."
 _LOST = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer"
+_NOT_MET = "Timed out after 26 seconds waiting for clients. 1/2 clients joined."
+_CLOSED = "Application timeout caused pair closure"
 
 
 @pytest.mark.parametrize(
@@ -1017,6 +1019,13 @@ _LOST = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection c
         (
             RuntimeError(_LOST),
             f"another rank has ended or cannot be reached, and its own lines say why: {_LOST}",
+        ),
+        *(
+            (
+                RuntimeError(lost),
+                f"another rank has ended or cannot be reached, and its own lines say why: {lost}",
+            )
+            for lost in (_CLOSED, _NOT_MET)
         ),
         (
             RuntimeError(_ENDED),
@@ -1032,6 +1041,8 @@ _LOST = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection c
     ids=[
         "a killed worker",
         "a rank that another has left",
+        "a rank that has waited too long for another",
+        "a rank that has met no other",
         "a killed worker of TorchRL's",
         "a killed server of TorchRL's",
     ],
