@@ -261,6 +261,12 @@ def run_with_something_else(folder):
         with pytest.raises(ConfigurationError, match=rf"^rank 1 has {name}(\.id)?='?\w") as refused:
             fit_with(name, other if is_second else value, folder)
         assert str(refused.value).endswith("same files and versions")
+    trainer = quiet_trainer(
+        strategy="ddp", devices=2, enable_checkpointing=not is_second, default_root_dir=folder
+    )
+    told = "^rank 1 has trainer.callbacks='none that saves', and rank 0 has 'ModelCheckpoint': "
+    with pytest.raises(ConfigurationError, match=told):
+        trainer.fit(A2C(), datamodule=cartpole(2))
     for name, value, other in (("data.debug", False, True), ("cpu", "one", "other")):
         fit_with(name, other if is_second else value, folder)
 

@@ -69,6 +69,8 @@ def _given(trainer: Trainer, settings: Mapping[str, Any]) -> dict[str, Any]:
     module, kind = trainer.lightning_module, NodeKind.of_this_process()
     of_data = {name: v for name, v in settings["data"].items() if name not in _OF_EACH_RANK}
     of_trainer = {name: getattr(trainer, name, None) for name in _OF_TRAINER}
+    saving = [type(each).__name__ for each in trainer.checkpoint_callbacks]  # all ranks save
+    of_trainer["callbacks"] = ", ".join(saving) or "none that saves"
     arguments = plain(getattr(module, "hparams", {}))
     return {
         "hts_torchrl": kind.hts_torchrl,
