@@ -21,6 +21,7 @@ from lightning.pytorch.callbacks import (
     GradientAccumulationScheduler,
     LearningRateFinder,
     ModelPruning,
+    OnExceptionCheckpoint,
     StochasticWeightAveraging,
 )
 from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, SingleDeviceStrategy
@@ -86,6 +87,12 @@ def require_supported(trainer: Trainer) -> None:
         for kind, reason in _REFUSED.items():
             if isinstance(callback, kind):
                 raise ConfigurationError(f"callback {type(callback).__name__}: {reason}")
+        if isinstance(callback, OnExceptionCheckpoint) and trainer.world_size > 1:
+            raise ConfigurationError(
+                f"callback {type(callback).__name__} on {trainer.world_size} ranks: one that fails "
+                "alone would wait for the others; use ModelCheckpoint(save_on_exception=True), "
+                "which saves where all stop together"
+            )
     rank = rank_zero_only.rank  # type: ignore[attr-defined]
     if rank > 0 and trainer.world_size == 1:  # Lightning would train here and log nothing
         raise ConfigurationError(

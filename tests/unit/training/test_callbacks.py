@@ -357,6 +357,7 @@ class Ranks:
 
     def __init__(self, others=0, rank=0, world_size=2, auto_requeue=None):
         self.world_size, self.is_global_zero = world_size, rank == 0
+        self.checkpoint_callbacks = [ModelCheckpoint(save_on_exception=True)]
         self.root_device, self.others = torch.device("cpu"), others
         self.strategy = self
         slurm = None if auto_requeue is None else SLURMEnvironment(auto_requeue)
@@ -480,6 +481,7 @@ class TestStopTogether:
         trainer._signal_connector._original_handlers = {}
         callback.on_exception(trainer, None, error)
         assert callback._last.save_on_exception == saves
+        assert trainer.checkpoint_callbacks[0].save_on_exception == saves  # a user's
 
     def test_signals_end_the_program_again_after_an_exception(self):
         before = [signal.getsignal(number) for number in SIGNALS]

@@ -12,6 +12,7 @@ from lightning.pytorch.callbacks import (
     GradientAccumulationScheduler,
     LearningRateFinder,
     ModelPruning,
+    OnExceptionCheckpoint,
     StochasticWeightAveraging,
 )
 from lightning.pytorch.strategies import (
@@ -78,6 +79,13 @@ def test_ddp_in_processes_of_its_own_and_other_callbacks_are_not_refused():
     settings = {"strategy": DDPStrategy(), "callbacks": [EarlyStopping("eval/score")]}
     require_supported(quiet_trainer(**settings))
     require_supported(quiet_trainer(callbacks=[EMAWeightAveraging()]))
+
+
+def test_a_checkpoint_of_a_rank_that_fails_alone_is_refused_on_several(tmp_path):
+    saves = {"callbacks": [OnExceptionCheckpoint(tmp_path)], "enable_checkpointing": True}
+    require_supported(quiet_trainer(**saves))
+    with pytest.raises(ConfigurationError, match=r"^callback OnExceptionCheckpoint on 2 ranks: "):
+        require_supported(quiet_trainer(devices=2, strategy="ddp", **saves))
 
 
 def test_a_second_task_of_a_trainer_with_one_rank_is_refused(monkeypatch):

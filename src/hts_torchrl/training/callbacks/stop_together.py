@@ -91,8 +91,13 @@ class StopTogether(Callback):
         """
         if self._before:
             put_back_at_end(trainer, self._before)
-        if self._last is not None and isinstance(exception, Stopped | NotFiniteError):
-            self._last.save_on_exception = True
+        if isinstance(exception, Stopped | NotFiniteError):
+            if self._last is not None:
+                self._last.save_on_exception = True
+        elif trainer.world_size > 1:  # one that fails alone would wait for the others to save
+            for saving in trainer.checkpoint_callbacks:
+                if isinstance(saving, ModelCheckpoint):
+                    saving.save_on_exception = False
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Put back what answered signals before."""
