@@ -355,8 +355,8 @@ class TestLearningCurve:
 class Ranks:
     """Stands for the Trainer of one of several ranks; the others have noted ``others``."""
 
-    def __init__(self, others=0, rank=0, world_size=2, auto_requeue=None):
-        self.world_size, self.is_global_zero = world_size, rank == 0
+    def __init__(self, others=0, local_rank=0, world_size=2, auto_requeue=None):
+        self.world_size, self.local_rank = world_size, local_rank
         self.checkpoint_callbacks = [ModelCheckpoint(save_on_exception=True)]
         self.state, self.sanity_checking = SimpleNamespace(fn="fit"), False
         self.root_device, self.others = torch.device("cpu"), others
@@ -406,12 +406,19 @@ class TestStopTogether:
             callback.on_train_batch_start(trainer, None, PARTS[0], 2)
         assert stopped.value.code == 128 + number
 
-    @pytest.mark.parametrize("stop", [{"others": signal.SIGINT, "rank": 1}], indirect=True)
+    @pytest.mark.parametrize("stop", [{"others": signal.SIGINT, "local_rank": 1}], indirect=True)
     def test_a_signal_to_another_rank_ends_this_one_too_and_without_an_error(self, stop):
         callback, trainer = stop
         with pytest.raises(SIGTERMException) as stopped:
             callback.on_train_batch_start(trainer, None, PARTS[0], 0)
         assert stopped.value.code == 0
+
+    @pytest.mark.parametrize("stop", [{"others": signal.SIGTERM}], indirect=True)
+    def test_a_signal_to_another_host_is_the_status_of_this_ones_command(self, stop):
+        callback, trainer = stop
+        with pytest.raises(SIGTERMException) as stopped:
+            callback.on_train_batch_start(trainer, None, PARTS[0], 0)
+        assert stopped.value.code == 128 + signal.SIGTERM
 
     @pytest.mark.parametrize("stop", [{"others": others} for others in (0, 1)], indirect=True)
     @pytest.mark.parametrize("own", [False, True])

@@ -79,8 +79,8 @@ class StopTogether(Callback):
             self._answered.add(number)  # it may still be on its way to other ranks
             requeue(trainer, number)
         elif number:
-            # Lightning kills the first rank where another leaves with an error.
-            raise Stopped(128 + number if trainer.is_global_zero else 0)
+            # Lightning kills the first rank of a host where another of it leaves with an error.
+            raise Stopped(0 if trainer.local_rank else 128 + number)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Let all ranks stop after an evaluation where a callback of one has asked for it."""
