@@ -89,10 +89,10 @@ class RoundRunner:
         has ended may be made again, and hands out the same round.
         """
         progress, round_index = self._progress, self._progress.round_index
+        self._times.ask()
         self._heed_unpublished()
         if progress.started < round_index:
             self._start_round(round_index, before_round)
-        self._times.ask()
         if progress.started == round_index:  # else the call that Ctrl-C has ended has met them
             self._wait_round(round_index)
             self.shared.storage_of(round_index).check(round_index, self._settings.first_env)

@@ -12,11 +12,13 @@ from tensordict.nn import TensorDictParams
 from torch import nn
 
 from hts_torchrl import PPO, ConfigurationError, GymEnvs, HTSCollector, ProtocolError
+from hts_torchrl.collectors import run_times
 from hts_torchrl.envs.make_group import make_group
 from hts_torchrl.models import make_actor_critic
 from hts_torchrl.shared.rollout import RolloutStorage
 from hts_torchrl.specs import ActionSpec, ArraySpec, EnvSpec
 from hts_torchrl.workers.executor import Executor
+from hts_torchrl.workers.serial_pool import SerialPool
 from tests.fakes import NUM_ACTIONS, Broken, CoordinateEnvs, DictEnv, FailingEnv, MultiDiscreteEnv
 from tests.policies import VERSION_UNIT, drawing_policy, echo_policy, echo_weights
 from tests.runs import digest, play
@@ -468,6 +470,24 @@ class TestTorchrlsInterface:
 
 
 class TestRun:
+    @pytest.mark.parametrize("delay", [0, 1])
+    def test_the_learner_waits_while_a_round_is_played_here(self, delay, monkeypatch):
+        clock = Mock(perf_counter=Mock(return_value=0.0))
+        monkeypatch.setattr(run_times, "time", clock)
+        start_round = SerialPool.start_round
+
+        def play_for_10_s(pool, round_index):
+            clock.perf_counter.return_value += 10.0
+            start_round(pool, round_index)
+
+        monkeypatch.setattr(SerialPool, "start_round", play_for_10_s)
+        collector = collect(delay=delay)
+        for _ in collector:
+            clock.perf_counter.return_value += 1.0
+        stats = collector.stats()
+        assert stats["learner_waiting_s"] == 4 * 10.0
+        assert stats["learner_busy_s"] == 3 * 1.0  # of the last round nobody asks
+
     def test_frames_are_rounded_up_to_whole_rounds_which_is_the_length(self):
         assert len(play(collect(total_frames=37))) == len(collect(total_frames=37)) == 4
 
