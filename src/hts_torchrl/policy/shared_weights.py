@@ -30,8 +30,7 @@ class PolicyWeights:
         >>> weights = PolicyWeights(SharedArrays(PolicyWeights.layout(policy)), policy)
         >>> weights.publish(policy.state_dict(), version=3)     # the learner
         >>> weights.exchange()                                  # at the rendezvous
-        >>> weights.load(replica, version=-1)                   # an actor
-        3
+        >>> weights.load(replica)                               # an actor
     """
 
     def __init__(self, arrays: SharedArrays, module: nn.Module) -> None:
@@ -44,7 +43,8 @@ class PolicyWeights:
         """Buffers that are not persistent, which actors keep as they are."""
         self._published: int | None = None
         self._versions = [-1, -1]
-        self._loaded_slot: int | None = None
+        self._loaded: list[int] = []
+        """Version and slot of the weights that were loaded last."""
 
     @staticmethod
     def layout(module: nn.Module) -> Layout:
@@ -180,18 +180,18 @@ class PolicyWeights:
         slot = next(slot for slot in slots if self._versions[slot] == version)
         return {name: view.clone() for name, view in self._slots[slot].items()}
 
-    def load(self, module: nn.Module, version: int) -> int:
-        """Copy the acting weights into ``module``, unless it has that version; returns theirs."""
-        acting, slot = self._acting.tolist()
+    def load(self, module: nn.Module) -> None:
+        """Copy the acting weights into ``module``, unless they are those that it was given last."""
+        acting = self._acting.tolist()
         # Others may act under the same number: after a state that was saved before a publication.
-        if acting != version or self._loaded_slot not in (None, slot):
-            module.train()  # eval() may compute something from the weights, which is made anew then
-            state = module.state_dict()
-            for name, view in self._slots[slot].items():
-                state[name].copy_(view)
-            module.eval()
-            self._loaded_slot = slot
-        return int(acting)
+        if acting == self._loaded:
+            return
+        module.train()  # eval() may compute something from the weights, which is made anew then
+        state = module.state_dict()
+        for name, view in self._slots[acting[1]].items():
+            state[name].copy_(view)
+        module.eval()
+        self._loaded = acting
 
 
 def weights_by_name(source: object) -> Mapping[str, Tensor]:

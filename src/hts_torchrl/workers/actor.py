@@ -27,7 +27,6 @@ class Actor:
         self.batch_size, self._random_rounds = settings.batch_size, settings.random_rounds
         self._weights = PolicyWeights(shared.arrays, policy)
         self._inference = make_inference(policy, shared.spec, settings)
-        self._version = -1
         if settings.compile_policy is not None:
             self._inference.compiled = CompiledPass(self._inference, settings.compile_policy)
             self._inference.run_batch()  # now, and not while environments wait
@@ -50,7 +49,7 @@ class Actor:
 
     def answer(self, envs: Array) -> None:
         """Answer the environments ``envs`` (int32): state buffer to action buffer."""
-        self._version = self._weights.load(self._inference.policy, self._version)
+        self._weights.load(self._inference.policy)
         state = self._shared.state
         inputs = {key: slots[envs] for key, slots in state.inputs.items()}
         draws = state.draws[envs]
