@@ -119,8 +119,6 @@ class BusyTimer:
     def __init__(self, status: WorkerStatus, worker: int) -> None:
         self._status = status
         self._worker = worker
-        self._busy_s = float(status.busy_s[worker])  # what workers before this one have booked
-        self._waiting_s = float(status.waiting_s[worker])
         self._since = time.perf_counter()
 
     def waits(self) -> float:
@@ -130,8 +128,7 @@ class BusyTimer:
             The time.
         """
         now = time.perf_counter()
-        self._busy_s += now - self._since
-        self._status.busy_s[self._worker] = self._busy_s
+        self._status.busy_s[self._worker] += now - self._since
         if self._status.tracing[0]:
             self._status.add_span(self._worker, self._since, now)
         self._since = now
@@ -140,6 +137,5 @@ class BusyTimer:
     def works(self) -> None:
         """Book the time since the last call as waiting."""
         now = time.perf_counter()
-        self._waiting_s += now - self._since
-        self._status.waiting_s[self._worker] = self._waiting_s
+        self._status.waiting_s[self._worker] += now - self._since
         self._since = now
