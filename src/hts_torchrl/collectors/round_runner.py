@@ -15,7 +15,6 @@ from hts_torchrl.collectors.run_times import RunTimes
 from hts_torchrl.config import CollectorSettings
 from hts_torchrl.errors import WorkerKilled
 from hts_torchrl.policy.shared_weights import PolicyWeights
-from hts_torchrl.schedule import NUM_STORAGES
 from hts_torchrl.shared.action_log import ActionLog
 from hts_torchrl.shared.buffers import SharedBuffers
 from hts_torchrl.specs import IS_INIT, Array, ArraySpec, EnvSpec, Key
@@ -69,10 +68,6 @@ class RoundRunner:
             """Whose weights act first, until some are published or a warning says that none are."""
             self._asked = False
             """Whether a batch was asked for."""
-            self._batches = [
-                batch_over(self.shared.storages[index].arrays, env_spec)
-                for index in range(NUM_STORAGES)
-            ]
             self.pool = self._new_pool()
         except BaseException:
             self.shared.close()
@@ -106,7 +101,8 @@ class RoundRunner:
                     self._start_round(round_index + 1, before_round)
                 else:  # those weights act with which a longer run would start it
                     self._exchange_weights(round_index + 1)
-            batch = self._batch(round_index)
+            storage, version = self.shared.storage_of(round_index), progress.versions[round_index]
+            batch = batch_over(storage.arrays, self._env_spec, version=version)
             self._note(round_index)
             return hand_out(batch)
         except BaseException:  # such as Ctrl-C: the caller does not get it
@@ -163,14 +159,6 @@ class RoundRunner:
             self._env_spec, self.shared.storage_of(round_index).arrays
         )
         self._progress.action_logs = {round_index: action_log, round_index + 1: following}
-
-    def _batch(self, round_index: int) -> TensorDictBase:
-        batch = self._batches[self._schedule.storage_of(round_index)].copy()
-        batch["next", "done"] = batch["next", "terminated"] | batch["next", "truncated"]
-        version = self._progress.versions[round_index]
-        versions = torch.full(batch.shape, version, dtype=torch.int64)
-        batch["collector", "policy_version"] = versions
-        return batch
 
     def _publish_first(self, policy: nn.Module) -> None:
         """Publish the policy's weights; those of a loaded state act for one more round."""
@@ -235,18 +223,20 @@ class RoundRunner:
         self.shared.close()
 
 
-def batch_over(arrays: Mapping[Key, Array], spec: EnvSpec) -> TensorDict:
+def batch_over(arrays: Mapping[Key, Array], spec: EnvSpec, *, version: int = 0) -> TensorDict:
     """Lay a batch over the arrays of a round ``[N, T, ...]``, without copying.
 
-    Flags that no array holds are False: a step before which a game ended is the next game's.
+    Flags that no array holds are False: a step before which a game ended is the next game's. The
+    ``version`` is that of the acting weights.
     """
     shape = arrays["collector", "traj_ids"].shape
     tensors = {key: torch.from_numpy(array) for key, array in arrays.items()}
     batch = TensorDict(tensors, shape, names=[None, "time"])
-    flags: list[Key] = ["done", "terminated", "truncated", ("next", "done")]
+    flags: list[Key] = ["done", "terminated", "truncated"]
     if spec.memory.reads_is_init:  # as TorchRL's InitTracker: no step goes on anew
         flags.append(("next", IS_INIT))
     for key in flags:
         batch[key] = torch.zeros(*shape, 1, dtype=torch.bool)
-    batch["collector", "policy_version"] = torch.zeros(shape, dtype=torch.int64)
+    batch["next", "done"] = batch["next", "terminated"] | batch["next", "truncated"]
+    batch["collector", "policy_version"] = torch.full(shape, version, dtype=torch.int64)
     return batch

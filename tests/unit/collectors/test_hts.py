@@ -199,6 +199,12 @@ class TestBatches:
         assert batches[0]["observation"].data_ptr() == batches[2]["observation"].data_ptr()
         collector.shutdown()
 
+    def test_flags_that_are_changed_in_a_view_do_not_come_back(self):
+        for batch in collect(clone=False):
+            for name in ("done", "terminated", "truncated"):
+                assert not batch[name].any()
+                batch[name].fill_(True)
+
     def test_the_last_view_is_valid_after_shutdown(self):
         collector = collect(clone=False)
         batch = next(iter(collector))
