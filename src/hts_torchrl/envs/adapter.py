@@ -206,13 +206,9 @@ class AdapterGroup:
         terminated, truncated = np.zeros(self.num_envs, bool), np.zeros(self.num_envs, bool)
         for adapter, place in zip(self.adapters, self._places, strict=True):
             with adapter.generators:
-                observation, reward[place], score[place], terminates, truncates = adapter.step(
-                    actions[place]
+                observation, reward[place], score[place], terminated[place], truncated[place] = (
+                    adapter.step(actions[place])
                 )
-            if terminates is not False:
-                terminated[place] = terminates
-            if truncates is not False:
-                truncated[place] = truncates
             self._store(place, observation)
         ends = terminated | truncated
         after = self._next
