@@ -51,18 +51,22 @@ class HandingOut:
 
         With ``split_trajs`` that is ``[trajectories, longest]``; ``postproc`` may return anything.
         """
-        if self._device is not None and self._device.type != "cpu":
-            batch = on_device(batch, self._device)
-        elif self._clone:
+        if self._clone and (self._device is None or self._device.type == "cpu"):
             batch = batch.clone()
-        if self._device is not None and self._device.type == "cpu":
-            batch = batch.to(self._device)
+        if self._device is not None:
+            batch = on_device(batch, self._device)
         self._mark(batch)
         if self._left_out:
             batch = batch.exclude(*self._left_out)
         if self._settings.split_trajs:
             batch = split_trajectories(batch, prefix="collector")
-        return without_private(batch if self.postproc is None else self.postproc(batch))
+        if self.postproc is not None:
+            batch = self.postproc(batch)
+        if not isinstance(batch, TensorDictBase):
+            return batch
+        # Names that begin with `_`: as in TorchRL, `postproc` reads and writes such.
+        private = [key for key in batch.keys(True) if any(n.startswith("_") for n in path_of(key))]
+        return batch.exclude(*private) if private else batch
 
     def _mark(self, batch: TensorDictBase) -> None:
         """Set entries; those of a view are replaced, not written to."""
@@ -76,18 +80,10 @@ class HandingOut:
             batch["policy_version"] = batch["next", "policy_version"] = version
 
 
-def without_private(batch: TensorDictBase) -> TensorDictBase:
-    """Leave out names that begin with ``_``: as in TorchRL, ``postproc`` reads and writes such."""
-    if not isinstance(batch, TensorDictBase):
-        return batch
-    private = [key for key in batch.keys(True) if any(n.startswith("_") for n in path_of(key))]
-    return batch.exclude(*private) if private else batch
-
-
 def on_device(batch: TensorDictBase, device: torch.device) -> TensorDictBase:
-    """Return a copy of a round on another device than the CPU.
+    """Return a round on a device: for the CPU it names that, for others it is a copy there.
 
-    When this returns, the round's own memory is read no more. For a GPU it was copied to
+    When a copy is returned, the round's own memory is read no more. For a GPU it was copied to
     page-locked memory, from which the GPU takes it while the caller goes on: work that is given to
     the same stream waits for it. torch's allocator gives that memory to no other tensor before.
     """
