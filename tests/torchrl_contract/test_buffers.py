@@ -3,7 +3,7 @@
 import pytest
 import torch
 from torchrl.data import LazyTensorStorage, ListStorage, ReplayBuffer, SliceSampler
-from torchrl.envs import MultiStepTransform
+from torchrl.envs import MultiStepTransform, Reward2GoTransform
 
 from hts_torchrl import ConfigurationError
 from tests.runs import digest
@@ -113,8 +113,12 @@ class TestOrder:
 
     @pytest.mark.parametrize(
         "readers",
-        [{"sampler": slices(end_key=("next", "done"))}, {"transform": MultiStepTransform(3, 0.9)}],
-        ids=["slices", "steps"],
+        [
+            {"sampler": slices(end_key=("next", "done"))},
+            {"transform": MultiStepTransform(3, 0.9)},
+            {"transform": Reward2GoTransform(0.9)},
+        ],
+        ids=["slices", "steps", "rewards"],
     )
     def test_what_goes_on_from_one_environment_to_another_is_refused(self, readers):
         kept = ReplayBuffer(storage=LazyTensorStorage(FRAMES), batch_size=16, **readers)

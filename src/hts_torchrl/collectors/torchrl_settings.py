@@ -12,7 +12,7 @@ from tensordict import TensorDictBase
 from tensordict.nn import InteractionType
 from torch import nn
 from torchrl.data import ReplayBuffer
-from torchrl.envs import MultiStepTransform
+from torchrl.envs import MultiStepTransform, Reward2GoTransform
 
 from hts_torchrl.compat.torchrl import samples_by_ends
 from hts_torchrl.config import take_plain_values
@@ -23,6 +23,8 @@ from hts_torchrl.specs import EnvSpec
 Device: TypeAlias = torch.device | str | int
 _GREEDY = (InteractionType.DETERMINISTIC, InteractionType.MODE)
 
+_BY_ENDS = (MultiStepTransform, Reward2GoTransform)
+"""Transforms of a buffer that sum up what is put there, from one transition to the next."""
 _BOOLEAN = "a boolean is needed"
 _PUBLISH = "weights are published with update_policy_weights_()"
 
@@ -211,9 +213,7 @@ class TorchRLSettings:
         sampler, transform = getattr(buffer, "sampler", None), getattr(buffer, "transform", None)
         readers: list[object] = [sampler] if samples_by_ends(sampler) else []
         if isinstance(transform, nn.Module):
-            readers += [
-                each for each in transform.modules() if isinstance(each, MultiStepTransform)
-            ]
+            readers += [each for each in transform.modules() if isinstance(each, _BY_ENDS)]
         if readers and getattr(buffer.storage, "ndim", 1) == 1:
             raise ConfigurationError(
                 f"the replay_buffer's {type(readers[0]).__name__} tells trajectories by their "
