@@ -13,7 +13,7 @@ from torchrl.envs import EnvBase, StepCounter, TransformedEnv
 from hts_torchrl.envs.adapter import AdapterGroup, EnvAdapter, SerialGroup, Step
 from hts_torchrl.envs.group import Observation
 from hts_torchrl.envs.layers import is_a, layers_of
-from hts_torchrl.envs.observed import as_declared, as_reward, called
+from hts_torchrl.envs.observed import Undeclared, as_declared, as_reward, called
 from hts_torchrl.envs.own_generators import TORCH
 from hts_torchrl.envs.torchrl_specs import action_maker, spec_of_one
 from hts_torchrl.errors import ConfigurationError
@@ -76,10 +76,16 @@ class TorchRLAdapter(EnvAdapter):
             reward = _array(step, self._reward_key)
             reward = as_reward(reward) if self.single else reward.reshape(self._shape)
             observation = self._observed(step)
-        ends, terminated, cut = (
-            self._flag(step, key) for key in ("done", "terminated", "truncated")
-        )
-        self._has_ended = bool((ends | terminated).any())
+            ends, terminated, cut = (
+                self._flag(step, key) for key in ("done", "terminated", "truncated")
+            )
+            if (terminated > ends).any():  # the game goes on, and its seed would begin another
+                raise Undeclared(
+                    "a step is 'terminated' and not 'done', which begins no new game in TorchRL: "
+                    "set both (TerminateTransform with write_done=True does), or observe the flag "
+                    "under another name"
+                )
+        self._has_ended = bool(ends.any())
         return observation, reward, reward, terminated, ends & (cut | ~terminated)
 
     def _flag(self, step: Any, key: str) -> Array:  # noqa: ANN401

@@ -598,6 +598,23 @@ def test_a_game_may_be_terminated_and_truncated_at_once():
         assert flags == torchrl[name].flatten().tolist() == [False, False, True] * 2
 
 
+class GoesOnEnv(CountingEnv):
+    """Says of the last step of a game that it is terminated, and not that it is done."""
+
+    def _ends(self, terminated, truncated):
+        return super()._ends(terminated, truncated) | {"done": torch.zeros(1, dtype=torch.bool)}
+
+
+def test_a_step_that_is_terminated_and_not_done_is_refused():
+    """TorchRL's rollout goes on with the same game there, and so would not the next seed."""
+    envs = make_group(GoesOnEnv, [4])
+    envs.reset([7])
+    for _ in range(2):
+        envs.step(np.array([1]))
+    with pytest.raises(ConfigurationError, match=r"environment 4 .*'terminated' and not 'done'"):
+        envs.step(np.array([1]))
+
+
 @pytest.mark.parametrize("names", [["finished"], ["truncated", "finished"]])
 @pytest.mark.parametrize("batch_size", [(), (1,)])
 def test_ends_of_other_names_are_refused(names, batch_size):
