@@ -106,14 +106,13 @@ class CollectorSettings:
         for name, kind in (("start_method", StartMethod), ("recover", Recover)):
             value, known = getattr(self, name), get_args(kind)
             require(value in known, f"{name}={value!r}", " or ".join(map(repr, known)))
-        discount, compiles = self.reward_discount, self.compile_policy
+        discount = self.reward_discount
         sound = discount is None or 0 <= discount <= 1
         require(sound, f"reward_discount={discount}", "None, or 0 to 1,")
         # NaN is not positive either.
         require(self.timeout_s > 0, f"timeout_s={self.timeout_s}", "a positive time")
-        sound = compiles is None or isinstance(compiles, bool | dict)
-        kind_of_it = f"compile_policy of type {type(compiles).__name__}"
-        require(sound, kind_of_it, "True, False, or a dict of torch.compile's arguments")
+        wanted = "True, False, or a dict of torch.compile's arguments"
+        require_type("compile_policy", self.compile_policy, bool | dict | None, wanted)
         self._refuse_backend()
 
     def _refuse_backend(self) -> None:

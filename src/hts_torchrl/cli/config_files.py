@@ -106,7 +106,7 @@ def files_with(setting: str, arguments: Sequence[str]) -> list[str]:
     if not setting or _has_flag(setting, arguments):
         return []
     files = [path for flag, path in pairwise(arguments) if flag == "--config"]
-    return [path for path in files if any(_is(n, setting) for n in _settings(_content(Path(path))))]
+    return [path for path in files if any(_is(name, setting) for name, _ in _settings_in(path))]
 
 
 def is_given(setting: str, arguments: Sequence[str]) -> bool:
@@ -125,10 +125,8 @@ def _is(name: str, setting: str) -> bool:
 
 def classes_given(setting: str, arguments: Sequence[str]) -> list[object]:
     """Return what flags and config files name as the class of a setting, such as ``data.env``."""
-    flags, files = _values_of(setting, arguments)
-    paths, _ = _values_of(f"{setting}.class_path", arguments)
-    several = (*flags, *paths, *files)
-    return [each.get("class_path") if isinstance(each, dict) else each for each in several]
+    names = (setting, f"{setting}.class_path")
+    return [value for name in names for values in _values_of(name, arguments) for value in values]
 
 
 def _values_of(setting: str, arguments: Sequence[str]) -> tuple[list[Any], list[Any]]:
@@ -141,18 +139,17 @@ def _values_of(setting: str, arguments: Sequence[str]) -> tuple[list[Any], list[
         if flag == f"--{setting}":
             flags.append(value)
         elif flag == "--config":
-            *sections, name = setting.split(".")
-            content = _content(Path(value))
-            for section in sections:
-                content = content.get(section) if isinstance(content, dict) else None
-            if isinstance(content, dict) and name in content:
-                files.append(content[name])
+            files += [held for name, held in _settings_in(value) if name == setting]
     return flags, files
 
 
-def _settings(content: Any, name: str = "") -> Iterator[str]:  # noqa: ANN401 - see _content
-    """Yield the names that flags have for all settings of a file; entries of a list share one."""
-    yield name
+def _settings_in(path: str) -> Iterator[tuple[str, Any]]:
+    """Yield all settings of a file, by the names that flags have; entries of a list share one."""
+    return _settings(_content(Path(path)))
+
+
+def _settings(content: Any, name: str = "") -> Iterator[tuple[str, Any]]:  # noqa: ANN401
+    yield name, content
     for part, value in content.items() if isinstance(content, dict) else ():
         is_of_class = part in ("init_args", "dict_kwargs")
         yield from _settings(value, name if is_of_class else f"{name}.{part}".removeprefix("."))
