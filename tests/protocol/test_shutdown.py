@@ -3,6 +3,7 @@
 import gc
 import multiprocessing
 import threading
+import time
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -124,6 +125,29 @@ def test_a_round_that_is_shut_down_by_another_thread_ends_in_that_word(tmp_path)
     with pytest.raises(ProtocolError, match="shut down: make a new one"):
         next(iterator)
     thread.join()
+
+
+def test_two_threads_shut_down_one_after_the_other(monkeypatch):
+    """A descriptor that both close may be another's by then."""
+    collector = collect()
+    iterator = iter(collector)
+    next(iterator)
+    pool, noted = collector._runner.pool, []
+    shutdown = pool.shutdown
+
+    def slow():
+        noted.append("begins")
+        time.sleep(0.2)
+        shutdown()
+        noted.append("ends")
+
+    monkeypatch.setattr(pool, "shutdown", slow)
+    threads = [threading.Thread(target=collector.shutdown) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert noted == ["begins", "ends"] * 2
 
 
 def test_a_hook_that_shuts_the_collector_down_ends_the_run_in_that_word():

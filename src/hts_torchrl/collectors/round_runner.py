@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
@@ -68,6 +69,7 @@ class RoundRunner:
             """Whose weights act first, until some are published or a warning says that none are."""
             self._asked = False
             """Whether a batch was asked for."""
+            self._ending = threading.RLock()  # a signal may end the thread that holds it
             self.pool = self._new_pool()
         except BaseException:
             self.shared.close()
@@ -218,9 +220,10 @@ class RoundRunner:
         return self._make_pool(self.shared, action_log)
 
     def shutdown(self) -> None:
-        """Stop all workers and free the shared memory; may be called twice."""
-        self.pool.shutdown()
-        self.shared.close()
+        """Stop all workers and free the shared memory; may be called twice, and by two threads."""
+        with self._ending:
+            self.pool.shutdown()
+            self.shared.close()
 
 
 def batch_over(arrays: Mapping[Key, Array], spec: EnvSpec, *, version: int = 0) -> TensorDict:
