@@ -287,6 +287,22 @@ class AsksAlone(A2C):
         self.trainer.should_stop |= self.global_rank == 1 and batch_idx == 1
 
 
+class AsksAloneLater(A2C):
+    """Asks for a stop after round 2, or later, on rank 1, in further hooks that come last."""
+
+    def on_validation_end(self):
+        self.trainer.should_stop |= self.global_rank == 1 and self.updates >= 2
+
+    on_train_epoch_end = on_validation_end
+
+
+class Asking(Callback):
+    """Asks for a stop after the second evaluation on rank 1."""
+
+    def on_validation_end(self, trainer, pl_module):
+        trainer.should_stop |= trainer.global_rank == 1 and pl_module.updates == 2
+
+
 def stop_two_ranks():
     def updates(learner, *, data=None, **settings):
         trainer = quiet_trainer(strategy="ddp", devices=2, **settings)
@@ -300,13 +316,16 @@ def stop_two_ranks():
     assert updates(AsksAlone()) == 3
     assert updates(AsksAlone(), **evaluated) == 2
     assert updates(AsksAlone(), **in_epochs) == 2
+    assert updates(AsksAloneLater(), **evaluated) == 3
+    assert updates(AsksAloneLater(), **in_epochs) == 3
+    assert updates(A2C(), callbacks=[Asking()], **evaluated) == 2
     assert updates(A2C(), callbacks=[at_once], **evaluated) == 1
     assert updates(A2C(), callbacks=[of_epochs], **in_epochs) == 2
 
 
 @pytest.mark.processes
 def test_ranks_stop_together_whichever_asks():
-    run_ranks(2, stop_two_ranks, limit_s=50)
+    run_ranks(2, stop_two_ranks, limit_s=100)
 
 
 class Lowering(A2C):

@@ -358,7 +358,6 @@ class Ranks:
     def __init__(self, others=0, local_rank=0, world_size=2, auto_requeue=None):
         self.world_size, self.local_rank = world_size, local_rank
         self.checkpoint_callbacks = [ModelCheckpoint(save_on_exception=True)]
-        self.state, self.sanity_checking = SimpleNamespace(fn="fit"), False
         self.root_device, self.others = torch.device("cpu"), others
         self.strategy = self
         slurm = None if auto_requeue is None else SLURMEnvironment(auto_requeue)
@@ -374,10 +373,6 @@ class Ranks:
     def reduce(self, tensor, reduce_op):
         assert reduce_op == "max"
         return torch.maximum(tensor, torch.tensor(self.others))
-
-    def reduce_boolean_decision(self, own, all):
-        assert not all
-        return own or bool(self.others)
 
 
 PARTS = [RoundSlice(None, index, 2) for index in range(2)]
@@ -419,14 +414,6 @@ class TestStopTogether:
         with pytest.raises(SIGTERMException) as stopped:
             callback.on_train_batch_start(trainer, None, PARTS[0], 0)
         assert stopped.value.code == 128 + signal.SIGTERM
-
-    @pytest.mark.parametrize("stop", [{"others": others} for others in (0, 1)], indirect=True)
-    @pytest.mark.parametrize("own", [False, True])
-    def test_all_stop_after_an_evaluation_where_one_rank_asks(self, stop, own):
-        callback, trainer = stop
-        trainer.should_stop = own
-        callback.on_validation_end(trainer, None)
-        assert trainer.should_stop == (own or bool(trainer.others))
 
     @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
     def test_a_signal_that_is_put_off_is_told_once(self, stop, number, caplog):

@@ -40,24 +40,31 @@ class StopAfterRound(Callback):
     ) -> None:
         """Put a stop off to the end of the round."""
         self._asked |= trainer.should_stop
-        if batch.is_last:  # a rank that leaves alone lets the others wait
-            self._asked = trainer.strategy.reduce_boolean_decision(self._asked, all=False)
-        trainer.should_stop = self._asked and batch.is_last
-        # The module's own hook, and callbacks that save, come later and may ask too. One of several
-        # ranks may do so alone: they stop when all have been asked again.
         self._round_has_ended = batch.is_last
-        heeds = batch.is_last and (self._asked or trainer.world_size == 1)
-        trainer.fit_loop.min_epochs = self._min_epochs if heeds else sys.maxsize
+        trainer.should_stop, trainer.fit_loop.min_epochs = False, sys.maxsize
+        self._ask_all(trainer)
 
-    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Ask all ranks before what lets a callback stop all of them at once, as EarlyStopping."""
-        if self._round_has_ended and trainer.world_size > 1:
-            asked = self._asked or trainer.should_stop
-            self._asked = trainer.strategy.reduce_boolean_decision(asked, all=False)
-            trainer.should_stop = self._asked
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Ask again, as callbacks may have asked for a stop since."""
+        self._ask_all(trainer)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Ask again, and heed EarlyStopping, which comes later and stops all ranks by itself."""
+        self._ask_all(trainer)
+        if self._round_has_ended and trainer.early_stopping_callbacks:
             trainer.fit_loop.min_epochs = self._min_epochs
 
-    on_train_epoch_end = on_validation_start
+    def _ask_all(self, trainer: Trainer) -> None:
+        """Stop all ranks if one is to stop: one that leaves alone lets the others wait."""
+        if not self._round_has_ended:
+            return
+        asked = self._asked or trainer.should_stop
+        self._asked = trainer.strategy.reduce_boolean_decision(asked, all=False)
+        trainer.should_stop = self._asked
+        # The module's own hook, and callbacks that save, come later and may ask too. One of several
+        # ranks may do so alone: they stop when all have been asked again.
+        heeds = self._asked or trainer.world_size == 1
+        trainer.fit_loop.min_epochs = self._min_epochs if heeds else sys.maxsize
 
 
 class WeightPublisher(Callback):

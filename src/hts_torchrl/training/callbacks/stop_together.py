@@ -82,12 +82,6 @@ class StopTogether(Callback):
             # Lightning kills the first rank of a host where another of it leaves with an error.
             raise Stopped(0 if trainer.local_rank else 128 + number)
 
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Let all ranks stop after an evaluation where a callback of one has asked for it."""
-        if trainer.world_size > 1 and trainer.state.fn == "fit" and not trainer.sanity_checking:
-            asked = trainer.strategy.reduce_boolean_decision(trainer.should_stop, all=False)
-            trainer.should_stop = asked
-
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
