@@ -14,7 +14,7 @@ from torch import nn
 from hts_torchrl import A2C, ConfigurationError, GymEnvs, make_actor_critic
 from hts_torchrl.training.callbacks import LearningCurve, TrainingStatistics
 from hts_torchrl.workers.rollout_node import NodeKind
-from tests.fits import SGDA2C, SGDPPO, Watch, cartpole, quiet_trainer, watched_fit
+from tests.fits import SGDA2C, SGDPPO, Watch, cartpole, flat, quiet_trainer, watched_fit
 from tests.integration.test_own_modules import Plain
 from tests.policies import policy_with
 from tests.ranks import run_ranks
@@ -354,3 +354,38 @@ def test_ranks_keep_the_same_weights_where_a_schedule_monitors_a_loss(tmp_path):
     assert rates == others
     assert len(set(rates)) > 1
     assert torch.equal(weights, other_weights)
+
+
+class NoisySGD(torch.optim.SGD):
+    """Adds noise to its weights with each step."""
+
+    def step(self, closure=None):
+        loss = super().step(closure)
+        with torch.no_grad():
+            for weights in self.param_groups[0]["params"]:
+                weights.add_(torch.randn_like(weights), alpha=0.01)
+        return loss
+
+
+def masked():
+    layer = nn.Dropout()
+    layer.register_forward_hook(keep_mask)
+    return layer
+
+
+def run_with_noise(folder):
+    """One of two ranks of a module that is no learner."""
+    torch.manual_seed(0)
+    module = Plain(masked, NoisySGD)
+    trainer = quiet_trainer(strategy="ddp", devices=2)
+    trainer.fit(module, cartpole(ROUNDS, num_envs=ENVS, frames_per_batch=ENVS * STEPS))
+    torch.save((flat(module.policy), MASKS), folder / os.environ["RANK"])
+
+
+@pytest.mark.processes
+def test_ranks_keep_the_same_weights_where_an_optimizer_draws(tmp_path):
+    run_ranks(2, run_with_noise, tmp_path)
+    (weights, masks), (others, other_masks) = (torch.load(tmp_path / rank) for rank in "01")
+    assert torch.equal(weights, others)
+    assert len(masks) == len(other_masks) == ROUNDS
+    assert not any(map(torch.equal, masks, other_masks))  # of samples of their own

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint, WeightAveraging
+from torch import Tensor
 
 from hts_torchrl.envs.own_generators import NUMPY, PYTHON
 from hts_torchrl.policy.sampling import borrowed_generators
@@ -74,7 +75,8 @@ class WeightPublisher(Callback):
     checkpoints: those then save between two rounds. The Trainer calls it for each part::
 
         on_train_batch_start(...)   # seeds what is drawn for the part: a resumed run draws the same
-        module.training_step(part, index), the optimiser's step
+        module.training_step(part, index)
+        on_before_backward(...)     # on several ranks: seeds alike what is drawn by the step
         on_train_batch_end(...)     # after the last part: weights are published, updates += 1
     """
 
@@ -83,6 +85,8 @@ class WeightPublisher(Callback):
         """Rounds that the module has learned from, since the start of the run."""
         self.cut_off = False
         """Whether a checkpoint of now would lack the round's start: it was learned from in part."""
+        self._part = self._backwards = 0
+        """Where in a round the module is."""
         self._numpy = NUMPY.new()  # the user's may be one that cannot be seeded again
         self._at_end = contextlib.ExitStack()
         """Puts the global generators back."""
@@ -117,8 +121,20 @@ class WeightPublisher(Callback):
     ) -> None:
         """Seed the global generators for the part, numpy's and Python's too."""
         self.cut_off = True
+        self._part, self._backwards = batch.index, 0
+        self._seed(trainer, trainer.global_rank)
+
+    def on_before_backward(
+        self, trainer: Trainer, pl_module: LightningModule, loss: Tensor
+    ) -> None:
+        """Seed them alike on all ranks: what a noisy optimiser draws would part their weights."""
+        if trainer.world_size > 1:
+            self._backwards += 1
+            self._seed(trainer, -self._backwards)
+
+    def _seed(self, trainer: Trainer, rank: int) -> None:
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
-        seed = update_seed(data.seed, self.updates, batch.index, trainer.global_rank)
+        seed = update_seed(data.seed, self.updates, self._part, rank)
         NUMPY.put(self._numpy)
         for seed_one in (torch.manual_seed, NUMPY.seed, PYTHON.seed):
             seed_one(seed)
