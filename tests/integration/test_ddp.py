@@ -2,6 +2,7 @@
 
 import os
 import warnings
+from contextlib import nullcontext
 from dataclasses import replace
 from unittest import mock
 
@@ -389,3 +390,26 @@ def test_ranks_keep_the_same_weights_where_an_optimizer_draws(tmp_path):
     assert torch.equal(weights, others)
     assert len(masks) == len(other_masks) == ROUNDS
     assert not any(map(torch.equal, masks, other_masks))  # of samples of their own
+
+
+class OwnRates(Plain):
+    """Each rank has another learning rate."""
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.1 + self.global_rank)
+
+
+def run_apart(folder):
+    """One of two ranks whose weights diverge."""
+    torch.manual_seed(0)
+    saves = ModelCheckpoint(folder, every_n_train_steps=1)
+    trainer = quiet_trainer(strategy="ddp", devices=2, callbacks=[saves], enable_checkpointing=True)
+    is_first = os.environ["RANK"] == "0"
+    told = "rank 1 no longer has the weights of rank 0"
+    with pytest.warns(UserWarning, match=told) if is_first else nullcontext():
+        trainer.fit(OwnRates(), cartpole(2))
+
+
+@pytest.mark.processes
+def test_ranks_whose_weights_diverge_are_told(tmp_path):
+    run_ranks(2, run_apart, tmp_path)

@@ -15,6 +15,7 @@ from hts_torchrl.compat.lightning import FitLoop
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.portable import is_portable
 from hts_torchrl.settings import loadable
+from hts_torchrl.training.ranks import warn_of_other_weights
 from hts_torchrl.training.run_settings import (
     Changes,
     changes,
@@ -111,6 +112,7 @@ class DataState:
             state["games"] = {
                 name: torch.cat([games[name] for games in ranks]) for name in state["games"]
             }
+            warn_of_other_weights(trainer)
         state["settings"] = self.run_settings(trainer)
         return state
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from lightning.pytorch import Trainer
+from lightning.pytorch.utilities import rank_zero_warn
 
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.training.run_settings import changes, class_name, plain
@@ -56,6 +58,32 @@ def require_same_start(trainer: Trainer, updates: int) -> None:
     """
     if _are_several(trainer):
         _compare(trainer, {"updates in its checkpoint": updates, "steps": trainer.global_step})
+
+
+def warn_of_other_weights(trainer: Trainer) -> None:
+    """Warn where ranks no longer have the same weights; all ranks call this.
+
+    Nothing else would tell: each averages its gradients with those of the others, and goes on.
+
+    Args:
+        trainer: whose module is about to be saved.
+    """
+    digest = hashlib.sha256()
+    for parameter in trainer.lightning_module.parameters():
+        if parameter.requires_grad:
+            values = parameter.detach().cpu().contiguous().flatten().view(torch.uint8)
+            digest.update(values.numpy().tobytes())
+    ranks: list[Any] = [None] * trainer.world_size
+    torch.distributed.all_gather_object(ranks, digest.hexdigest())
+    for rank, other in enumerate(ranks):
+        if other != ranks[0]:
+            rank_zero_warn(
+                f"rank {rank} no longer has the weights of rank 0, and each goes on with its own: "
+                "what steps them must be the same on all ranks, as a schedule's monitor is with "
+                "log(..., sync_dist=True); processors of two kinds may differ, too",
+                stacklevel=2,
+            )
+            return
 
 
 def _are_several(trainer: Trainer) -> bool:
