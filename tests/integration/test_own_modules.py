@@ -4,6 +4,7 @@ import csv
 import random
 import signal
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -27,6 +28,7 @@ from hts_torchrl import (
     RoundModule,
 )
 from hts_torchrl.training.callbacks import TrainingStatistics
+from hts_torchrl.training.callbacks.round_end import WeightPublisher
 from tests.determinism.tasks import CARTPOLE
 from tests.fits import (
     RESUMES,
@@ -248,6 +250,14 @@ def test_a_plain_module_leaves_the_generators_of_the_process_as_they_were(make):
     with pytest.raises(ArithmeticError) if make is Ends else nullcontext():
         quiet_trainer().fit(module, cartpole(3, env=CARTPOLE))
     assert states_of_generators() == before
+
+
+def test_an_optimizer_that_ends_its_step_by_each_ranks_loss_is_refused_on_several():
+    module = Plain(optimizer=torch.optim.LBFGS)
+    trainer = SimpleNamespace(world_size=2, optimizers=[module.configure_optimizers()])
+    with pytest.raises(ConfigurationError, match=r"^optimizer LBFGS on 2 ranks; 1 is needed"):
+        WeightPublisher().on_train_start(trainer, module)
+    seen_fit(module)
 
 
 MODULES = {

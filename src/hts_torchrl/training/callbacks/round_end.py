@@ -12,6 +12,7 @@ from lightning.pytorch.callbacks import Checkpoint, WeightAveraging
 from torch import Tensor
 
 from hts_torchrl.envs.own_generators import NUMPY, PYTHON
+from hts_torchrl.errors import require
 from hts_torchrl.policy.sampling import borrowed_generators
 from hts_torchrl.rng import update_seed
 from hts_torchrl.training.data_state import lost_averages, place_loops
@@ -100,7 +101,15 @@ class WeightPublisher(Callback):
         place_loops(trainer, checkpoint, parts_before=parts_of_round(trainer))
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Warn of what would act at the end of the run alone; keep the generators' states."""
+        """Warn of what would act at the end of the run alone; keep the generators' states.
+
+        Raises:
+            ConfigurationError: for an optimiser with which a rank would wait for the others.
+        """
+        by_hand, ranks = not pl_module.automatic_optimization, trainer.world_size
+        for each in trainer.optimizers:  # LBFGS ends a step when the loss, of each rank, says so
+            fits = ranks == 1 or by_hand or not isinstance(each, torch.optim.LBFGS)
+            require(fits, f"optimizer {type(each).__name__} on {ranks} ranks", "1")
         warn_of_one_epoch(trainer)
         self._at_end.enter_context(borrowed_generators(pl_module.device))
         for generator in (NUMPY, PYTHON):
