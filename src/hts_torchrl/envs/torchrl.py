@@ -115,12 +115,6 @@ def _spec_of(env: EnvBase, index: int | list[int]) -> EnvSpec:
     """Describe one environment, which is named where it is refused."""
     if isinstance(index, int):
         try:
-            if any(is_a(layer, "torchrl.AutoResetTransform") for layer in layers_of(env)):
-                raise ConfigurationError(
-                    "an AutoResetTransform (auto_reset=True) takes games that the environment "
-                    "begins itself, but each game begins with a seed here: leave it out, so that "
-                    "reset() begins it"
-                )
             return spec_of_one(env)
         except ConfigurationError as error:
             raise ConfigurationError(f"environment {index}: {error}") from None

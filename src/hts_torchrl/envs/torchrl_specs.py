@@ -30,6 +30,19 @@ from hts_torchrl.envs.spaces import several_choices
 from hts_torchrl.errors import ConfigurationError, in_one_line
 from hts_torchrl.specs import ActionSpec, Array, ArraySpec, EnvSpec, Key, MemorySpec
 
+_REFUSED = {
+    "AsyncEnvPool": "an AsyncEnvPool takes no seed: a SerialEnv or a ParallelEnv does",
+    "AutoResetTransform": "an AutoResetTransform (auto_reset=True) takes games that the "
+    "environment begins itself, but each game begins with a seed here, and TorchRL does not keep "
+    "its last observation: leave it out, so that reset() begins it",
+    "MultiThreadedEnvWrapper": "EnvPool takes seeds only when it is made, so that all executors "
+    "would play the same games: hts_torchrl.EnvPoolEnvs('CartPole-v1') makes it",
+    "VecGymEnvTransform": "a vector environment in TorchRL's GymEnv(num_envs=...) or GymWrapper "
+    "begins games itself, and TorchRL may lose their last observations: give the vector "
+    "environment itself, or one with AutoresetMode.DISABLED",
+}
+"""By class of TorchRL's: what has no seed, or loses the ends of its games."""
+
 
 def spec_of_one(env: EnvBase) -> EnvSpec:
     """Return what one environment observes and accepts, also where ``env`` is a batch of them.
@@ -37,8 +50,12 @@ def spec_of_one(env: EnvBase) -> EnvSpec:
     Raises:
         ConfigurationError: if it is not supported.
     """
+    layers = [*layers_of(env)]
+    for name, reason in _REFUSED.items():
+        if any(is_a(layer, f"torchrl.{name}") for layer in layers):
+            raise ConfigurationError(reason)
     _require_one_game(env)
-    primers = [layer for layer in layers_of(env) if is_a(layer, "torchrl.TensorDictPrimer")]
+    primers = [layer for layer in layers if is_a(layer, "torchrl.TensorDictPrimer")]
     if primers and env.batch_size:
         raise ConfigurationError(
             "a TensorDictPrimer of a batch: leave it out where a module of the policy has it, as "

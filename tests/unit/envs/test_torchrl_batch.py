@@ -1,11 +1,24 @@
 """A batched TorchRL environment does what its environments do one by one."""
 
+from functools import partial
+
+import gymnasium
 import numpy as np
 import pytest
 import torch
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from tensordict import TensorDict
 from torchrl.data import Categorical, Composite, Unbounded
-from torchrl.envs import EnvBase, GymEnv, ParallelEnv, SerialEnv, StepCounter, TransformedEnv
+from torchrl.envs import (
+    AsyncEnvPool,
+    EnvBase,
+    GymEnv,
+    GymWrapper,
+    ParallelEnv,
+    SerialEnv,
+    StepCounter,
+    TransformedEnv,
+)
 from torchrl.envs.transforms import TensorDictPrimer
 
 from hts_torchrl import ConfigurationError, HTSCollector, env_spec_of, make_actor_critic
@@ -170,9 +183,27 @@ def test_games_of_a_batch_have_the_limit_that_is_asked_for():
     assert batch["next", "truncated"].any()
 
 
+class MultiThreadedEnvWrapper(InPlace):
+    """TorchRL's for EnvPool has this name, and needs packages that are not installed."""
+
+    __module__ = "torchrl.envs.libs.envpool"
+
+
+def gymnasiums(mode: AutoresetMode) -> GymWrapper:
+    poles = [partial(gymnasium.make, "CartPole-v1")] * 2
+    return GymWrapper(SyncVectorEnv(poles, autoreset_mode=mode))
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
+        (lambda: AsyncEnvPool([cart_pole] * 2), "takes no seed: a SerialEnv"),
+        (lambda: InPlace(auto_reset=True), "does not keep its last observation: leave it out"),
+        (MultiThreadedEnvWrapper, r"play the same games: .*EnvPoolEnvs\('CartPole-v1'\)"),
+        (
+            lambda: gymnasiums(AutoresetMode.SAME_STEP),
+            "lose their last observations: give the vector environment itself",
+        ),
         (lambda: SerialEnv(3, cart_pole), r"batch size \(3,\), .* set envs_per_executor=3"),
         (lambda: SerialEnv(2, lambda: SerialEnv(2, cart_pole)), r"\(2, 2\), .* one dimension"),
         (
@@ -186,6 +217,19 @@ def test_games_of_a_batch_have_the_limit_that_is_asked_for():
 def test_other_batches_are_refused(make, message):
     with pytest.raises(ConfigurationError, match=message):
         make_group(make, [0, 1])
+
+
+def test_a_vector_environment_that_leaves_resets_to_torchrl_gives_last_observations():
+    group = make_group(lambda: gymnasiums(AutoresetMode.DISABLED), [0, 1])
+    before, last, ended = group.reset([7, 8])["observation"], None, np.zeros(2, bool)
+    while not ended.any():
+        step = group.step(np.eye(2, dtype=np.int64))
+        last, ended = step.observation["observation"], step.terminated
+        moved, before = np.abs(last - before).max(), step.next_observation["observation"]
+    assert moved < 0.5
+    assert (np.abs(last[ended, 2]) > 0.2).all()  # where the pole has fallen
+    assert (np.abs(before[ended]) < 0.05).all()
+    group.close()
 
 
 @pytest.mark.processes
