@@ -174,9 +174,10 @@ def _last_of(info: Any, row: int) -> Any:  # noqa: ANN401
             f"info is a {type(info).__name__}, but the last observation of an episode is needed as "
             "info['final_obs']: leave out gymnasium's DictInfoToList"
         )
-    if "final_obs" not in info:
+    try:
+        return info["final_obs"][row]
+    except LookupError:  # in a dict of arrays, too
         raise Undeclared(
             "the last observation of an episode is missing: vector environments of Gymnasium give "
-            "it as info['final_obs']"
-        )
-    return info["final_obs"][row]
+            "it as info['final_obs'], with an observation of each environment"
+        ) from None

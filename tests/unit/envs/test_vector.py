@@ -271,6 +271,32 @@ def test_anything_but_a_number_and_a_flag_of_each_is_refused(returned, message):
         group.step(np.array([0, 0]))
 
 
+class Informing(Native):
+    """Resets within the step, and says what it is told to."""
+
+    metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012 - as Gymnasium has it
+
+    def __init__(self, info) -> None:
+        super().__init__(2, heeds=True)
+        self.info = info
+
+    def step(self, actions):
+        *returned, _ = super().step(actions)
+        return *returned, self.info
+
+
+@pytest.mark.parametrize(
+    "info", [{}, {"final_obs": {"count": np.zeros((2, 1))}}, {"final_obs": np.zeros((0, 1))}]
+)
+def test_a_last_observation_that_is_not_one_of_each_environment_is_refused(info):
+    group = group_of(Informing(info), [6, 7])
+    group.reset(SEEDS)
+    group.step(np.array([0, 0]))
+    message = r"step\(\) of environment 6 .*last observation .* is missing.* of each environment"
+    with pytest.raises(ConfigurationError, match=message):
+        group.step(np.array([0, 0]))
+
+
 class Walking(CoordinateEnv):
     """Counts its steps by a choice of two."""
 
