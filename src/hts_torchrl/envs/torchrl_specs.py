@@ -91,6 +91,7 @@ def _require_one_game(env: EnvBase) -> None:
             "LineariseRewards weighs several objectives [n] into one, and rewards of several "
             "agents must be added up by the environment"
         )
+    _array_spec(rewards[env.reward_key])
     ends = env.full_done_spec_unbatched
     several = [k for k in env.done_keys if not isinstance(k, str) or math.prod(ends[k].shape) != 1]
     if several:

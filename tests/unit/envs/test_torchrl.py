@@ -665,6 +665,27 @@ def test_actions_of_bfloat16_are_refused():
         spec_of_one(env)
 
 
+class ShortReward(CountingEnv):
+    """Rewards in bfloat16."""
+
+    def __init__(self, index: int) -> None:
+        super().__init__(index)
+        self.reward_spec = Unbounded((1,), dtype=torch.bfloat16)
+
+    def _step(self, tensordict):
+        step = super()._step(tensordict)
+        return step.set("reward", step["reward"].bfloat16())
+
+
+def test_rewards_of_bfloat16_are_refused_with_a_remedy_that_works():
+    with pytest.raises(ConfigurationError, match=r"^environment 3: .* is of bfloat16"):
+        make_group(ShortReward, [3])
+    cast = DTypeCastTransform(torch.bfloat16, torch.float32)
+    envs = make_group(lambda index: TransformedEnv(ShortReward(index), cast), [3])
+    envs.reset([7])
+    assert envs.step(np.array([2])).reward.tolist() == [0.25]
+
+
 class Written(CountingEnv):
     """Returns the same memory in each call, as Gymnasium's environments may."""
 
