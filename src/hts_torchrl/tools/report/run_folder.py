@@ -227,10 +227,14 @@ def _curve(metrics: pd.DataFrame, place: str) -> pd.DataFrame:
     score, frames, minutes = _SCORES[place], f"{place}/frames", f"{place}/minutes"
     columns = {score: "score", frames: "frames", minutes: "minutes"}
     rows = metrics.reindex(columns=list(columns)).rename(columns=columns).dropna()
-    # Logged in single precision, whose 0.9 is 0.8999999762 in double precision.
-    rows = rows.map(lambda figure: float(str(np.float32(figure))))
+    rows = rows.map(_meant)
     rows = rows.drop_duplicates("frames", keep="last")
     return rows.sort_values("frames", ignore_index=True)
+
+
+def _meant(figure: float) -> float:
+    """Return a figure logged in single precision, whose 0.9 is 0.8999999762; frames are whole."""
+    return figure if figure.is_integer() else float(str(np.float32(figure)))
 
 
 def _time_average(metrics: pd.DataFrame, share: str) -> float:

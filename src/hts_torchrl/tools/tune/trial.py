@@ -52,8 +52,9 @@ def read_evaluations(metrics: Path) -> list[Evaluation]:
 
 
 def _meant(figure: str) -> float:
-    """Return the shortest number with these bits: 0.9 is logged as 0.8999999762."""
-    return float(str(np.float32(figure)))
+    """Return the shortest number with these bits: 0.9 is logged as 0.8999999762; frames whole."""
+    number = float(figure)
+    return number if number.is_integer() else float(str(np.float32(number)))
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,11 @@ class TestRun:
         run = Run.read(write_run("a", [float(np.float32(193.4))]))
         assert run.score == 193.4
 
+    def test_takes_frames_as_they_are_logged_however_many(self, write_run):
+        rows = [{"train/frames": 80_000_016, "train/minutes": 1.0, "episode/return": 20.0}]
+        run = Run.read(write_run("a", [1.0], rows=rows))
+        assert run.training["frames"].tolist() == [80_000_016]
+
     def test_weighs_waiting_by_time(self, write_run):
         rows = training((1, 0, 0.9), (2, 0, 0.2), (5, 0, 0.6))
         run = Run.read(write_run("a", [1.0], rows=rows))

@@ -132,6 +132,12 @@ def test_of_two_after_the_same_frames_the_first_counts(tmp_path):
     assert [each.score for each in read_evaluations(path)] == [1, 3]
 
 
+def test_frames_are_those_that_are_logged_however_many(tmp_path):
+    path = tmp_path / "metrics.csv"
+    path.write_text(f"{HEAD}80000016.0,0.1,1,7\n")
+    assert [each.frames for each in read_evaluations(path)] == [80_000_016]
+
+
 def test_each_is_there_as_soon_as_lightning_has_saved_it(tmp_path):
     logger = CSVLogger(tmp_path, name="a", version="b")
     path = tmp_path / "a" / "b" / "metrics.csv"
