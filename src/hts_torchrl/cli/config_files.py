@@ -56,9 +56,9 @@ def _parted(argument: str) -> tuple[str, str, str]:
 
 
 def _with_bases(path: Path, above: tuple[Path, ...] = ()) -> list[Path]:
+    content = _content(path)
     if path.resolve() in above:
         raise ConfigurationError(f"--config={path}: it builds on itself")
-    content = _content(path)
     if not isinstance(content, dict):
         told = "empty" if content is None else f"a {type(content).__name__}"
         raise ConfigurationError(f"--config={path}: it is {told}; settings by name are needed")

@@ -99,7 +99,7 @@ def whole_checkpoint(path: Path) -> Path:
     if not path.name:  # a folder: this one, or the root
         raise ConfigurationError(f"{path}: there is no such file")
     if path.is_symlink():  # as ModelCheckpoint(save_last="link") makes it
-        return whole_checkpoint(path.resolve())
+        path = Path(os.path.realpath(path))  # which, unlike resolve(), takes a link to itself
     previous = _previous(path)
     if path.is_file() and _is_whole(path):
         return path

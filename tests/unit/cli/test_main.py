@@ -974,6 +974,14 @@ def test_a_file_that_is_no_config_is_refused(content, message, tmp_path, capsys)
     assert refusal.startswith(message)
 
 
+def test_a_link_to_itself_is_refused(tmp_path, capsys):
+    (tmp_path / "circle").symlink_to("circle")
+    refusal = refused(capsys, "fit", *CARTPOLE, *A2C, "--config=circle")
+    assert refusal == "--config=circle: Too many levels of symbolic links"
+    refusal = refused(capsys, "validate", "--ckpt_path=circle")
+    assert refusal == f"--ckpt_path={tmp_path / 'circle'}: there is no such file"
+
+
 def test_files_that_cannot_be_opened_any_more_are_told_with_the_limit(monkeypatch, capsys):
     def fail(_):
         raise OSError(errno.EMFILE, "Too many open files")

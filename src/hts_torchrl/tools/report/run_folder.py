@@ -144,13 +144,12 @@ def read_runs(paths: list[Path]) -> tuple[list[Run], dict[Path, str]]:
         ConfigurationError: if a path has no run; if what is named itself is none, or it or each one
             has no finished evaluation; if metrics are no table.
     """
-    runs, named = [], {path.resolve() for path in paths}
-    left_out: dict[Path, str] = {}
+    runs, left_out = [], dict[Path, str]()
     for folder in run_folders(paths):
         try:
             runs.append(Run.read(folder))
         except NoRun as error:
-            if folder.resolve() in named:
+            if any(map(folder.samefile, paths)):
                 raise
             left_out[folder] = error.reason
     if not runs:

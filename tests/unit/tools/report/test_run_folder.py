@@ -165,6 +165,7 @@ class TestRunFolders:
         assert sorted(folder.resolve() for folder in found) == sorted(runs)
 
     def test_a_folder_without_a_run_is_refused(self, tmp_path):
-        for path in (tmp_path, tmp_path / "missing", Path(__file__)):
+        (tmp_path / "circle").symlink_to("circle")
+        for path in (tmp_path, tmp_path / "missing", tmp_path / "circle", Path(__file__)):
             with pytest.raises(ConfigurationError, match=f"^{path}: no run of fit is there"):
-                run_folders([path])
+                read_runs([path])
