@@ -239,7 +239,8 @@ class Learner(RoundModule):
                 f"{min(found)} samples of one chunk and {max(found)} of another: make as many of "
                 "each, or leave the setting out"
             )
-        return torch.cat(samples)
+        with torch.autocast(self.device.type, enabled=False):  # in bfloat16 it joins no float16
+            return torch.cat(samples)
 
     def loss_by_chunks(self, loss_of: Callable[[int], Tensor]) -> Tensor:
         """Return the loss of a part of a round: with several chunks, the mean over all of them.

@@ -3,8 +3,11 @@
 import copy
 import threading
 
+import gymnasium
+import numpy as np
 import pytest
 import torch
+from gymnasium.wrappers import TransformObservation
 from torch import nn
 from torchrl.envs.utils import ExplorationType, exploration_type
 from torchrl.modules.tensordict_module.rnn import recurrent_mode
@@ -39,6 +42,18 @@ def test_weights_and_losses_do_not_depend_on_the_number_of_threads(kind, precisi
         others, other_losses = fitted(kind(**CHUNKS, num_threads=threads), precision=precision)
         assert torch.equal(others, weights)
         assert other_losses == losses
+
+
+def observing_halves():
+    space = gymnasium.spaces.Box(-np.inf, np.inf, (4,), np.float16)
+    return TransformObservation(gymnasium.make("CartPole-v1"), space.dtype.type, space)
+
+
+@pytest.mark.parametrize("kind", [PPO, PQN])
+def test_observations_of_float16_are_learned_in_bfloat16(kind):
+    trainer = quiet_trainer(precision="bf16-mixed")
+    trainer.fit(kind(**CHUNKS), cartpole(2, env=observing_halves))
+    assert trainer.global_step == 2 * 2 * 2
 
 
 class Meets(PPO):
