@@ -55,6 +55,9 @@ class EpsilonGreedy(d.Categorical):
         """The action of the largest value, the first of several."""
         return self.action_value.argmax(-1)
 
+    deterministic_sample = mode
+    """The mode, also for TorchRL's collectors."""
+
 
 class OneHotEpsilonGreedy(d.OneHotCategorical):
     """The same, with the same arguments, of actions as vectors of 0 and 1, int64 ``[B, n]``."""
@@ -73,6 +76,8 @@ class OneHotEpsilonGreedy(d.OneHotCategorical):
     def mode(self) -> Tensor:
         """The action of the largest value, the first of several."""
         return nn.functional.one_hot(self.choice.mode, self.probs.shape[-1])
+
+    deterministic_sample = mode
 
 
 class QHead(nn.Module):

@@ -5,6 +5,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 from torch.nn.functional import one_hot
+from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from hts_torchrl import ActionSpec, ArraySpec, EnvSpec, make_q_policy
 from hts_torchrl.errors import ConfigurationError
@@ -133,6 +134,14 @@ class TestPolicy:
         assert torch.equal(written["state_value"], written["action_value"].amax(-1, keepdim=True))
         assert written["action"].shape == ((5,) if kind == "discrete" else (5, 3))
         assert written["action_log_prob"].shape == (5,)
+
+    @pytest.mark.parametrize("kind", ["discrete", "one_hot"])
+    def test_acts_greedily_without_a_warning_where_torchrl_asks_for_it(self, kind):
+        policy = make_q_policy("mlp", spec(kind))
+        with set_exploration_type(ExplorationType.DETERMINISTIC):
+            written = policy(TensorDict({"observation": torch.randn(5, 3)}, [5]))
+        best = written["action_value"].argmax(-1)
+        assert torch.equal(written["action"], best if kind == "discrete" else one_hot(best, 3))
 
     def test_answers_actors_by_their_draws(self):
         policy = make_q_policy("mlp", spec())
