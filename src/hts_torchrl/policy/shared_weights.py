@@ -162,9 +162,19 @@ class PolicyWeights:
                 )
 
     def exchange(self) -> None:
-        """Make the published weights, if any, the acting ones."""
+        """Make the published weights, if any, the acting ones.
+
+        Raises:
+            ProtocolError: if Ctrl-C has ended a publication over others that were there already.
+        """
         if self._published is not None:
-            self._acting[:] = self._published, 1 - self._acting[1]
+            slot = 1 - int(self._acting[1])
+            if self._versions[slot] < 0:
+                raise ProtocolError(
+                    "the weights were not published to their end: publish them again, with "
+                    "update_policy_weights_()"
+                )
+            self._acting[:] = self._published, slot
             self._published = None
 
     def copy_of(self, version: int) -> dict[str, Tensor]:

@@ -137,22 +137,44 @@ def test_parameters_that_are_published_leave_no_gradient_behind(weights):
     assert not any(tensor.requires_grad for tensor in weights.copy_of(1).values())
 
 
-def test_weights_of_a_publication_that_was_cut_off_have_no_version(weights):
-    """As by Ctrl-C: they are some of the old ones, and some of the new."""
+def publish_until_ctrl_c(weights, policy):
+    """It leaves some of the old weights, and some of the new."""
 
     class Stop:
+        def __init__(self, view):
+            self.shape, self.dtype = view.shape, view.dtype
+
         def copy_(self, _):
             raise KeyboardInterrupt
 
-    weights.publish(Mixed(1.0).state_dict())
-    weights.exchange()
-    weights.publish(Mixed(2.0).state_dict())
-    *_, last = weights._slots[1]
-    weights._slots[1][last] = Stop()
-    with pytest.raises(KeyboardInterrupt):
-        weights.publish(Mixed(3.0).state_dict(), 3)
+    slot = weights._slots[1 - int(weights._acting[1])]
+    *_, last = slot
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(slot, last, Stop(slot[last]))
+        with pytest.raises(KeyboardInterrupt):
+            weights.publish(policy.state_dict())
+
+
+def test_weights_of_a_publication_that_was_cut_off_have_no_version(weights):
+    weights.publish(Mixed(2.0).state_dict(), 2)
+    publish_until_ctrl_c(weights, Mixed(3.0))
     with pytest.raises(ProtocolError, match="version 2 of the weights is not there"):
         weights.copy_of(2)
+
+
+def test_a_publication_over_another_one_that_was_cut_off_does_not_act(weights):
+    """It acts when it is made again."""
+    weights.publish(Mixed(1.0).state_dict())
+    publish_until_ctrl_c(weights, Mixed(2.0))
+    with pytest.raises(ProtocolError, match="not published to their end: publish them again"):
+        weights.exchange()
+    assert weights.acting_version == 0
+    weights.publish(Mixed(2.0).state_dict())
+    weights.exchange()
+    replica = Mixed(5.0)
+    weights.load(replica)
+    assert weights.acting_version == 2
+    assert same_bits(replica, Mixed(2.0))
 
 
 def test_a_publication_does_not_touch_the_weights_that_act(weights):
