@@ -47,17 +47,15 @@ class DelayedGradient:
         self.newest: list[Tensor] = [p.detach().clone() for p in self.parameters]
         self.holds_behaviour = False
         """Whether the parameters hold theta_{j-1}, or what steps have made of it."""
-        self.has_moved = False
-        """Whether the parameters may have left theta_j since the round began."""
         self._replaced: list[Tensor] = []
-        """What they held before that: theta_j, or what steps have made of it."""
+        """What they held before that: theta_j, or what steps and callbacks have made of it."""
 
     def add(self, parameter: Tensor, behaviour: Tensor) -> None:
         """Take a further tensor, which has not moved since the last round began."""
         self.parameters.append(parameter)
         self.behaviour.append(behaviour.detach().to(parameter.device, copy=True))
         self.newest.append(parameter.detach().clone())
-        if self.holds_behaviour and self._replaced is not self.newest:
+        if self.holds_behaviour:
             self._replaced.append(parameter.detach().clone())
 
     @torch.no_grad()
@@ -70,20 +68,19 @@ class DelayedGradient:
     def begin_round(self) -> None:
         """Remember the newest weights, theta_j, which the parameters hold."""
         _copy(self.newest, self.parameters)
-        self.holds_behaviour = self.has_moved = False
+        self.holds_behaviour = False
 
     @torch.no_grad()
     def load_behaviour(self) -> None:
         """Put theta_{j-1} into the parameters."""
         if not self.holds_behaviour:
-            moved = [p.detach().clone() for p in self.parameters] if self.has_moved else None
-            self._replaced = moved or self.newest
+            self._replaced = [p.detach().clone() for p in self.parameters]
         _copy(self.parameters, self.behaviour)
         self._have_changed(holds_behaviour=True)
 
     @torch.no_grad()
     def restore_newest(self) -> None:
-        """Put theta_j back into the parameters, with what steps have made of it; gradients stay."""
+        """Put back what the parameters held: theta_j, or what was made of it; gradients stay."""
         _copy(self.parameters, self._replaced)
         self._have_changed(holds_behaviour=False)
 
@@ -193,7 +190,6 @@ class DelayedWeights:
     def statistics(self) -> DelayedGradient:
         """Of the buffers that are there now: a module may have put others in their place."""
         self._statistics.parameters = [self._policy.get_buffer(name) for name in self._buffer_names]
-        self._statistics.has_moved = True  # by any pass
         return self._statistics
 
     @contextlib.contextmanager

@@ -327,7 +327,6 @@ class RoundModule(PolicyModule):
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
         """Step, and end the round after its last part: before a callback saves a checkpoint."""
         super().optimizer_step(*args, **kwargs)
-        self.delayed.has_moved = True
         if self.part.is_last:
             self._round_state = RoundState.MOVED
             self.on_round_end()

@@ -509,6 +509,24 @@ def test_a_learner_of_several_steps_a_round_keeps_all_of_them():
     torch.testing.assert_close(moved, -1e-3 * gradients.sum(1), rtol=1e-4, atol=1e-6)
 
 
+class Shift(Callback):
+    """Adds one to each weight before the second part of a round, which makes no step."""
+
+    def on_train_batch_start(self, _trainer, pl_module, batch, _):
+        if not batch.is_first:
+            with torch.no_grad():
+                for parameter in pl_module.policy.parameters():
+                    parameter.add_(1.0)
+
+
+def test_what_a_callback_does_to_weights_within_a_round_is_kept():
+    """The second part of each of two delayed rounds exchanges them for those that collected it."""
+    learner = SGDA2C(cartpole_policy(), delayed_step="gradient", learning_rate=0.0)
+    before = flat(learner.policy)
+    watch = watched_fit(learner, cartpole(3), accumulate_grad_batches=2, callbacks=[Shift()])
+    torch.testing.assert_close(watch.final_weights, before + 3.0)
+
+
 def test_an_iterator_that_ends_within_a_training_step_ends_no_run_as_if_it_were_done():
     class Reads(Learner):
         def __init__(self, policy):

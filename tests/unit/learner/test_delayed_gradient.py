@@ -93,7 +93,6 @@ def test_a_step_before_an_exchange_is_kept(theta):
     delayed = DelayedGradient([theta])
     delayed.begin_round()
     descend(theta)  # 8 to 4
-    delayed.has_moved = True
     delayed.load_behaviour()
     assert theta.item() == 8.0
     delayed.restore_newest()
