@@ -71,15 +71,20 @@ class RunningStatistics(nn.Module):
     def normalized(self, rows: Tensor) -> Tensor:
         """Return rows with mean 0 and variance 1, float32, cut off at 10 deviations."""
         centred = rows.float() - self.mean.float()
-        return (centred / self.deviation()).clamp(-_MOST, _MOST)
+        return _cut_off(centred / self.deviation())
 
     def scaled(self, rows: Tensor) -> Tensor:
         """Return rows with variance 1 and the mean they have, cut off at 10 deviations."""
-        return (rows / self.deviation()).clamp(-_MOST, _MOST)
+        return _cut_off(rows / self.deviation())
 
     def restored(self, normalized: Tensor) -> Tensor:
         """Return the rows whose :meth:`normalized` these are."""
         return normalized * self.deviation() + self.mean.float()
+
+
+def _cut_off(rows: Tensor) -> Tensor:
+    """Return rows cut off at 10 deviations; infinity becomes NaN, which the gradients show."""
+    return rows.clamp(-_MOST, _MOST).add_(rows, alpha=0)
 
 
 class ObservationNormalizer(TensorDictModuleBase):

@@ -44,12 +44,13 @@ class Before(Callback):
             self.weights = {k: v.clone() for k, v in pl_module.state_dict().items()}
 
 
-def fails(learner, tmp_path, **broken):
+def fails(learner, tmp_path, *normalized, **broken):
     """Train until it fails; return the message."""
     before = Before()
     last = ModelCheckpoint(tmp_path, "last", save_on_exception=True)
     trainer = quiet_trainer(callbacks=[before, last], enable_checkpointing=True)
-    data = cartpole(4, env=lambda index: BrokenCartPole(index, **broken))
+    settings = dict.fromkeys(normalized, True)
+    data = cartpole(4, env=lambda index: BrokenCartPole(index, **broken), **settings)
     with pytest.raises(NotFiniteError) as failed:
         trainer.fit(learner, data)
     saved = torch.load(tmp_path / "last.ckpt", weights_only=True)["state_dict"]
@@ -74,6 +75,12 @@ def test_a_reward_is_named(make, reward, tmp_path):
 def test_an_observation_is_named(tmp_path):
     message = fails(A2C(network="mlp"), tmp_path, observation=np.inf)
     assert message == f"next.observation {WHERE}"
+
+
+@pytest.mark.parametrize("name", ["observation", "reward"])
+def test_what_is_infinite_is_named_where_it_is_normalised(name, tmp_path):
+    message = fails(A2C(network="mlp"), tmp_path, f"normalize_{name}", **{name: np.inf})
+    assert message == f"next.{name} {WHERE}"
 
 
 @LEARNERS
