@@ -124,7 +124,7 @@ class TestFunctions:
             TensorDictModule(net, ["observation"], ["loc", "scale"]),
             in_keys=["loc", "scale"],
             distribution_class=d.Normal,
-        )
+        ).requires_grad_(False)
 
         def played():
             return rounds(lambda td: actor(td), make_pendulum, exploration_type=kind)
@@ -134,6 +134,31 @@ class TestFunctions:
                 played()
         else:
             assert all(torch.equal(batch["action"], batch["loc"]) for batch in played())
+
+    @pytest.mark.parametrize("form", ["closure", "method", "object"])
+    def test_one_that_calls_a_module_that_is_trained_is_told_that_nobody_publishes_it(self, form):
+        class Net(nn.Linear):
+            def act(self, tensordict):
+                action = self(tensordict["observation"]).argmax(-1)
+                return tensordict.set("action", action)
+
+        class Caller:
+            def __init__(self):
+                self.net = net
+
+            def __call__(self, tensordict):
+                return self.net.act(tensordict)
+
+        net = Net(4, 2)
+        policy, name = {
+            "closure": (lambda td: net.act(td), "net"),
+            "method": (net.act, "self"),
+            "object": (Caller(), "net"),
+        }[form]
+        with pytest.warns(UserWarning, match=f"a function that calls '{name}', of which actors"):
+            HTSCollector(make_cartpole, policy, **SMALL).shutdown()
+        net.requires_grad_(False)
+        HTSCollector(make_cartpole, policy, **SMALL).shutdown()
 
     def test_one_that_reads_what_it_wrote_in_the_step_before_is_refused(self):
         """TorchRL's collector hands on what is written beside ``next``."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import inspect
 import itertools
+import warnings
 from collections.abc import Callable, Mapping
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -57,6 +58,12 @@ class FunctionPolicy(TensorDictModuleBase):
             raise ConfigurationError(
                 f"the policy is a function, which is given one argument, a TensorDict: {error}"
             ) from error
+        for name in _trained_modules(function):
+            warnings.warn(
+                f"the policy is a function that calls {name!r}, of which actors get a copy once: "
+                "nobody publishes its weights; give the module itself, or requires_grad_(False)",
+                stacklevel=4,
+            )
         self.function = function
         self.in_keys: list[Key] = list(spec.observations)
         with evaluating(self), torch.no_grad():
@@ -87,6 +94,18 @@ class FunctionPolicy(TensorDictModuleBase):
                 "with the action is needed"
             )
         return tensordict.update(written)
+
+
+def _trained_modules(function: Any) -> list[str]:  # noqa: ANN401
+    """Return the names by which a function, but no module, knows modules that may be trained."""
+    if isinstance(function, nn.Module):
+        return []
+    known = {**getattr(function, "__dict__", {}), "self": getattr(function, "__self__", None)}
+    with contextlib.suppress(TypeError):  # of what is no function of Python's
+        variables = inspect.getclosurevars(function)
+        known |= {**variables.globals, **variables.nonlocals}
+    modules = {name: each for name, each in known.items() if isinstance(each, nn.Module)}
+    return [n for n, each in modules.items() if any(p.requires_grad for p in each.parameters())]
 
 
 def as_policy(policy: Policy, spec: EnvSpec) -> TensorDictModuleBase:
