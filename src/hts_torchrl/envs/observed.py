@@ -13,7 +13,7 @@ from gymnasium import spaces
 
 from hts_torchrl.envs.group import Observation, Transition
 from hts_torchrl.envs.spaces import Path, key_of, leaves_of
-from hts_torchrl.errors import ConfigurationError
+from hts_torchrl.errors import ConfigurationError, in_one_line
 from hts_torchrl.specs import Array, ArraySpec, EnvSpec, Key
 
 OF_OLD_GYM = (
@@ -36,7 +36,7 @@ def as_declared(key: Key, value: Any, spec: ArraySpec) -> Array:  # noqa: ANN401
     Raises:
         Undeclared: if the entry is another than was declared, or is none of the choices.
     """
-    array = value if isinstance(value, np.ndarray) else _array_of(value, spec.dtype)
+    array = value if isinstance(value, np.ndarray) else _typed(value, spec.dtype)
     same_type = array.dtype == spec.dtype
     if array.shape != spec.shape or not (same_type or _holds(spec.dtype, array)):
         found = "missing" if value is None else kind_of(array)
@@ -46,11 +46,22 @@ def as_declared(key: Key, value: Any, spec: ArraySpec) -> Array:  # noqa: ANN401
     return array if same_type else array.astype(spec.dtype)
 
 
-def _array_of(value: Any, declared: np.dtype[Any]) -> Array:  # noqa: ANN401
+def array_of(value: Any) -> Array:  # noqa: ANN401
+    """Return as an array what an environment returned; rows of unequal length are None.
+
+    Raises:
+        Undeclared: if numpy cannot read it, as a tensor of torch that requires a gradient.
+    """
     try:
-        array = np.asarray(value)
-    except ValueError:  # rows of unequal length
+        return np.asarray(value)
+    except ValueError:
         return np.asarray(None)
+    except (RuntimeError, TypeError) as error:
+        raise Undeclared(f"a {type(value).__name__}: {in_one_line(error)}") from error
+
+
+def _typed(value: Any, declared: np.dtype[Any]) -> Array:  # noqa: ANN401
+    array = array_of(value)
     typeless = not hasattr(value, "dtype") and array.dtype.kind in "fiu"
     return array.astype(declared) if typeless and declared.kind == "f" else array
 
@@ -94,7 +105,7 @@ def as_reward(reward: Any) -> float:  # noqa: ANN401
     """
     if isinstance(reward, _NUMBERS):
         return float(reward)
-    array = np.asarray(reward)
+    array = array_of(reward)
     if array.size != 1 or array.dtype.kind not in "biuf":
         raise Undeclared(
             f"the reward is {kind_of(reward)}, but one number is needed: where it has several "
@@ -112,7 +123,7 @@ def as_flag(name: str, value: Any) -> bool:  # noqa: ANN401
     """
     if isinstance(value, _FLAGS):
         return bool(value)
-    array = np.asarray(value)
+    array = array_of(value)
     if array.size != 1 or array.dtype.kind not in "biu":
         raise Undeclared(f"{name} is {kind_of(value)}, but True or False is needed")
     return bool(array.item())

@@ -13,7 +13,15 @@ from hts_torchrl.envs.action_maker import action_maker
 from hts_torchrl.envs.adapter import EnvAdapter, Step, spec_of, store
 from hts_torchrl.envs.group import Observation
 from hts_torchrl.envs.layers import is_a, layers_of
-from hts_torchrl.envs.observed import DeclaredSpace, Undeclared, as_flag, as_reward, called, kind_of
+from hts_torchrl.envs.observed import (
+    DeclaredSpace,
+    Undeclared,
+    array_of,
+    as_flag,
+    as_reward,
+    called,
+    kind_of,
+)
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.specs import Array
 
@@ -112,7 +120,7 @@ class VectorAdapter(EnvAdapter):
 
     def _of_each(self, name: str, values: Any, kinds: str) -> Array:  # noqa: ANN401
         """Return one number or flag of each environment; those of ``kinds`` as they are."""
-        array = np.asarray(values)
+        array = array_of(values)
         if array.shape[:1] != (len(self.indices),):
             raise Undeclared(
                 f"{name} is {kind_of(array)}, but one is needed for each of "

@@ -4,6 +4,7 @@ import sys
 import gymnasium
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from omegaconf import OmegaConf
@@ -269,6 +270,7 @@ class TestReturns:
         [
             (np.array([1.0, 2.0]), r"float64 \[2\]"),
             ([1.0, 2.0], "a list"),
+            ([[1.0], [2.0, 3.0]], "a list"),
             (None, "None"),
             ("2", "a str"),
             (np.str_("2"), "a str_"),
@@ -279,6 +281,19 @@ class TestReturns:
         message = rf"step\(\) of environment 0 .*the reward is {found}, .*LinearReward"
         with pytest.raises(ConfigurationError, match=message):
             self.step(reward=reward)
+
+    def test_a_tensor_with_a_gradient_is_refused(self):
+        message, rewards = (
+            r"a Tensor: .*requires grad.*detach\(\)",
+            torch.ones(2, requires_grad=True),
+        )
+        with pytest.raises(ConfigurationError, match=message):
+            self.step(reward=rewards[0])
+        envs = gymnasium.wrappers.vector.TransformReward(vector()(0), lambda _: rewards)
+        group = make_group(lambda _: envs, [0, 1])
+        group.reset(SEEDS)
+        with pytest.raises(ConfigurationError, match=message):
+            group.step(np.array([0, 0]))
 
     @pytest.mark.parametrize("columns", [1, 2])
     def test_rewards_of_a_vector_environment_are_one_number_each(self, columns):

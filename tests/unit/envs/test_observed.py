@@ -53,6 +53,10 @@ class TestAsDeclared:
         message = f"'place' is {found}, but float32 [2] is declared"
         assert refusal(value, FLOATS) == message
 
+    def test_a_tensor_with_a_gradient_is_refused(self):
+        message = refusal(torch.zeros(2, requires_grad=True), FLOATS)
+        assert message.startswith("a Tensor: Can't call numpy() on Tensor that requires grad")
+
     @pytest.mark.parametrize(
         ("value", "spec"),
         [
