@@ -54,6 +54,11 @@ def spec_of_one(env: EnvBase) -> EnvSpec:
     for name, reason in _REFUSED.items():
         if any(is_a(layer, f"torchrl.{name}") for layer in layers):
             raise ConfigurationError(reason)
+    if any(map(_records_without_end, layers)):
+        raise ConfigurationError(
+            "a VideoRecorder keeps every image until dump(), which nobody calls where environments "
+            "are: give it dump_on_done=True or max_frames, or leave it out"
+        )
     _require_one_game(env)
     primers = [layer for layer in layers if is_a(layer, "torchrl.TensorDictPrimer")]
     if primers and env.batch_size:
@@ -79,6 +84,11 @@ def spec_of_one(env: EnvBase) -> EnvSpec:
             f"{sorted(map(str, observations))}: policies need it there, under that name"
         )
     return EnvSpec(observations, action, MemorySpec(filled))
+
+
+def _records_without_end(layer: Any) -> bool:  # noqa: ANN401
+    ends = ("dump_on_done", "max_frames")
+    return is_a(layer, "torchrl.VideoRecorder") and not any(getattr(layer, e, None) for e in ends)
 
 
 def _require_one_game(env: EnvBase) -> None:

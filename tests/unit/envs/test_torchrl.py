@@ -1,4 +1,5 @@
 import copy
+from functools import partial
 
 import numpy as np
 import pytest
@@ -28,6 +29,7 @@ from torchrl.envs import (
     TransformedEnv,
 )
 from torchrl.envs.transforms import ActionMask, DTypeCastTransform, LineariseRewards, TrajCounter
+from torchrl.record import VideoRecorder
 
 from hts_torchrl import HTSCollector, make_actor_critic
 from hts_torchrl.envs.adapter import SerialGroup
@@ -712,6 +714,17 @@ def test_games_that_an_environment_begins_itself_are_refused():
 
     with pytest.raises(ConfigurationError, match=r"environment 0: an AutoResetTransform"):
         make_group(make, [0])
+
+
+def test_a_recorder_that_would_keep_all_images_is_refused():
+    def make(**bounds):
+        recorder = VideoRecorder(None, "video", in_keys=["observation"], **bounds)
+        return TransformedEnv(GymEnv("CartPole-v1"), recorder)
+
+    with pytest.raises(ConfigurationError, match=r"environment 0: a VideoRecorder keeps every"):
+        make_group(make, [0])
+    for bounds in ({"dump_on_done": True}, {"max_frames": 10}):
+        assert make_group(partial(make, **bounds), [0]).num_envs == 1
 
 
 class Walking(EnvBase):
