@@ -95,13 +95,14 @@ def senseless(mutants: list[Mutant]) -> list[str]:
 def failing_test(mutant: Mutant | None, tests: list[str]) -> str | None:
     """Return the first test that fails with a mutant in the package, or None."""
     with tempfile.TemporaryDirectory() as folder:
-        package, log = Path(folder) / PACKAGE.name, Path(folder) / "log"
+        package, log = Path(folder) / PACKAGE.relative_to(ROOT), Path(folder) / "log"
         shutil.copytree(PACKAGE, package, ignore=shutil.ignore_patterns("__pycache__"))
+        (Path(folder) / "configs").symlink_to(ROOT / "configs")  # the package looks for them there
         if mutant is not None:
             mutant.put_into(package)
         child = os.fork()
         if child == 0:
-            run_tests(folder, log, tests)
+            run_tests(package.parent, log, tests)
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         said = log.read_text(errors="replace")
     failed = FAILED.search(said)
@@ -112,8 +113,9 @@ def failing_test(mutant: Mutant | None, tests: list[str]) -> str | None:
     return f"exit status {status}" if status else None
 
 
-def run_tests(folder: str, log: Path, tests: list[str]) -> None:
+def run_tests(source: Path, log: Path, tests: list[str]) -> None:
     """Run pytest on the package in a folder, in this process, which ends with it."""
+    folder = str(source)
     with log.open("w") as file:
         os.dup2(file.fileno(), sys.stdout.fileno())
         os.dup2(file.fileno(), sys.stderr.fileno())

@@ -328,14 +328,14 @@ class TestBase:
     def test_a_config_of_this_package_is_found_in_any_folder(self, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         expanded = expand_configs(["fit", "--config=configs/pong.yaml"])
-        configs = Path(__file__).parents[3] / "configs"
-        files = [word for word in expanded if word.endswith(".yaml")]
-        assert files == [str(configs / "atari/ppo.yaml"), str(configs / "pong.yaml")]
+        configs = Path(__file__).resolve().parents[3] / "configs"
+        files = [Path(word).resolve() for word in expanded if word.endswith(".yaml")]
+        assert files == [configs / "atari/ppo.yaml", configs / "pong.yaml"]
 
     def test_a_file_builds_on_one_of_this_package(self, tmp_path):
         mine = write(tmp_path / "mine.yaml", base="configs/cartpole_a2c.yaml")
-        files = expand_configs(["fit", "-c", mine])
-        assert str(Path(__file__).parents[3] / "configs/cartpole_a2c.yaml") in files
+        files = map(Path.resolve, map(Path, expand_configs(["fit", "-c", mine])))
+        assert Path(__file__).resolve().parents[3] / "configs/cartpole_a2c.yaml" in files
 
     def test_the_users_own_file_comes_before_that_of_this_package(self, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
