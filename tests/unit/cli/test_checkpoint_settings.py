@@ -127,6 +127,14 @@ class TestALearnerOfTheUsersOwn:
         line = made("validate", forged(learner=OF_THE_USER), f"--model={OWN}", *QUIET)
         assert (line.model.weight, line.model.learning_rate) == (0.75, 0.125)
 
+    @pytest.mark.parametrize(
+        "config", [{"model": OWN}, {"model": {"class_path": OWN}}, {"model.class_path": OWN}]
+    )
+    def test_has_them_where_a_config_file_names_it(self, config, forged, made, tmp_path):
+        (tmp_path / "mine.yaml").write_text(yaml.safe_dump(config))
+        line = made("validate", forged(learner=OF_THE_USER), "--config=mine.yaml", *QUIET)
+        assert (line.model.weight, line.model.learning_rate) == (0.75, 0.125)
+
     def test_has_those_of_the_command_before_them(self, forged, made):
         path = forged(learner=OF_THE_USER)
         line = made("validate", path, f"--model={OWN}", "--model.weight=2", *QUIET)
