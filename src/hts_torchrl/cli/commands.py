@@ -54,7 +54,7 @@ class HTSTrainer(Trainer):
             datamodule: knows the environment.
             ckpt_path: the checkpoint.
             weights_only: load tensors and plain values only, never code.
-            video: file to write, ``.mp4`` or ``.gif``.
+            video: file to write, ``.mp4`` or ``.gif``; memory holds all images until the game ends.
             frames_per_second: of the video; one step of the environment is one frame.
             greedy: play greedy actions instead of sampled ones.
         """

@@ -61,7 +61,9 @@ class EnvGroup(Protocol):
     spec: EnvSpec
 
     def reset(self, seeds: Sequence[int]) -> Observation:
-        """Seed and reset every environment; called once, before any step.
+        """Seed and reset every environment, before any step.
+
+        An evaluation of more games than environments calls it again, when the first have ended.
 
         Args:
             seeds: one for each environment.
