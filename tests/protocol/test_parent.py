@@ -176,6 +176,30 @@ def test_a_signal_to_the_whole_group_is_left_to_the_program(tmp_path, method, nu
     assert (process.returncode, errors) == (0, "")
 
 
+# Prints its workers and then a process that it forks, which outlives it.
+FORKING = f"""
+import os
+{PROGRAM.replace("flush=True", "end=' '")}
+        if child := os.fork():
+            print(child, flush=True)
+        else:
+            time.sleep(3600)
+"""
+
+
+@pytest.mark.thorough
+def test_workers_leave_when_their_parent_is_killed_also_where_it_has_forked(tmp_path):
+    process = start(tmp_path, FORKING)
+    *workers, child = worker_pids(process)
+    process.kill()
+    process.wait()
+    left = wait_until_gone(workers)
+    assert alive(child)
+    os.kill(child, signal.SIGKILL)
+    process.communicate()
+    assert left == []
+
+
 # Ends without a shutdown, in a process that multiprocessing started.
 IN_A_CHILD = f"""
 import multiprocessing

@@ -15,7 +15,6 @@ from multiprocessing.reduction import DupFd as DupFd
 from multiprocessing.resource_tracker import ensure_running
 from multiprocessing.util import Finalize as Finalize
 from multiprocessing.util import get_temp_dir as get_temp_dir
-from multiprocessing.util import register_after_fork as register_after_fork
 
 start_resource_tracker = ensure_running
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
+import os
 import select
 import signal
 import time
@@ -11,13 +12,13 @@ from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Protocol
+from weakref import WeakSet
 
 from hts_torchrl.compat.processes import (
     IMPORT_FRAME,
     LOST,
     MOST_DESCRIPTORS,
     Finalize,
-    register_after_fork,
     without_main_module,
 )
 from hts_torchrl.errors import (
@@ -43,6 +44,11 @@ _KILLED_S = 30.0
 _TOGETHER_S = 0.1
 _SILENCE_CHECK_S = 1.0
 _MOST_EXECUTORS = MOST_DESCRIPTORS - 16  # an actor rings every executor
+
+
+_parent_ends: WeakSet[Connection] = WeakSet()
+"""Of lifelines: a process that the parent forks would hold them open for longer than it lives."""
+os.register_at_fork(after_in_child=lambda: [*map(Connection.close, _parent_ends)])
 
 
 class WorkerPool(Protocol):
@@ -123,8 +129,7 @@ class ProcessPool(WorkerPool):
         self._stacks = StackPipe()
         # Where a process ends without a shutdown, multiprocessing waits for its children.
         self._close_lifeline = Finalize(None, parent_end.close, exitpriority=0)
-        # A process that the parent forks would hold it open for longer than the parent lives.
-        register_after_fork(parent_end, Connection.close)
+        _parent_ends.add(parent_end)
         try:
             self._start(preload)
         except BaseException:
