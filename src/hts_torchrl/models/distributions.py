@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -11,6 +12,7 @@ from tensordict.nn import ProbabilisticTensorDictModule
 from torch import Tensor
 from torch import distributions as d
 from torchrl.modules import IndependentNormal, OneHotCategorical, TanhNormal
+from torchrl.modules.distributions.utils import rsample_and_log_prob
 
 from hts_torchrl.errors import ConfigurationError
 from hts_torchrl.specs import ActionSpec
@@ -95,6 +97,18 @@ class ChoicesAndNumbers(d.Distribution):
 def _kl_of_both_parts(one: ChoicesAndNumbers, other: ChoicesAndNumbers) -> Tensor:
     choices = d.kl_divergence(one.choices, other.choices)
     return choices + d.kl_divergence(one.numbers, other.numbers)
+
+
+def entropy_of(distribution: d.Distribution) -> Tensor:
+    """Return entropies of B distributions; without closed form, estimated by one sample each.
+
+    Raises:
+        NotImplementedError: if there is no reparametrised sample either.
+    """
+    with contextlib.suppress(NotImplementedError):
+        return distribution.entropy()
+    # Not log_prob(rsample()): a squashed sample has lost by rounding what it was made of.
+    return torch.as_tensor(-rsample_and_log_prob(distribution)[1])
 
 
 def parameter_keys(action: ActionSpec) -> list[str]:

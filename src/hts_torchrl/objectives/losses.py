@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import dataclass
 
 import torch
@@ -10,6 +9,7 @@ from torch import Tensor
 from torch import distributions as d
 
 from hts_torchrl.errors import ConfigurationError, in_one_line
+from hts_torchrl.models.distributions import entropy_of
 
 
 def policy_gradient_loss(log_prob: Tensor, advantage: Tensor) -> Tensor:
@@ -31,10 +31,8 @@ def mean_entropy(distribution: d.Distribution) -> Tensor:
     Raises:
         ConfigurationError: if that has no such sample either.
     """
-    with contextlib.suppress(NotImplementedError):
-        return distribution.entropy().mean()
     try:
-        return -distribution.log_prob(distribution.rsample()).mean()
+        return entropy_of(distribution).mean()
     except NotImplementedError:
         raise ConfigurationError(
             f"the policy's {in_one_line(distribution)} has no entropy, and no rsample to estimate "

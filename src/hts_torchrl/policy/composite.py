@@ -20,6 +20,7 @@ from torch import distributions as d
 
 from hts_torchrl.envs.joined_action import columns, split
 from hts_torchrl.errors import ConfigurationError
+from hts_torchrl.models.distributions import entropy_of
 from hts_torchrl.specs import ActionSpec, Key
 
 VECTOR: Key = ("collector", "action")
@@ -47,8 +48,8 @@ class SeveralActions(d.Distribution):
 
     def entropy(self) -> Tensor:
         """Return the sum over the parts."""
-        with set_composite_lp_aggregate(True):
-            return torch.as_tensor(self._composite.entropy())
+        entropies = [entropy_of(part) for part in self.parts.values()]
+        return torch.stack([e.reshape(*self.batch_shape, -1).sum(-1) for e in entropies]).sum(0)
 
     def __repr__(self) -> str:
         """Name the parts."""

@@ -68,6 +68,18 @@ def test_the_entropy_of_a_squashed_gaussian_is_estimated_with_gradient():
     assert gradient.sum().item() == pytest.approx(10.0, rel=0.05)
 
 
+@pytest.mark.parametrize("mean", [8.0, 20.0])
+def test_samples_that_round_to_a_bound_have_the_entropy_of_those_that_do_not(mean):
+    """Far out tanh(x) has the slope 4 exp(-2 x), whose logarithm has the mean log(4) - 2 mean."""
+    loc = torch.full((20_000, 1), mean, requires_grad=True)
+    scale = torch.full((20_000, 1), 0.1, requires_grad=True)
+    entropy = mean_entropy(TanhNormal(loc, scale, low=-1.0, high=1.0))
+    gradients = torch.autograd.grad(entropy, (loc, scale))
+    gaussian = 0.5 * math.log(2 * math.pi * math.e * 0.01)
+    assert entropy.item() == pytest.approx(gaussian + math.log(4) - 2 * mean, abs=0.05)
+    assert [each.sum().item() for each in gradients] == pytest.approx([-2.0, 10.0], rel=0.05)
+
+
 def ratio_loss(ratio, advantage):
     log_prob = torch.tensor(ratio).log().requires_grad_()
     result = clipped_ratio_loss(log_prob, torch.zeros(len(ratio)), torch.tensor(advantage), CLIP)

@@ -1,5 +1,7 @@
 """Actions under keys of their own: a CompositeDistribution's, and the vector that they make."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -294,13 +296,28 @@ class TestSeveralActions:
     def test_an_entropy_without_closed_form_is_estimated_by_one_sample(self):
         policy, seen = self.policy_and_seen(TanhNormal)
         logits, loc, scale = policy.module[0].module(seen["observation"])
-        number = TanhNormal(loc, scale)
+        number = d.Normal(loc, scale)
         torch.manual_seed(4)
-        estimate = -number.log_prob(number.rsample((1,)))[0]
+        before = number.rsample()  # tanh
+        slope = 1 - before.double().tanh().square()
+        estimate = slope.log().float() - number.log_prob(before)
         expected = d.Categorical(logits=logits).entropy() + estimate.reshape(ROWS)
         torch.manual_seed(4)
         entropy = evaluate(policy, seen, ROWS).distribution.entropy()
         torch.testing.assert_close(entropy, expected)
+
+    def test_the_estimate_is_right_where_samples_round_to_a_bound(self):
+        """There tanh(x) has the slope 4 exp(-2 x), of which the mean logarithm is known."""
+        rows = 20_000
+        loc, scale = torch.full((rows, 1), 20.0), torch.full((rows, 1), 0.1)
+        logits = torch.zeros(rows, 3)
+        parameters = {"gear": {"logits": logits}, "torque": {"loc": loc, "scale": scale}}
+        kinds = {"gear": d.Categorical, "torque": TanhNormal}
+        parts = CompositeDistribution(TensorDict(parameters, [rows]), distribution_map=kinds)
+        torch.manual_seed(4)
+        gaussian = 0.5 * math.log(2 * math.pi * math.e * 0.01)
+        expected = math.log(3) + gaussian + math.log(4) - 40.0
+        assert mean_entropy(SeveralActions(parts)).item() == pytest.approx(expected, abs=0.05)
 
     def test_a_part_without_entropy_and_sample_is_refused(self):
         class Odd(d.Normal):
