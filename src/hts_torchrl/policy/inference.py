@@ -239,6 +239,8 @@ class PolicyInference:
                 )
                 for key, dist in dists.items()
             }
+        # As they are stored, and so as the learner has them.
+        actions = {k: a.float() if a.dtype is torch.bfloat16 else a for k, a in actions.items()}
         log_probs = self._log_probs(result.distribution, actions)
         if not random:
             actions = self._project(actions)

@@ -220,6 +220,28 @@ def test_mixed_precision_answers_as_autocast_does_with_the_weights_that_learn(ma
     assert torch.equal(answers["logits"], learned.written["logits"].float())
 
 
+class MeanAndDeviation(nn.Linear):
+    """Both in bfloat16, where the layers are."""
+
+    def forward(self, rows):
+        mean, deviation = super().forward(rows).chunk(2, -1)
+        return mean, deviation.exp()
+
+
+def test_mixed_precision_answers_the_log_probability_of_the_action_that_is_stored():
+    array = ArraySpec((2,), np.dtype(np.float32))
+    seen = {"observation": ArraySpec((WIDTH,), np.dtype(np.float32))}
+    spec = EnvSpec(seen, ActionSpec("continuous", array))
+    policy = as_policy(MeanAndDeviation(WIDTH, 4), spec)
+    inference = PolicyInference(deepcopy(policy), spec, batch_size=64, precision="bf16-mixed")
+    fill_at_random(inference, np.random.default_rng(0))
+    answers, _ = inference.run_batch()
+    with torch.autocast("cpu", torch.bfloat16), torch.no_grad(), one_thread():
+        learned = evaluate(policy.eval(), inference.inputs, 64).distribution
+        log_prob = learned.log_prob(answers["action"])
+    assert torch.equal(answers["action_log_prob"], log_prob.float())
+
+
 def test_one_thread_is_restored_to_what_it_was():
     before = torch.get_num_threads()
     torch.set_num_threads(2)
