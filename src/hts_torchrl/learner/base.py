@@ -24,6 +24,7 @@ from hts_torchrl.learner.policy_module import NO_VALUE, Steps
 from hts_torchrl.learner.rounds import RoundModule
 from hts_torchrl.objectives.returns import Targets, gae_targets
 from hts_torchrl.policy.forward import is_composite, probabilistic_module
+from hts_torchrl.policy.limits import require_unclamped
 from hts_torchrl.policy.normalization import RunningStatistics
 from hts_torchrl.settings import plain_value, show_inherited
 from hts_torchrl.training.extended_hooks import is_of_the_user
@@ -187,8 +188,13 @@ class Learner(RoundModule):
         return [optimizer], [{"scheduler": decay, "interval": "step"}]
 
     def on_fit_start(self) -> None:
-        """Take the behaviour weights of the first round, this rank's chunks, and threads."""
+        """Take the behaviour weights of the first round, this rank's chunks, and threads.
+
+        Raises:
+            ConfigurationError: also for a policy that clamps its actions (``safe=True``).
+        """
         super().on_fit_start()
+        require_unclamped(probabilistic_module(self.actor_critic))
         if self.computed_for:
             self.chunks = self._gradient.begin()
         self._returns = {}

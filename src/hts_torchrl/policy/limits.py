@@ -10,7 +10,13 @@ import torch
 from tensordict.nn import ProbabilisticTensorDictModule, TensorDictSequential
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
-from torchrl.modules import ConsistentDropoutModule, MultiStepActorWrapper
+from torchrl.data import Bounded
+from torchrl.modules import (
+    ConsistentDropoutModule,
+    MultiStepActorWrapper,
+    TanhNormal,
+    TruncatedNormal,
+)
 
 from hts_torchrl.compat.tensordict import drawing_options
 from hts_torchrl.compat.torch import compiles_calls, hooks_of, tree_leaves, uncompiled
@@ -248,6 +254,21 @@ def require_fitting_specs(
             raise ConfigurationError(
                 f"the policy has safe=True and a spec of {key!r} of {choices} choices, but the "
                 f"environment's are {part.kind} {list(part.sizes)}: give it the environment's spec"
+            )
+
+
+def require_unclamped(head: ProbabilisticTensorDictModule) -> None:
+    """Refuse a ``safe`` module that clamps numbers which it has drawn out of bounds.
+
+    Its log-probability is that of the draw, and a learner would find that of the bound.
+    """
+    for key, spec in specs_of(head).items():
+        clamps = isinstance(spec, Bounded) and spec.dtype.is_floating_point
+        if clamps and head.distribution_class not in (TanhNormal, TruncatedNormal):
+            raise ConfigurationError(
+                f"the policy has safe=True, which clamps {key!r} to its bounds, and a batch has "
+                "the log-probability of what was drawn: take TanhNormal, which stays within, or "
+                "leave safe=True out, as a Box clips what it is given"
             )
 
 

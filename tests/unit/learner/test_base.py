@@ -28,6 +28,7 @@ from torchrl.modules import (
     ProbabilisticActor,
     SafeSequential,
     TanhDelta,
+    TanhNormal,
     ValueOperator,
 )
 
@@ -1074,6 +1075,25 @@ class TestAnswers:
         learner.policy.in_keys = ["pixels", "speed"]
         with pytest.raises(ConfigurationError, match=r"reads .* give a TensorDict"):
             learner(torch.zeros(8, 4))
+
+
+@pytest.mark.parametrize("learner", [PPO, A2C, Impala])
+def test_learners_refuse_to_score_actions_that_a_safe_policy_has_clamped(learner):
+    def fit(**arguments):
+        actor = ProbabilisticActor(
+            TensorDictModule(nn.Linear(3, 1), ["observation"], ["loc"]), ["loc"],
+            distribution_kwargs={"scale": torch.ones(1)}, return_log_prob=True, **arguments,
+        )  # fmt: skip
+        policy = SafeSequential(actor, ValueOperator(nn.Linear(3, 1), in_keys=["observation"]))
+        data = cartpole(1)
+        data.env = GymEnvs("Pendulum-v1")
+        watched_fit(learner(policy), data)
+
+    spec = Bounded(-2.0, 2.0, (1,))
+    with pytest.raises(ConfigurationError, match=r"safe=True, which clamps 'action' to its bounds"):
+        fit(distribution_class=d.Normal, spec=spec, safe=True)
+    fit(distribution_class=d.Normal, spec=spec)
+    fit(distribution_class=TanhNormal, spec=spec, safe=True)
 
 
 def test_ppo_refuses_a_round_of_one_frame():
