@@ -5,6 +5,7 @@ Shapes: N environments, T steps.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -61,7 +62,7 @@ def with_memory(policy: nn.Module, spec: EnvSpec) -> EnvSpec:
 
     Raises:
         ConfigurationError: if a first value is not known, a primer fills what the policy does not
-            write, or a memory is bidirectional.
+            write, a memory is bidirectional, or an LSTM or GRU would not begin with its primer's.
     """
     _refuse_bidirectional(policy)
     keys = memory_keys(policy)
@@ -82,6 +83,7 @@ def with_memory(policy: nn.Module, spec: EnvSpec) -> EnvSpec:
     read: list[Key] = list(getattr(policy, "in_keys", ()))
     noise = noise_memory(policy, spec.action)
     initial = {key: filled[path_of(key)] for key in keys} | noise
+    _refuse_first_values(policy, initial)
     reads_is_init = (IS_INIT in read or bool(noise)) and IS_INIT not in spec.observations
     return replace(spec, memory=MemorySpec(initial, reads_is_init))
 
@@ -97,6 +99,22 @@ def _refuse_bidirectional(policy: nn.Module) -> None:
                 f"the policy's {named(module, name)} is bidirectional: it would learn from later "
                 "steps, which no actor has seen when it acts; leave bidirectional=True out"
             )
+
+
+def _refuse_first_values(policy: nn.Module, initial: Mapping[Key, Array]) -> None:
+    """Refuse first values of TorchRL's memories but 0, which they take for a step, but no sequence.
+
+    So a policy that learns would not be the one that acted.
+    """
+    nonzero = {path_of(key) for key, value in initial.items() if value.any()}
+    for name, module in policy.named_modules():
+        if isinstance(module, LSTMModule | GRUModule):
+            for key in filter(nonzero.__contains__, map(path_of, module.in_keys)):
+                raise ConfigurationError(
+                    f"a TensorDictPrimer fills {key[-1]!r} with other numbers than 0, but the "
+                    f"policy's {named(module, name)} begins each trajectory with 0: leave its "
+                    "default_value out"
+                )
 
 
 def _own_values(policy: nn.Module) -> dict[tuple[str, ...], Array]:

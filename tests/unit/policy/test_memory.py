@@ -101,6 +101,20 @@ class TestRefusals:
         with pytest.raises(ConfigurationError, match=f"{module.__name__}.* is bidirectional"):
             with_memory(policy, SPEC)
 
+    @pytest.mark.parametrize("module", [LSTMModule, GRUModule])
+    @pytest.mark.parametrize("value", [0.0, 1.0])
+    def test_first_values_with_which_torchrls_modules_do_not_begin(self, module, value):
+        policy = recurrent(module)
+        primed = {key: Unbounded((1, 5)) for key in memory_keys(policy)}
+        primer = TensorDictPrimer(primed, default_value=value)
+        env = GymEnv("CartPole-v1", categorical_action_encoding=True)
+        spec = env_spec_of(lambda: TransformedEnv(env, primer))
+        if not value:
+            assert not with_memory(policy, spec).memory.initial[memory_keys(policy)[0]].any()
+            return
+        with pytest.raises(ConfigurationError, match=rf"other .* {module.__name__} .* with 0: lea"):
+            with_memory(policy, spec)
+
     @pytest.mark.parametrize(
         ("written", "dtype"),
         [
