@@ -344,17 +344,25 @@ def run_with_a_plateau(folder):
     torch.manual_seed(0)
     learner = Lowering(learning_rate=0.01)
     data = cartpole(num_envs=ENVS, frames_per_batch=ENVS * STEPS, rounds=40)
-    watch = watched_fit(learner, data, strategy="ddp", devices=2)
-    torch.save((watch.learning_rates, watch.final_weights), folder / os.environ["RANK"])
+    saves = ModelCheckpoint(folder, monitor="loss/value", save_top_k=3, every_n_train_steps=1)
+    settings = {"callbacks": [saves], "enable_checkpointing": True}
+    watch = watched_fit(learner, data, strategy="ddp", devices=2, **settings)
+    assert "_monitor_candidates" not in vars(saves)  # as Lightning has it
+    seen = watch.learning_rates, watch.final_weights, saves.best_k_models
+    torch.save(seen, folder / os.environ["RANK"])
 
 
 @pytest.mark.processes
-def test_ranks_keep_the_same_weights_where_a_schedule_monitors_a_loss(tmp_path):
+def test_ranks_keep_the_same_weights_and_checkpoints_where_a_loss_is_monitored(tmp_path):
     run_ranks(2, run_with_a_plateau, tmp_path)
-    (rates, weights), (others, other_weights) = (torch.load(tmp_path / rank) for rank in "01")
+    (rates, weights, best), (others, other_weights, other_best) = (
+        torch.load(tmp_path / rank) for rank in "01"
+    )
     assert rates == others
     assert len(set(rates)) > 1
     assert torch.equal(weights, other_weights)
+    assert best == other_best
+    assert len(best) == 3
 
 
 class NoisySGD(torch.optim.SGD):

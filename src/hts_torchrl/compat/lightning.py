@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import signal
 import sys
 import threading
@@ -167,6 +168,26 @@ def save_if_anything_is_new(callback: ModelCheckpoint, trainer: Trainer) -> None
 def last_saved(callback: ModelCheckpoint) -> str:
     """Return the path of the last checkpoint that was written; empty before the first."""
     return callback._last_checkpoint_saved
+
+
+@contextlib.contextmanager
+def monitoring_alike(trainer: Trainer) -> Iterator[None]:
+    """Let all ranks name and rank checkpoints by the figures of rank 0, which writes them.
+
+    By figures of its own a rank may look for another file, and all must look together.
+    """
+    saving = [each for each in trainer.checkpoint_callbacks if isinstance(each, ModelCheckpoint)]
+    for each in saving:
+        figures = functools.partial(_of_rank_0, each._monitor_candidates)
+        each._monitor_candidates = figures  # type: ignore[method-assign]
+    yield
+    for each in saving:
+        del each._monitor_candidates
+
+
+def _of_rank_0(figures: Callable[[Trainer], dict[str, Tensor]], trainer: Trainer) -> Any:  # noqa: ANN401
+    own = {name: value.cpu() for name, value in figures(trainer).items()}
+    return trainer.strategy.broadcast(own)
 
 
 class FitLoop:

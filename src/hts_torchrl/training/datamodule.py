@@ -19,7 +19,7 @@ from hts_torchrl.collectors.asynchronous import AsynchronousCollector
 from hts_torchrl.collectors.handing_out import on_device
 from hts_torchrl.collectors.hts import HTSCollector
 from hts_torchrl.collectors.round_source import RoundSource
-from hts_torchrl.compat.lightning import leaving_at_sigterm
+from hts_torchrl.compat.lightning import leaving_at_sigterm, monitoring_alike
 from hts_torchrl.config import MOST_ENVS, PRECISIONS, Collection, CollectorSettings, Precision
 from hts_torchrl.envs.group import EnvFactory
 from hts_torchrl.envs.make_group import env_spec_of
@@ -260,6 +260,8 @@ class HTSDataModule(LightningDataModule):
         callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
         if trainer.world_size > 1 and not any(isinstance(e, StopTogether) for e in callbacks):
             callbacks.append(StopTogether())
+        if trainer.world_size > 1:
+            self._at_end.enter_context(monitoring_alike(trainer))
         own = getattr(trainer.lightning_module, "publishes_weights", False)
         self._publisher = None if own else WeightPublisher()
         min_epochs = trainer.min_epochs
