@@ -39,12 +39,15 @@ class DelayedGradient:
         delayed.load_behaviour()        # theta_{j-1}: forward and backward
         delayed.restore_newest()        # theta_j: the optimiser steps to theta_{j+1}
         delayed.end_round()             # theta_j becomes the behaviour of the next round
+        delayed.note_published()        # theta_{j+1} acts in the round after that
     """
 
     def __init__(self, parameters: Iterable[Tensor]) -> None:
         self.parameters: list[Tensor] = list(parameters)
         self.behaviour: list[Tensor] = [p.detach().clone() for p in self.parameters]
         self.newest: list[Tensor] = [p.detach().clone() for p in self.parameters]
+        self.acting: list[Tensor] = [p.detach().clone() for p in self.parameters]
+        """Theta_j as it was published: a callback may have changed the parameters since."""
         self.holds_behaviour = False
         """Whether the parameters hold theta_{j-1}, or what steps have made of it."""
         self._replaced: list[Tensor] = []
@@ -55,6 +58,7 @@ class DelayedGradient:
         self.parameters.append(parameter)
         self.behaviour.append(behaviour.detach().to(parameter.device, copy=True))
         self.newest.append(parameter.detach().clone())
+        self.acting.append(parameter.detach().clone())
         if self.holds_behaviour:
             self._replaced.append(parameter.detach().clone())
 
@@ -101,8 +105,13 @@ class DelayedGradient:
         torch.clear_autocast_cache()
 
     def end_round(self) -> None:
-        """Make theta_j the behaviour weights of the next round."""
-        self.behaviour, self.newest = self.newest, self.behaviour
+        """Make theta_j, as it was published, the behaviour weights of the next round."""
+        self.behaviour, self.acting = self.acting, self.behaviour
+
+    @torch.no_grad()
+    def note_published(self) -> None:
+        """Remember what the parameters hold, which the actors are given."""
+        _copy(self.acting, self.parameters)
 
 
 class DelayedWeights:
@@ -134,6 +143,8 @@ class DelayedWeights:
         self._counts = {name for name in of_inputs if name.endswith(".count")}
         self._frozen_behaviour: dict[str, Tensor] = {}
         """Of a run that goes on, where they may have moved before, until its first round ends."""
+        self.published = False
+        """Whether it was noted what actors have."""
         self._without_statistics: int | None = None
         """Version of the weights that had none; -1 if all have."""
         self._policy = policy
@@ -225,8 +236,14 @@ class DelayedWeights:
         each = zip(self._buffer_names, values.parameters, values.newest, strict=True)
         return [name for name, now, before in each if not torch.equal(now, before)]
 
+    def note_published(self) -> None:
+        """Remember the weights that actors are given, for the round that starts next."""
+        self.parameters.note_published()
+        self.statistics.note_published()
+        self.published = True
+
     def end_round(self, *, broadcast: bool) -> None:
-        """Make the weights of the round's start the behaviour weights of the next round.
+        """Make the weights that act in the running round the behaviour weights of the next one.
 
         Args:
             broadcast: whether ranks have statistics of their own: those of rank 0, which are the

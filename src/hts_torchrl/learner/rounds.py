@@ -226,6 +226,8 @@ class RoundModule(PolicyModule):
     def before_round(self) -> None:
         """Take note of where the run is: all of the last round is done, nothing of the next."""
         self._interrupt.release()
+        if not self._weights.published:  # the first round begins with what callbacks have left
+            self._weights.note_published()
         self.seeded_draws.begin_round(update_seed(self.seed, self.updates, _WHOLE), self.device)
         # Lightning's count of logged steps is one off after many a resume; it is this one.
         set_logged_steps(self.trainer, self.trainer.global_step)
@@ -375,6 +377,7 @@ class RoundModule(PolicyModule):
         if batch.is_last and self._collector is not None:
             self._collector.update_policy_weights_(self.actor_critic)
         if batch.is_last:
+            self._weights.note_published()
             self.seeded_draws.end_round()
 
     def validation_step(self, evaluation: Evaluation, index: int) -> None:

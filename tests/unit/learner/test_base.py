@@ -42,6 +42,7 @@ from tests.fits import (
     SGDA2C,
     SGDPPO,
     A2CWithTargets,
+    Comparing,
     cartpole,
     flat,
     flat_gradient,
@@ -508,6 +509,31 @@ def test_a_learner_of_several_steps_a_round_keeps_all_of_them():
     moved = torch.stack([*watch.round_weights, watch.final_weights]).diff(dim=0)
     gradients = torch.stack(watch.gradients).view(4, 2, -1)
     torch.testing.assert_close(moved, -1e-3 * gradients.sum(1), rtol=1e-4, atol=1e-6)
+
+
+class Spoil(Callback):
+    """Changes the weights once, in a hook after so many updates."""
+
+    def __init__(self, hook, updates):
+        setattr(self, hook, self._spoil)
+        self.updates = updates
+
+    def _spoil(self, _trainer, pl_module, *_):
+        if pl_module.updates == self.updates:
+            with torch.no_grad():
+                for parameter in pl_module.policy.parameters():
+                    parameter.mul_(1.5)
+
+
+@pytest.mark.parametrize(
+    ("hook", "updates"),
+    [("on_train_start", 0), ("on_train_batch_start", 2), ("on_train_batch_end", 2)],
+)
+def test_the_gradient_is_taken_where_actors_were_also_if_a_callback_changes_weights(hook, updates):
+    """Before they are published, which actors see, or after it, which they do not."""
+    learner = Comparing(cartpole_policy(), delayed_step="gradient")
+    watched_fit(learner, cartpole(6), callbacks=[Spoil(hook, updates)])
+    assert max(learner.distances) < 1e-6
 
 
 class Shift(Callback):

@@ -37,6 +37,7 @@ def updates_at_behaviour(theta, count):
         with torch.no_grad():
             theta -= LEARNING_RATE * theta.grad
         delayed.end_round()
+        delayed.note_published()
         after.append(theta.item())
     return after
 
@@ -52,6 +53,7 @@ def test_without_delay_this_is_gradient_descent(theta):
         delayed.begin_round()
         descend(theta)
         delayed.end_round()
+        delayed.note_published()
         after.append(theta.item())
     assert after == [4.0, 2.0, 1.0]
 
@@ -67,6 +69,7 @@ def updates_by_displacement(theta, count, steps):
         if update > 0:
             delayed.add_displacement()
         delayed.end_round()
+        delayed.note_published()
         after.append(theta.item())
     return after
 
@@ -228,6 +231,7 @@ def test_a_tensor_that_was_put_in_a_buffers_place_is_exchanged():
         assert weights.newest()["passes"] == passes - 1
         assert weights.moved_buffers() == ["passes"]
         weights.end_round(broadcast=False)
+        weights.note_published()
     weights.begin_round()  # with what two passes left; one pass collected the round
     with weights.behaviour():
         assert policy.passes == 1.0
