@@ -70,8 +70,9 @@ def expanded(path: str | os.PathLike[str]) -> str:
 
 def _made(directory: Path, *, anew: bool) -> bool:
     """Make a run's folder; return False if another run has made the one that must be new."""
+    directory.parent.mkdir(parents=True, exist_ok=True)
     try:
-        directory.mkdir(parents=True, exist_ok=not anew)
+        directory.mkdir(exist_ok=not anew)
     except FileExistsError:
         if not anew:
             raise

@@ -53,13 +53,15 @@ def _random_action(
         chances[allowed == 0] = -1.0
     parts = np.split(chances, np.cumsum(spec.sizes)[:-1]) if spec.sizes else []
     choices = np.array([part.argmax() for part in parts])
+    numbers = random.standard_normal(spec.num_draws - len(spec.sizes))
+    if spec.low is not None and spec.high is not None:  # which an EnvBase may check by itself
+        numbers = numbers.clip(spec.low.ravel(), spec.high.ravel())
     action: Array
     if spec.kind == "continuous":
-        action = random.standard_normal((1, *spec.array.shape))
+        action = numbers.reshape(1, *spec.array.shape)
     elif spec.kind == "one_hot":
         action = np.eye(spec.sizes[0])[choices]
     elif spec.kind == "mixed":
-        numbers = random.standard_normal(spec.num_draws - len(spec.sizes))
         action = np.concatenate([choices, numbers])[None]
     else:
         action = choices.reshape(1, *spec.array.shape)

@@ -982,6 +982,13 @@ def test_a_link_to_itself_is_refused(tmp_path, capsys):
     assert refusal == f"--ckpt_path={tmp_path / 'circle'}: there is no such file"
 
 
+def test_a_folder_of_runs_that_is_a_dangling_link_is_refused(tmp_path, capsys):
+    (tmp_path / "runs").symlink_to("elsewhere")
+    refusal = refused(capsys, "fit", *CARTPOLE, *A2C)
+    told = "a file is where a folder is needed"
+    assert refusal == f"the run's folder runs/run/version_0: {told}: runs"
+
+
 def test_files_that_cannot_be_opened_any_more_are_told_with_the_limit(monkeypatch, capsys):
     def fail(_):
         raise OSError(errno.EMFILE, "Too many open files")

@@ -41,8 +41,9 @@ class Witnessed:
         spaces.Discrete(3),
         spaces.MultiDiscrete([2, 5]),
         spaces.Box(-np.inf, np.inf, (2, 3), np.float32),
+        spaces.Box(np.float32([[0.5, -np.inf]]), np.float32([[0.75, 0.0]])),
     ],
-    ids=["discrete", "multi-discrete", "continuous"],
+    ids=["discrete", "multi-discrete", "continuous", "bounded"],
 )
 def test_random_actions_are_actions(space):
     spec = env_spec(spaces.Box(0, 1, (1,)), space).action
