@@ -90,6 +90,15 @@ def test_neither_does_ctrl_c_while_a_batch_is_processed(whole, at, delay):
     assert digest(until_ctrl_c(collector) + list(collector)) == digest(whole)
 
 
+@pytest.fixture
+def heeded_ctrl_c():
+    """A job that a shell has put into the background ignores Ctrl-C, and so do its children."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("heeded_ctrl_c")
 @pytest.mark.parametrize("at", range(ROUNDS))
 def test_neither_does_ctrl_c_while_a_buffer_is_extended_which_has_each_row_once(
     whole, monkeypatch, at
